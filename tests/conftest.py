@@ -1,0 +1,37 @@
+"""What every test may ask for."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
+
+# A shared machine decides how long an example takes, so time is no reason to fail one.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("ci", _UNTIMED, max_examples=100)
+settings.register_profile("soak", _UNTIMED, max_examples=2000)
+settings.load_profile("soak" if SOAK else "ci")
+
+
+@pytest.fixture(scope="session")
+def soak() -> bool:
+    """True under `make soak`: use the full counts instead of the CI ones."""
+    return SOAK
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty HOLDFAST_HOME of this test alone.
+
+    The path is short on purpose: a worker binds a socket below it, and a socket's path ends at
+    108 bytes, which pytest's own tmp_path can exceed.
+    """
+    path = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    monkeypatch.setenv("HOLDFAST_HOME", str(path))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
