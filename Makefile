@@ -41,7 +41,7 @@ lint: setup ## ruff, mypy --strict and the import arrows
 	step $(BIN)/ruff check .
 	step $(BIN)/ruff format --check .
 	step $(BIN)/mypy
-	step $(BIN)/lint-imports
+	step $(BIN)/lint-imports --no-logo
 	exit $$status
 
 format: setup ## Format the code and mend what ruff can mend
