@@ -9,7 +9,7 @@ PEERS    := .venv-peers
 BIN      := $(VENV)/bin
 PYTHON   ?=
 # Other queues that `make bench` measures beside this one, in an environment of their own.
-PEER_PACKAGES ?= huey>=2.5
+PEER_PACKAGES ?= huey~=3.5
 # More arguments for pytest, holdfast dev or the bench: make test ARGS="-k lanes -x"
 ARGS     ?=
 
@@ -33,7 +33,7 @@ test: setup ## Everything CI runs: lint, docs, all tests at CI size, coverage >=
 
 soak: setup ## The fault and property tests at their full counts (hours)
 	@bash tests/prepare.sh
-	HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" -p no:xdist --timeout=7200 -s $(ARGS)
+	HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)
 
 lint: setup ## ruff, mypy --strict and the import arrows
 	@status=0
@@ -75,7 +75,7 @@ $(VENV)/.run: pyproject.toml
 
 $(PEERS)/.ready: Makefile
 	@$(call make_venv,$(PEERS))
-	$(PEERS)/bin/python $(PIP) install '$(PEER_PACKAGES)'
+	$(PEERS)/bin/python $(PIP) install $(PEER_PACKAGES)
 	touch $@
 
 # Sets $$python to the interpreter asked for by PYTHON=, or to the newest tried one that really starts.
