@@ -15,7 +15,7 @@ ARGS     ?=
 
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup run test soak lint format bench docs clean
+.PHONY: help setup run test soak prepare lint format bench docs clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  \033[1m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,15 +25,15 @@ setup: $(VENV)/.dev ## Make .venv with the package (editable) and the developmen
 run: $(VENV)/.run ## Start the bundled example agent on an embedded SQLite file
 	@exec $(BIN)/holdfast dev examples/echo.py:app $(ARGS)
 
-test: setup ## Everything CI runs: lint, docs, all tests at CI size, coverage >= 80 %
-	@bash tests/prepare.sh
-	$(MAKE) --no-print-directory lint docs
-	rm -f .coverage .coverage.*
+test: prepare lint docs ## Everything CI runs: lint, docs, all tests at CI size, coverage >= 80 %
+	@rm -f .coverage .coverage.*
 	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term $(ARGS)
 
-soak: setup ## The fault and property tests at their full counts (hours)
+soak: prepare setup ## The fault and property tests at their full counts (hours)
+	@HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)
+
+prepare: # system packages of the tests
 	@bash tests/prepare.sh
-	HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)
 
 lint: setup ## ruff, mypy --strict and the import arrows
 	@status=0
