@@ -18,7 +18,7 @@ PIP := -m pip --disable-pip-version-check --quiet
 .PHONY: help setup run test soak prepare lint format bench docs clean
 
 help: ## Print this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  \033[1m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## Make .venv with the package (editable) and the development tools
 
