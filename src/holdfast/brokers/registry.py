@@ -1,0 +1,64 @@
+"""Brokers by URL scheme. A driver is imported when a URL asks for it, never before."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+
+from holdfast.core.broker import Broker
+from holdfast.core.errors import ConfigError
+
+_BROKERS = {
+    "memory": "holdfast.brokers.memory:MemoryBroker",
+    "sqlite": "holdfast.brokers.sqlite:SqliteBroker",
+}
+_LATER = {
+    "redis": "Redis Streams",
+    "rediss": "Redis Streams",
+    "amqp": "RabbitMQ",
+    "amqps": "RabbitMQ",
+    "kafka": "Kafka",
+    "sqs": "Amazon SQS",
+    "servicebus": "Azure Service Bus",
+}
+"""Schemes that are spoken for, without an adapter in this version."""
+_ALIASES = {"rabbitmq": "amqp", "mem": "memory", "sqlite3": "sqlite", "inmemory": "memory"}
+"""What people write when they mean another scheme."""
+
+
+def broker_schemes() -> tuple[str, ...]:
+    """The URL schemes that this version has an adapter for."""
+    return tuple(_BROKERS)
+
+
+def broker_class(url: str) -> type[Broker]:
+    """The adapter for `url` (`sqlite:///path`, `memory:`, or the bare scheme), imported now.
+
+    Raises ConfigError for a scheme without one. The error names the scheme alone: the rest of a
+    URL may hold a password.
+    """
+    scheme = url.partition(":")[0].strip().lower()
+    target = _BROKERS.get(scheme)
+    if target is None:
+        raise ConfigError([_refusal(scheme)])
+    module, _, name = target.partition(":")
+    found: type[Broker] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _refusal(scheme: str) -> str:
+    known = ", ".join(f"{name}:" for name in _BROKERS)
+    if not scheme:
+        return f"broker: the URL begins with no scheme; this version knows {known}"
+    meant = scheme if scheme in _LATER else _ALIASES.get(scheme)
+    if meant is None:
+        close = get_close_matches(scheme, [*_BROKERS, *_LATER], n=1, cutoff=0.6)
+        meant = close[0] if close else None
+    if meant == scheme:
+        return (
+            f"broker: {scheme}: ({_LATER[scheme]}) has no adapter in this version; it knows {known}"
+        )
+    hint = f" Did you mean {meant}:?" if meant else ""
+    if meant in _LATER:
+        hint = f"{hint} ({_LATER[meant]} has no adapter in this version, either.)"
+    return f"broker: {scheme}: is not a scheme that this version knows ({known}).{hint}"

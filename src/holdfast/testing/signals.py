@@ -1,0 +1,85 @@
+"""Wait for what happens, never for how long it usually takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+PATIENCE_S = 10.0
+_SHOWN = 5
+
+
+class SignalTimeout(AssertionError):
+    """What a test waited for did not happen in time; the text says what did."""
+
+
+class Signal(Generic[T]):
+    """Collects payloads; `wait` returns the n-th one, at once if it is here already.
+
+    `emit` may be called from any thread and by several event loops; `wait` from any loop.
+    """
+
+    def __init__(self, name: str = "signal") -> None:
+        self.name = name
+        self._seen: list[T] = []
+        self._lock = threading.Lock()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    @property
+    def seen(self) -> list[T]:
+        """Every payload so far, in order."""
+        with self._lock:
+            return list(self._seen)
+
+    @property
+    def count(self) -> int:
+        return len(self._seen)
+
+    def emit(self, payload: T) -> None:
+        with self._lock:
+            self._seen.append(payload)
+            for loop, event in self._waiters:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(event.set)
+
+    async def wait(self, n: int = 1, *, timeout: float = PATIENCE_S) -> T:
+        """The payload of the n-th occurrence, counted from 1 and from the beginning."""
+        if n < 1:
+            raise ValueError("occurrences are counted from 1")
+        await self._until(lambda seen: len(seen) >= n, f"occurrence {n}", timeout)
+        return self._seen[n - 1]
+
+    async def wait_for(
+        self, matches: Callable[[T], bool], *, timeout: float = PATIENCE_S, what: str = "a match"
+    ) -> T:
+        """The first payload, past or to come, that `matches`."""
+        await self._until(lambda seen: any(map(matches, seen)), what, timeout)
+        return next(payload for payload in self._seen if matches(payload))
+
+    async def _until(self, done: Callable[[list[T]], bool], what: str, timeout: float) -> None:
+        event = asyncio.Event()
+        entry = (asyncio.get_running_loop(), event)
+        with self._lock:
+            self._waiters.append(entry)
+        try:
+            async with asyncio.timeout(timeout):
+                while not done(self._seen):
+                    await event.wait()
+                    event.clear()
+        except TimeoutError:
+            raise SignalTimeout(self._report(what, timeout)) from None
+        finally:
+            with self._lock:
+                self._waiters.remove(entry)
+
+    def _report(self, what: str, timeout: float) -> str:
+        seen = self.seen
+        shown = ", ".join(repr(payload) for payload in seen[-_SHOWN:])
+        last = f"; the last: {shown}" if seen else ""
+        return (
+            f"{self.name}: waited {timeout:g} s for {what}, which did not come; "
+            f"{len(seen)} seen{last}"
+        )
