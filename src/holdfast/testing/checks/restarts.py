@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 from unittest import SkipTest
 
@@ -10,6 +12,7 @@ from holdfast.core.broker import (
     Broker,
     Durability,
     Outgoing,
+    Result,
     Settlement,
     Subscription,
     Verb,
@@ -19,6 +22,8 @@ from holdfast.testing.signals import Signal
 
 _STEP = 3
 _DEADLINE_S = 60.0
+_PAUSE_S = 0.01
+"""Between two tries while the server is away."""
 
 
 async def restart_keeps_messages(trial: Trial) -> None:
@@ -87,18 +92,16 @@ async def _publish(
     for start in range(0, len(load), _STEP):
         left = load[start : start + _STEP]
         while left:
-            try:
+            results: Sequence[Result] = ()
+            with contextlib.suppress(*AWAY):
                 async with asyncio.timeout(_DEADLINE_S):
                     results = await broker.publish(sub.queue, left)
-            except AWAY:
-                await asyncio.sleep(0.01)
-                continue
             yes = {r.id for r in results if r.ok}
             for out in left:
                 if out.id in yes:
                     accepted.emit(out.body)
             left = [out for out in left if out.id not in yes]
-            await asyncio.sleep(0)
+            await asyncio.sleep(_PAUSE_S if left else 0)
 
 
 async def _consume(broker: Broker, sub: Subscription, received: set[bytes]) -> None:
@@ -108,7 +111,7 @@ async def _consume(broker: Broker, sub: Subscription, received: set[bytes]) -> N
             received.update(bodies(batch))
             await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in batch])
         except AWAY:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_PAUSE_S)
 
 
 async def _drain(
@@ -126,7 +129,7 @@ async def _drain(
             came.update(bodies(batch))
             await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in batch])
         except AWAY:
-            await asyncio.sleep(0.01)  # still on its way back
+            await asyncio.sleep(_PAUSE_S)  # still on its way back
     return came
 
 

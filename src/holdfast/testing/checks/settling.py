@@ -50,7 +50,8 @@ async def release(trial: Trial) -> None:
     """RELEASE brings a message back at once; where that is not claimed, it is not lost."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
-    await trial.publish(broker, sub, outgoing(3))
+    sent = [Outgoing(id=new_id(), body=b"%d" % i, headers={"x-n": str(i)}) for i in range(3)]
+    await trial.publish(broker, sub, sent)
     first = await trial.receive(broker, sub, 3)
     if not broker.capabilities.release:
         await broker.settle(sub, [Settlement(delivery=d, verb=Verb.RELEASE) for d in first])
@@ -66,7 +67,7 @@ async def release(trial: Trial) -> None:
     expect_same(bodies(first[:2]), bodies(back), "released messages")
     for came in back:
         old = next(d for d in first if d.body == came.body)
-        expect(came.headers == old.headers, "a released message lost its headers")
+        expect(came.headers.get("x-n") == came.body.decode(), "a release lost the headers")
         if trial.harness.counts_deliveries:
             expect(
                 came.count > old.count, f"count was {old.count}, is {came.count} after a release"
