@@ -1,0 +1,226 @@
+"""The broker port: a dumb, batch-first transport of bytes and headers. Adapters hold no policy.
+
+Every call takes and returns batches, has a deadline, and answers per item: one bad item never fails
+its neighbours. A new broker is one class with `Broker`'s methods and an honest `Capabilities`; the
+conformance suite in `holdfast.testing` checks each flag both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from .errors import HoldfastError
+
+
+class Durability(StrEnum):
+    """What a receipt promises (P1)."""
+
+    NONE = "none"
+    """Memory only: gone with the process. For tests and dry runs."""
+    PROCESS = "process"
+    """Survives kills, not a power cut."""
+    FSYNC = "fsync"
+    """On stable storage."""
+    REPLICATED = "replicated"
+    """On several machines."""
+
+
+class Identity(StrEnum):
+    """Whether the broker gives a message without an id a name that is the same on each redelivery."""
+
+    BROKER = "broker"
+    NONE = "none"
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What this broker can do. Each flag is checked both ways by the conformance suite."""
+
+    durability: Durability
+    identity: Identity = Identity.BROKER
+    delay: bool = False
+    priority: bool = False
+    ttl: bool = False
+    """Expired messages are handed over marked, not dropped: the engine ends them."""
+    ordered: bool = False
+    """Messages of one queue come in the order in which they were sent (equal priority)."""
+    release: bool = True
+    """RELEASE hands a message back at once."""
+    reject: bool = False
+    """REJECT moves a message to a dead-letter place of the broker's own."""
+    lease_s: float | None = None
+    """How long an unsettled delivery stays ours; None: until the connection or process ends."""
+    max_batch: int = 1000
+    max_body: int | None = None
+    hold_limit_s: float | None = None
+    """How long a run may keep its broker copy unsettled before the engine adopts it."""
+
+
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
+    """One message to publish."""
+
+    id: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+    priority: int = 1
+    delay_s: float = 0.0
+    ttl_s: float | None = None
+    key: str | None = None
+    """Ordering key: a partition or group key where the broker has one."""
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as one consumer group sees it, and how its messages are read."""
+
+    name: str
+    """Identity of the subscription in the store; the queue's name unless told otherwise."""
+    queue: str
+    group: str = "holdfast"
+    codec: str = "standard"
+    tenant: str | None = None
+    """Fixed tenant; None: from the message (trusted envelope or header)."""
+    tenant_header: str = "x-tenant-id"
+    type_header: str = "x-event-name"
+    default_type: str = "queue_message"
+    ordered: bool = True
+    """Messages with an ordering key run one after the other."""
+    ack_policy: str = "dlq"
+    dedup: bool = True
+    dedup_window_s: float = 3600.0
+    dedup_by_id: bool = False
+    """Use the message id as idempotency key where the message has none."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One copy of a message in our hands."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    tag: Any
+    """What the adapter needs to settle it."""
+    identity: str | None
+    """The broker's own name for the message, the same on each redelivery."""
+    count: int = 1
+    """How often the broker has handed it out, where it knows."""
+    sent_at_us: int | None = None
+    priority: int = 1
+    key: str | None = None
+    expires_at_us: int | None = None
+    intact: bool = True
+    """False: the broker's checksum says that the body is not the one that was published."""
+
+
+class Verb(StrEnum):
+    """What the broker is told about a delivery."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    REJECT = "reject"
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one delivery."""
+
+    delivery: Delivery
+    verb: Verb
+    reason: str = ""
+    delay_s: float = 0.0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker's answer for one item of a batch."""
+
+    id: str
+    error: HoldfastError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Can it be used now, and if not, why."""
+
+    ok: bool
+    detail: str = ""
+
+
+class Broker(Protocol):
+    """A transport. See the module's text for the contract."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def open(self) -> None:
+        """Connect. Raises BrokerUnavailable with the address, never the credentials. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything; unsettled deliveries return to the queue. Idempotent."""
+        ...
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        """Returns when each accepted item is durable in the class the capabilities name."""
+        ...
+
+    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+        """Up to `limit` deliveries; waits at most `wait` seconds for the first one."""
+        ...
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+        """ACK, RELEASE or REJECT. Settling twice, or what is no longer ours, is harmless."""
+        ...
+
+    async def health(self) -> Health: ...
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How full a queue is."""
+
+    queue: str
+    ready: int
+    delayed: int = 0
+    in_flight: int = 0
+    oldest_age_s: float | None = None
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """Optional role: depth and age of queues."""
+
+    async def stats(self) -> Sequence[QueueStats]: ...
+
+
+@runtime_checkable
+class Extends(Protocol):
+    """Optional role: leases that can be made longer."""
+
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None: ...
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """Optional role: a broker whose queue lives in the store's own database.
+
+    The store calls these inside its transaction, so that taking a message and claiming it, or
+    finishing a run and publishing its follow-ups, is one commit.
+    """
+
+    def take_in(
+        self, tx: Any, sub: Subscription, *, limit: int, keyed: bool, floor: int
+    ) -> Sequence[Delivery]:
+        """Remove up to `limit` due messages from the queue and hand them over.
+
+        `keyed` takes those with an ordering key, in the order sent; else those without, by
+        priority, none below `floor`.
+        """
+        ...
+
+    def promote_in(self, tx: Any, now_us: int) -> int | None:
+        """Delayed messages that are due become ready; returns when the next one is due."""
+        ...
+
+    def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None: ...

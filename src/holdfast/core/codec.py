@@ -1,0 +1,420 @@
+"""Wire forms as codecs over `Message`. Unknown fields survive; what cannot be read is a DecodeError.
+
+| codec      | wire form                                                                  |
+|------------|----------------------------------------------------------------------------|
+| `standard` | the standard message: message_id, message_type, payload, metadata, …       |
+| `json`     | the body is the payload, any JSON value; type and tenant come from headers |
+| `text`     | the body is the payload, UTF-8 text                                        |
+| `binary`   | the body is the payload, bytes                                             |
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from .broker import Delivery, Subscription
+from .clock import from_us
+from .errors import DecodeError, InvalidMessage
+from .ids import derived_id, new_id
+from .message import DEFAULT_TENANT, MAX_ID, NAME, Message, Raw
+
+MAX_DEPTH = 64
+VERSION = "1.0"
+_decode_json = msgspec.json.Decoder().decode
+_encode_json = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_STANDARD_FIELDS = (
+    "message_id",
+    "correlation_id",
+    "message_type",
+    "timestamp",
+    "version",
+    "priority",
+    "payload",
+    "metadata",
+)
+_OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
+"""Fields of `Message` that the standard form carries inside `metadata`."""
+
+
+class Codec(Protocol):
+    """One wire form."""
+
+    name: str
+    version: str
+    content_type: str
+
+    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        """Raises DecodeError, and nothing else, for bytes that are no message."""
+        ...
+
+    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        """Body and headers. Raises InvalidMessage for what this form cannot carry unchanged."""
+        ...
+
+
+def loads(body: bytes) -> Any:
+    """JSON as a plain value, refusing what would hurt later: depth, huge numbers, bad text."""
+    if not body:
+        raise DecodeError("the body is empty, JSON was expected")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise DecodeError(f"JSON is nested deeper than {MAX_DEPTH} levels")
+    try:
+        return _decode_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not valid JSON: {error}") from None
+
+
+def dumps(value: Any) -> bytes:
+    """A value as JSON bytes; raises InvalidMessage where JSON would silently change it."""
+    try:
+        body = _encode_json(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidMessage(f"the value cannot be written as JSON: {error}") from None
+    if b"null" in body and _has_non_finite(value):
+        raise InvalidMessage(
+            "the value contains NaN or an infinite number, which JSON cannot carry"
+        )
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise InvalidMessage(f"the value is nested deeper than {MAX_DEPTH} levels")
+    return body
+
+
+def hash_payload(payload: Any) -> bytes:
+    """SHA-256 of a payload's canonical form; also proves that the payload can be written again."""
+    if isinstance(payload, bytes):
+        return hashlib.sha256(payload).digest()
+    try:
+        return hashlib.sha256(_encode_sorted(payload)).digest()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise DecodeError(f"the payload cannot be stored: {error}") from None
+
+
+class StandardCodec:
+    """The standard message. Fields of ours that it has no place for travel in `metadata`."""
+
+    name = "standard"
+    version = VERSION
+    content_type = "application/json"
+
+    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        fields = loads(delivery.body)
+        if type(fields) is not dict:
+            raise DecodeError("a standard message is a JSON object")
+        major = str(fields.get("version", VERSION)).partition(".")[0]
+        if major != "1":
+            raise DecodeError(
+                f"version {fields.get('version')!r} of the standard message is unknown"
+            )
+        metadata = fields.get("metadata") or {}
+        if type(metadata) is not dict:
+            raise DecodeError("metadata is not an object")
+        kept = {k: v for k, v in metadata.items() if k not in _OURS}
+        own = {name: metadata.get(name, fields.get(name)) for name in _OURS}
+        extra = {k: v for k, v in fields.items() if k not in _STANDARD_FIELDS and k not in _OURS}
+        return Message(
+            id=_id(fields.get("message_id"), delivery, sub),
+            type=_text("message_type", fields.get("message_type"), default=sub.default_type),
+            payload=fields.get("payload"),
+            tenant_id=_tenant(own["tenant_id"], delivery, sub),
+            source=_text("source", own["source"], default=""),
+            channel=_text("channel", own["channel"], default=""),
+            priority=_priority(fields.get("priority", delivery.priority)),
+            correlation_id=_optional("correlation_id", fields.get("correlation_id")),
+            trace=_optional("trace", own["trace"]) or delivery.headers.get("traceparent"),
+            idempotency_key=_key("idempotency_key", own["idempotency_key"]),
+            ordering_key=_key("ordering_key", own["ordering_key"]),
+            created_at=_moment("timestamp", fields.get("timestamp")) or _sent_at(delivery),
+            expires_at=_moment("expires_at", own["expires_at"]),
+            headers=dict(delivery.headers),
+            metadata=kept,
+            extra=extra,
+            raw=_raw(self, delivery),
+        )
+
+    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        if isinstance(message.payload, bytes | bytearray | memoryview):
+            raise InvalidMessage(
+                "a payload of bytes does not fit the standard message; use codec 'binary'"
+            )
+        metadata: dict[str, Any] = dict(message.metadata)
+        for name in _OURS:
+            value = getattr(message, name)
+            if value is not None and value != "":
+                metadata[name] = _iso(value) if isinstance(value, datetime) else value
+        metadata.setdefault("retry_count", message.attempt - 1)
+        fields: dict[str, Any] = {
+            "message_id": message.id,
+            "correlation_id": message.correlation_id,
+            "message_type": message.type,
+            "timestamp": _iso(message.created_at),
+            "version": VERSION,
+            "priority": int(message.priority),
+            "payload": message.payload,
+            "metadata": metadata,
+            **message.extra,
+        }
+        return dumps(fields), dict(message.headers)
+
+
+class _BodyCodec:
+    """Forms where the body is the payload and everything else stands in headers."""
+
+    name = ""
+    version = "1"
+    content_type = ""
+
+    def payload(self, body: bytes) -> Any:
+        raise NotImplementedError
+
+    def body(self, payload: Any) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        headers = {
+            k.lower() if k[:2] in ("x-", "X-") else k: v for k, v in delivery.headers.items()
+        }
+        return Message(
+            id=_id(headers.get("x-message-id"), delivery, sub),
+            type=_text(
+                sub.type_header, headers.get(sub.type_header.lower()), default=sub.default_type
+            ),
+            payload=self.payload(delivery.body),
+            tenant_id=_tenant(headers.get(sub.tenant_header.lower()), delivery, sub),
+            source=sub.queue,
+            channel=headers.get("x-channel", ""),
+            priority=_priority(headers.get("x-priority", delivery.priority)),
+            correlation_id=_optional("x-correlation-id", headers.get("x-correlation-id")),
+            trace=headers.get("traceparent"),
+            idempotency_key=_key("x-dedup-key", headers.get("x-dedup-key")),
+            ordering_key=_key("x-ordering-key", headers.get("x-ordering-key", delivery.key)),
+            created_at=_sent_at(delivery),
+            expires_at=_moment("x-expires-at", headers.get("x-expires-at")),
+            headers=dict(delivery.headers),
+            raw=_raw(self, delivery),
+        )
+
+    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        headers = dict(message.headers)
+        named: dict[str, str | None] = {
+            "x-message-id": message.id,
+            "x-event-name": message.type,
+            "x-tenant-id": message.tenant_id,
+            "x-channel": message.channel or None,
+            "x-priority": str(int(message.priority)),
+            "x-correlation-id": message.correlation_id,
+            "traceparent": message.trace,
+            "x-dedup-key": message.idempotency_key,
+            "x-ordering-key": message.ordering_key,
+            "x-expires-at": _iso(message.expires_at) if message.expires_at else None,
+        }
+        headers.update({k: v for k, v in named.items() if v is not None})
+        return self.body(message.payload), headers
+
+
+class JsonCodec(_BodyCodec):
+    name = "json"
+    content_type = "application/json"
+
+    def payload(self, body: bytes) -> Any:
+        return loads(body)
+
+    def body(self, payload: Any) -> bytes:
+        return dumps(payload)
+
+
+class TextCodec(_BodyCodec):
+    name = "text"
+    content_type = "text/plain; charset=utf-8"
+
+    def payload(self, body: bytes) -> str:
+        try:
+            return body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"not UTF-8 text: {error}") from None
+
+    def body(self, payload: Any) -> bytes:
+        if not isinstance(payload, str):
+            raise InvalidMessage("codec 'text' carries a str payload")
+        try:
+            return payload.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"the text cannot be written as UTF-8: {error}") from None
+
+
+class BinaryCodec(_BodyCodec):
+    name = "binary"
+    content_type = "application/octet-stream"
+
+    def payload(self, body: bytes) -> bytes:
+        return body
+
+    def body(self, payload: Any) -> bytes:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise InvalidMessage("codec 'binary' carries a bytes payload")
+        return bytes(payload)
+
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec for codec in (StandardCodec(), JsonCodec(), TextCodec(), BinaryCodec())
+}
+
+
+def header_text(value: bytes | str) -> str:
+    """A header value as text; bytes that are no UTF-8 become base64 with a `;b64` mark."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode("ascii") + ";b64"
+
+
+def header_bytes(value: str) -> bytes:
+    """The reverse of `header_text`."""
+    if value.endswith(";b64"):
+        try:
+            return base64.b64decode(value[:-4], validate=True)
+        except binascii.Error:
+            pass  # a plain value that happens to end like the mark
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _raw(codec: Codec, delivery: Delivery) -> Raw:
+    return Raw(
+        body=delivery.body,
+        codec=codec.name,
+        version=codec.version,
+        content_type=codec.content_type,
+        size=len(delivery.body),
+    )
+
+
+def _id(value: Any, delivery: Delivery, sub: Subscription) -> str:
+    """The envelope's id, else the broker's own name for the message, else a new one."""
+    if value is None or value == "":
+        if delivery.identity is not None:
+            return derived_id(sub.queue, delivery.identity)
+        return new_id()
+    if not isinstance(value, str):
+        raise DecodeError(f"message_id is not text: {value!r:.60}")
+    return value if len(value) <= MAX_ID else derived_id("long-id", value)
+
+
+def _tenant(value: Any, delivery: Delivery, sub: Subscription) -> str:
+    if sub.tenant is not None:
+        return sub.tenant
+    if value is None or value == "":
+        return DEFAULT_TENANT
+    if not isinstance(value, str) or len(value) > 64 or not NAME.match(value):
+        raise DecodeError(f"tenant_id {value!r:.80} is not a valid name")
+    return value
+
+
+def _text(name: str, value: Any, *, default: str) -> str:
+    if value is None or value == "":
+        return default
+    if not isinstance(value, str):
+        raise DecodeError(f"{name} is not text: {value!r:.60}")
+    if len(value) > MAX_ID or not value.isprintable():
+        raise DecodeError(f"{name} is longer than {MAX_ID} or holds control characters")
+    return value
+
+
+def _optional(name: str, value: Any) -> str | None:
+    return _text(name, value, default="") or None
+
+
+def _key(name: str, value: Any) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise DecodeError(f"{name} is not text: {value!r:.60}")
+    return value if len(value) <= MAX_ID else derived_id("long-key", value)
+
+
+def _priority(value: Any) -> int:
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if type(value) is not int:
+        raise DecodeError(f"priority is not a whole number: {value!r:.60}")
+    return min(3, max(0, value))
+
+
+def _moment(name: str, value: Any) -> datetime | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise DecodeError(f"{name} is no ISO 8601 time: {value!r:.60}") from None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    raise DecodeError(f"{name} is no ISO 8601 time: {value!r:.60}")
+
+
+def _sent_at(delivery: Delivery) -> datetime:
+    return datetime.now(UTC) if delivery.sent_at_us is None else from_us(delivery.sent_at_us)
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _depth(body: bytes) -> int:
+    """Nesting depth of a JSON text, brackets inside strings left out."""
+    deepest = depth = 0
+    in_string = escaped = False
+    for byte in body:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in (0x5B, 0x7B):
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH:
+                return deepest
+        elif byte in (0x5D, 0x7D):
+            depth -= 1
+    return deepest
+
+
+def _has_non_finite(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(item)
+    return False
+
+
+def stored_form(codec: Codec, headers: Mapping[str, str]) -> str:
+    """What a stored body needs to be read again later, as JSON text."""
+    return _encode_json(
+        {
+            "codec": codec.name,
+            "version": codec.version,
+            "content_type": codec.content_type,
+            "key_id": None,
+            "headers": dict(headers),
+        }
+    ).decode()

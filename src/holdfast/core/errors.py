@@ -1,0 +1,164 @@
+"""Every error holdfast raises, as one tree.
+
+HoldfastError
+├── ConfigError                what stands in holdfast.yaml or the environment is wrong (all mistakes at once)
+├── InvalidMessage             refused at send: nothing was accepted
+│   └── MessageTooLarge
+├── DecodeError                bytes that are no message; the message goes to dead letters
+├── BrokerError
+│   ├── BrokerUnavailable      the transport is away; try again
+│   └── PublishUnknown         the deadline passed before the answer; repeat with the same id
+├── StoreError
+│   ├── StoreUnavailable       busy, gone or full: nothing was written
+│   │   └── StoreFull
+│   ├── StoreCorrupt           bytes on disk are not what was written
+│   ├── SchemaMismatch         the database is older or newer than this program
+│   └── NotFound               no such message, dead letter, parked task
+├── LeaseLost                  this worker was declared dead; its runs may not commit
+├── HandlerFailed              what a run ends with when no exception of the user's says it better
+│   ├── HandlerTimeout
+│   └── HandlerCrashed         an isolated handler's process died
+├── EffectUnknown              `ctx.once`: the effect may or may not have happened
+└── raised by handlers to say what should happen
+    ├── RetryableError         try again (`retry_after_s` if the upstream said when)
+    │   └── TemporaryError
+    ├── FinalError             never retried
+    │   ├── ValidationError
+    │   ├── AuthorizationError
+    │   └── NotFoundError
+    └── ParkMessage            set aside, with a reason, until a person or a handler resumes it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """Base of all errors of holdfast."""
+
+
+class ConfigError(HoldfastError):
+    """The configuration is wrong; `problems` lists every mistake with its path and a hint."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class InvalidMessage(HoldfastError):
+    """The message cannot be sent as it is. Nothing was accepted."""
+
+
+class MessageTooLarge(InvalidMessage):
+    """The encoded message is above `max_message_bytes` or above what the broker takes."""
+
+
+class DecodeError(HoldfastError):
+    """The bytes are no message of the subscription's codec."""
+
+
+class BrokerError(HoldfastError):
+    """The broker said no."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker cannot be reached; nothing was accepted."""
+
+
+class PublishUnknown(BrokerError):
+    """The deadline passed before the broker answered. Sending again with the same id is safe."""
+
+    def __init__(self, message_ids: Sequence[str], detail: str) -> None:
+        self.message_ids = list(message_ids)
+        super().__init__(
+            f"{detail}; it is not known whether {', '.join(self.message_ids[:3])} was stored. "
+            "Send it again with the same id: a second copy does no harm."
+        )
+
+
+class StoreError(HoldfastError):
+    """The store said no."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be written just now; nothing was changed."""
+
+
+class StoreFull(StoreUnavailable):
+    """No room on the disk; nothing was changed. Goes on by itself once there is room."""
+
+
+class StoreCorrupt(StoreError):
+    """Bytes on disk are not the ones that were written."""
+
+
+class SchemaMismatch(StoreError):
+    """The database's schema is not the one this program knows."""
+
+
+class NotFound(StoreError):
+    """No such thing in the store."""
+
+
+class LeaseLost(HoldfastError):
+    """This worker was declared dead; what it still runs can no longer commit."""
+
+
+class HandlerFailed(HoldfastError):
+    """A run ended without a result."""
+
+
+class HandlerTimeout(HandlerFailed):
+    """The handler ran past its `timeout_s`."""
+
+
+class HandlerCrashed(HandlerFailed):
+    """The process of an isolated handler died (exit, signal); counts against the crash budget."""
+
+
+class EffectUnknown(HoldfastError):
+    """A guarded effect was begun by an earlier attempt and its result was never recorded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"effect {name!r} was begun by an attempt that died before recording its result; "
+            "it may or may not have happened. Look, then resume or discard the message."
+        )
+
+
+class RetryableError(HoldfastError):
+    """Raised by a handler: this attempt failed, another one may succeed."""
+
+    def __init__(self, *args: object, retry_after_s: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after_s = retry_after_s
+
+
+class TemporaryError(RetryableError):
+    """A passing fault of something upstream."""
+
+
+class FinalError(HoldfastError):
+    """Raised by a handler: no further attempt can succeed."""
+
+
+class ValidationError(FinalError):
+    """The message's content is wrong."""
+
+
+class AuthorizationError(FinalError):
+    """The message asks for something that it may not have."""
+
+
+class NotFoundError(FinalError):
+    """The message names something that does not exist."""
+
+
+class ParkMessage(HoldfastError):
+    """Raised by a handler: keep the message aside under `kind` until it is resumed."""
+
+    def __init__(self, reason: str, *, kind: str = "workflow_pending") -> None:
+        super().__init__(reason)
+        self.kind = kind

@@ -1,0 +1,61 @@
+"""Names of the ledger's events, and what observers are told.
+
+Final events: exactly one for each task, ever (P3). Observers may only watch: they are called after
+the commit, and what they raise is logged and goes no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .outcome import Status
+
+CREATED = "task.created"
+CLAIMED = "task.claimed"
+RETRIED = "task.retried"
+RECLAIMED = "task.reclaimed"
+PARKED = "task.parked"
+RESUMED = "task.resumed"
+RELEASED = "task.released"
+DLQ = "task.dlq"
+HEARTBEAT = "task.heartbeat"
+SUCCEEDED = "task.succeeded"
+FAILED = "task.failed"
+REJECTED = "task.rejected"
+EXPIRED = "task.expired"
+DISCARDED = "task.discarded"
+DUPLICATE = "task.duplicate"
+DLQ_REPLAYED = "dlq.replayed"
+DLQ_EDITED = "dlq.edited"
+DLQ_DISCARDED = "dlq.discarded"
+EFFECT_BEGUN = "effect.begun"
+EFFECT_DONE = "effect.done"
+ANCHOR = "ledger.anchor"
+PRUNED = "ledger.pruned"
+
+FINAL_EVENTS = frozenset({SUCCEEDED, FAILED, REJECTED, EXPIRED, DISCARDED, DUPLICATE})
+
+EVENT_OF_STATUS = {
+    Status.SUCCEEDED: SUCCEEDED,
+    Status.FAILED: FAILED,
+    Status.REJECTED: REJECTED,
+    Status.EXPIRED: EXPIRED,
+    Status.DISCARDED: DISCARDED,
+    Status.DUPLICATE: DUPLICATE,
+}
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a task, after it was committed."""
+
+    type: str
+    tenant_id: str
+    subscription: str
+    task_id: str
+    data: dict[str, Any] = {}
+
+
+Observer = Callable[[Event], None]

@@ -1,0 +1,96 @@
+"""Whether and when to try again: a pure decision over attempt, error and policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .errors import FinalError, RetryableError
+from .outcome import Dead, Retry
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and how long to wait. `max_retries` counts retries after the first attempt."""
+
+    max_retries: int = 3
+    base_delay: float = 1.0
+    max_delay: float = 60.0
+    backoff_factor: float = 2.0
+    table: tuple[float, ...] = ()
+    """Waits in seconds, used instead of the exponential ones; the last one repeats."""
+    jitter: float = 0.1
+    """Adds up to this share of the wait, so that what failed together does not return together."""
+    retry_on: tuple[type[BaseException], ...] = ()
+    """If set, only these are retried."""
+    final_on: tuple[type[BaseException], ...] = ()
+    """Never retried, beside `FinalError`."""
+    per_error: dict[type[BaseException], "RetryPolicy"] = {}  # noqa: UP037 - needed before the class exists
+    """A policy of its own for an error type (the most derived one wins)."""
+
+    def get_delay(self, retry_count: int) -> float:
+        """Seconds before retry number `retry_count` (the first retry is 0), without jitter."""
+        if self.table:
+            return self.table[min(retry_count, len(self.table) - 1)]
+        try:
+            delay = self.base_delay * self.backoff_factor**retry_count
+        except OverflowError:
+            delay = self.max_delay
+        return min(delay, self.max_delay)
+
+    def for_error(self, error: BaseException) -> RetryPolicy:
+        """The policy that applies to this error."""
+        for kind in type(error).__mro__:
+            if kind in self.per_error:
+                return self.per_error[kind]
+        return self
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """Final errors are never retried; everything else is, unless `retry_on` narrows it."""
+        if isinstance(error, RetryableError):
+            return True
+        if isinstance(error, FinalError) or isinstance(error, self.final_on or ()):
+            return False
+        return not self.retry_on or isinstance(error, self.retry_on)
+
+
+def decide(
+    policy: RetryPolicy,
+    *,
+    failures: int,
+    error: BaseException,
+    chance: Callable[[], float] = random.random,
+) -> Retry | Dead:
+    """What follows a failed attempt. `failures` counts this one (1 after the first failure)."""
+    applied = policy.for_error(error)
+    reason = describe(error)
+    if not applied.is_retryable(error):
+        return Dead(reason="final_error", error=reason)
+    if failures > applied.max_retries:
+        return Dead(reason="retries_exhausted", error=reason)
+    delay = applied.get_delay(failures - 1)
+    delay += delay * applied.jitter * chance()
+    asked = retry_after(error)
+    if asked is not None:
+        delay = max(delay, asked) if asked > 0 else delay
+    return Retry(after_s=delay, reason=reason)
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds that the upstream asked us to wait, if the error says so."""
+    value: Any = getattr(error, "retry_after_s", None)
+    if value is None:
+        value = getattr(error, "retry_after", None)
+    try:
+        return None if value is None else max(0.0, float(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def describe(error: BaseException) -> str:
+    """One line for ledgers and people: the type and what it said."""
+    text = str(error).strip()
+    name = type(error).__name__
+    return f"{name}: {text}"[:2000] if text else name

@@ -1,0 +1,299 @@
+"""The store ports: who may run a message, and what became of it.
+
+`claim` and `finish` are the protocol that the promise rests on: batches in, one verdict per item
+out, one transaction each. The engine sees `Claims` (and `Fused`, where the broker lives in the
+store's database); the other roles are for relays, commands and pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from .broker import Delivery, Outgoing, Subscription
+from .errors import DecodeError
+from .message import Message
+from .outcome import Outcome
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process as the store knows it. The number is given out once and never again."""
+
+    worker_id: int
+    name: str = ""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """Proof of a claim: a write after a run names it, and a stale one is refused."""
+
+    worker_id: int
+    epoch: int
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker copy that asks to be run: the delivery, and what it decoded to."""
+
+    delivery: Delivery
+    message: Message | None
+    """None: undecodable; `error` says why, and the bytes are dead-lettered as they are."""
+    error: DecodeError | None = None
+    sha256: bytes = b""
+    """Of the payload alone: the same id with another one is a conflict."""
+    codec: str = "standard"
+
+
+Decode = Callable[[Delivery], Candidate]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that was granted: run it, then finish it under this token."""
+
+    subscription: str
+    queue: str
+    idem_key: str | None = None
+    lane: str | None = None
+    message: Message
+    token: Token
+    attempt: int
+    crashes: int
+    claimed_at_us: int
+    row: int = 0
+    """Where the store keeps it, as a hint for `finish`."""
+    delivery: Delivery | None = None
+    """The broker copy to settle once finished; None: the store holds the whole message."""
+    history: tuple[Mapping[str, Any], ...] = ()
+    """Earlier failed attempts: attempt, at, error."""
+    body: bytes = b""
+    body_info: str = ""
+
+    @property
+    def failures(self) -> int:
+        """Failed attempts before this one: crashes spend no retry."""
+        return self.attempt - 1 - self.crashes
+
+
+class Answer(StrEnum):
+    """The store's word on one candidate."""
+
+    RUN = "run"
+    DUPLICATE = "duplicate"
+    """Another message with this key was done: ended here, acknowledge."""
+    WAITING = "waiting"
+    """Kept by the store until its key, its lane or its turn is free: acknowledge."""
+    FINAL = "final"
+    """Ended before: acknowledge."""
+    ADOPTED = "adopted"
+    """Runs elsewhere, and the store now holds the whole message: acknowledge."""
+    DEAD = "dead"
+    """Dead-lettered at once (undecodable, id conflict): acknowledge."""
+    EXPIRED = "expired"
+    LEAVE = "leave"
+    """Not ours to settle: another fetcher owns this source."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer for one candidate, in the order of the batch."""
+
+    answer: Answer
+    run: Run | None = None
+    delivery: Delivery | None = None
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Fused.take` found."""
+
+    verdicts: Sequence[Verdict]
+    next_due_s: float | None = None
+    """Seconds until something that waits is due; None: nothing waits."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer of the agent, on its way to a channel."""
+
+    channel: str
+    recipient: str
+    content: str
+    conversation: str | None = None
+    priority: int = 2
+    now: bool = False
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    """A follow-up message, published with the commit of the run that made it."""
+
+    queue: str
+    outgoing: Outgoing
+    tenant_id: str
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run cost."""
+
+    llm_calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one attempt, with everything that commits together (P5)."""
+
+    run: Run
+    outcome: Outcome
+    result: bytes | None = None
+    """The handler's result as JSON, for the dedup record and duplicates."""
+    started_at_us: int = 0
+    finished_at_us: int = 0
+    replies: Sequence[Reply] = ()
+    sends: Sequence[Send] = ()
+    usage: Usage | None = None
+    agent_run_id: str | None = None
+    dedup_window_s: float = 3600.0
+    on_parked: str = "wait"
+    keep_rejected: bool = False
+    """A rejected message is kept as a dead letter, too (ack_policy dlq)."""
+    crash_budget: int = 3
+    details: Mapping[str, Any] = {}
+    """Added to the event's data."""
+
+
+class Commit(StrEnum):
+    """The store's word on one finished run."""
+
+    COMMITTED = "committed"
+    ALREADY = "already"
+    """A repeat after a commit whose answer was lost."""
+    FENCED = "fenced"
+    """The claim was taken away; drop everything, settle nothing."""
+
+
+class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reaper's scan found."""
+
+    workers: Sequence[int] = ()
+    tasks: int = 0
+    quarantined: int = 0
+
+
+class Claims(Protocol):
+    """What the engine sees of the store."""
+
+    async def register(self, name: str) -> Worker:
+        """A new worker id, alive from now on."""
+        ...
+
+    async def leave(self, worker: Worker) -> None:
+        """An orderly end: nothing of this worker is running any more."""
+        ...
+
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]: ...
+
+    async def claim_ready(
+        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+    ) -> Sequence[Verdict]:
+        """Work that the store itself holds and that is due: retries, resumed, adopted, lane heads.
+
+        `solo` asks for suspects only (messages that crashed their worker twice); else they are
+        left out.
+        """
+        ...
+
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]: ...
+
+    async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
+        """Write the whole message into the store, so that its broker copy may go."""
+        ...
+
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        """Write an ordered batch into its lanes; None: another worker is this source's fetcher."""
+        ...
+
+    async def next_due_s(self, sub: Subscription) -> float | None:
+        """Seconds until the next waiting task of this subscription is due; None: none waits."""
+        ...
+
+    expiry_paused: bool
+    """True while a jump of the clock makes times to live doubtful: nothing expires."""
+
+    def beat(self, worker: Worker) -> None:
+        """A sign of life. Called from the lease's own thread; blocking, quick, never on the loop."""
+        ...
+
+    def is_registered(self, worker: Worker) -> bool:
+        """False: declared dead. Called from the lease's own thread."""
+        ...
+
+    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+        """Give back what dead workers were running."""
+        ...
+
+    async def resolve(self, *, worker: Worker) -> int:
+        """The net under keys and lanes: end or wake everything that waits for what is over."""
+        ...
+
+    async def resume_parked(
+        self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
+    ) -> int:
+        """Parked messages of these types become ready (a handler appeared)."""
+        ...
+
+    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+        """Is there a due message that must run alone?"""
+        ...
+
+    async def paused(self) -> frozenset[str]:
+        """Subscriptions that are paused."""
+        ...
+
+    async def hold_role(self, role: str, *, worker: Worker) -> bool:
+        """Take or keep a role that one worker of the fleet has at a time."""
+        ...
+
+    def subscribe(self) -> asyncio.Event:
+        """Set whenever there may be new work. Give it back with `unsubscribe`."""
+        ...
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
+
+
+class Fused(Protocol):
+    """Claims of a store that shares its database with the broker: receive + claim is one commit."""
+
+    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        """Due work of the store and new messages of the queue, by priority, claimed."""
+        ...
+
+
+class EffectState(StrEnum):
+    NEW = "new"
+    DONE = "done"
+    UNKNOWN = "unknown"
+
+
+class Effects(Protocol):
+    """The guard of external effects: intent before, result after."""
+
+    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
+        """Write the intent (fenced). DONE: the recorded result; UNKNOWN: begun, never recorded."""
+        ...
+
+    async def effect_done(self, run: Run, name: str, result: bytes) -> None: ...
+
+    async def effect_clear(self, run: Run, name: str) -> None:
+        """The effect certainly did not happen (it raised before acting): forget the intent."""
+        ...
+
+
+class RunWrites(Protocol):
+    """Writes of a run before its end, each its own fenced transaction."""
+
+    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None: ...
+
+    async def reply_now(self, run: Run, reply: Reply, n: int) -> str: ...

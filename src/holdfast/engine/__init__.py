@@ -1,0 +1,6 @@
+"""The engine: receive, decode, claim, guard, run, finish, settle. Imports core only.
+
+`worker.py` one worker process · `fetcher.py` receive, decode, claim · `executor.py` guard and run ·
+`settler.py` finish and settle · `batcher.py` natural batching · `lease.py` the sign of life ·
+`context.py` what a handler sees · `handlers.py` who handles what · `breaker.py` · `relays.py`.
+"""

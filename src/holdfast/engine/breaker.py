@@ -1,0 +1,72 @@
+"""A breaker per handler: when everything fails, try one message at a time instead of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+
+class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Open after `failures` in a row; then one probe each `probe_s`."""
+
+    failures: int = 5
+    probe_s: float = 30.0
+
+
+class Passage(StrEnum):
+    """What a message may do."""
+
+    GO = "go"
+    PROBE = "probe"
+    WAIT = "wait"
+
+
+class Breaker:
+    """Closed, or open with one probe at a time. Pure but for the clock it is given."""
+
+    def __init__(self, policy: BreakerPolicy, monotonic: Callable[[], float]) -> None:
+        self._policy = policy
+        self._monotonic = monotonic
+        self._failures = 0
+        self._probe_at = 0.0
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._policy.failures
+
+    def ask(self) -> Passage:
+        """May the next message run?"""
+        if not self.is_open:
+            return Passage.GO
+        if self._probing or self._monotonic() < self._probe_at:
+            return Passage.WAIT
+        self._probing = True
+        return Passage.PROBE
+
+    @property
+    def wait_s(self) -> float:
+        """How long a message that may not run should wait."""
+        return max(0.05, self._probe_at - self._monotonic())
+
+    def succeeded(self) -> bool:
+        """True: this closed the breaker."""
+        was_open = self.is_open
+        self._failures = 0
+        self._probing = False
+        return was_open
+
+    def failed(self) -> bool:
+        """True: this opened the breaker."""
+        was_open = self.is_open
+        self._failures += 1
+        self._probing = False
+        if self.is_open:
+            self._probe_at = self._monotonic() + self._policy.probe_s
+        return self.is_open and not was_open
+
+    def cancelled(self) -> None:
+        """A probe ended without an answer."""
+        self._probing = False

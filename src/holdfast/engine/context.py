@@ -1,0 +1,240 @@
+"""What a handler sees: the message, and the ways to answer that commit together with its run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.core.codec import dumps
+from holdfast.core.errors import EffectUnknown, InvalidMessage
+from holdfast.core.message import Message
+from holdfast.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
+
+T = TypeVar("T")
+log = logging.getLogger("holdfast.handler")
+
+ON_UNKNOWN = ("park", "again", "skip")
+
+
+class RunStore(Effects, RunWrites, Protocol):
+    """What a run may write before its end."""
+
+
+class MakeSend(Protocol):
+    """Builds a follow-up message; the composition root knows codecs and limits."""
+
+    def __call__(
+        self, parent: Message, type: str, payload: Any, options: Mapping[str, Any]
+    ) -> Send: ...
+
+
+class Context:
+    """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
+
+    def __init__(self, run: Run, store: RunStore, make_send: MakeSend) -> None:
+        self._run = run
+        self._store = store
+        self._make_send = make_send
+        self._replies: list[Reply] = []
+        self._sends: list[Send] = []
+        self._usage: Usage | None = None
+        self._now_replies = 0
+
+    @property
+    def message(self) -> Message:
+        """The message that started this run."""
+        return self._run.message
+
+    @property
+    def payload(self) -> Any:
+        return self._run.message.payload
+
+    @property
+    def tenant_id(self) -> str:
+        return self._run.message.tenant_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return self._run.attempt
+
+    @property
+    def retry_count(self) -> int:
+        """Failed attempts before this one."""
+        return self._run.failures
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text over all retries and reclaims of this message: give it to what you call."""
+        return self._run.message.idempotency_key or self._run.message.id
+
+    async def reply(
+        self,
+        content: str,
+        *,
+        channel: str | None = None,
+        recipient: str | None = None,
+        now: bool = False,
+    ) -> None:
+        """Answer where the message came from. `now=True` leaves at once and is not undone by a failure."""
+        message = self._run.message
+        if not isinstance(content, str):
+            raise InvalidMessage(f"a reply is text, not {type(content).__name__}")
+        metadata = message.metadata
+        to = recipient or metadata.get("chat_id") or metadata.get("user_id") or message.ordering_key
+        reply = Reply(
+            channel=channel or message.channel or "terminal",
+            recipient=str(to or "-"),
+            content=content,
+            conversation=message.ordering_key,
+            now=now,
+        )
+        if now:
+            self._now_replies += 1
+            await self._store.reply_now(self._run, reply, self._now_replies)
+        else:
+            self._replies.append(reply)
+
+    async def send(self, type: str, payload: Any = None, **options: Any) -> str:
+        """A follow-up message, published when this run commits. Returns its id.
+
+        Options: queue, id, idempotency_key, ordering_key, priority, delay_s, ttl_s, headers, metadata.
+        """
+        send = self._make_send(self._run.message, type, payload, options)
+        self._sends.append(send)
+        return send.outgoing.id
+
+    def usage(self, *, llm_calls: int = 0, tokens: int = 0, cost: float = 0.0) -> None:
+        """Count what this run used; adds up over several calls."""
+        before = self._usage or Usage()
+        self._usage = Usage(
+            llm_calls=before.llm_calls + llm_calls,
+            tokens=before.tokens + tokens,
+            cost=before.cost + cost,
+        )
+
+    async def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
+        """Tell people that a long run is alive, and how far it is. Raises LeaseLost if it is not ours."""
+        await self._store.heartbeat(self._run, dict(data or {}))
+
+    async def once(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        on_unknown: str = "park",
+        not_done: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """Call `fn` for an effect outside the store at most once over all attempts of this message.
+
+        The intent is written before, the result after; a later attempt gets the recorded result.
+        An intent without a result means that nobody knows: `on_unknown` says what then. `park` sets
+        the message aside for a person, `again` calls `fn` again (for effects that take an idempotency
+        key), `skip` returns None. `fn` may take one argument: an idempotency key for this effect.
+        An error of `fn` leaves it unknown, unless it is one of `not_done`, which prove that nothing
+        happened. The result must be a JSON value.
+        """
+        if on_unknown not in ON_UNKNOWN:
+            raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
+        state, recorded = await self._store.effect_begin(self._run, name)
+        if state is EffectState.DONE:
+            return msgspec.json.decode(recorded or b"null")
+        if state is EffectState.UNKNOWN:
+            if on_unknown == "park":
+                raise EffectUnknown(name)
+            if on_unknown == "skip":
+                log.warning("message %s: effect %r is unknown, skipped", self.message.id, name)
+                return None
+        try:
+            result = await _call_effect(fn, f"{self.idempotency_key}:{name}")
+        except not_done:
+            await self._store.effect_clear(self._run, name)
+            raise
+        await self._store.effect_done(self._run, name, dumps(result))
+        return result
+
+    def _collected(self) -> tuple[list[Reply], list[Send], Usage | None]:
+        return self._replies, self._sends, self._usage
+
+
+class SyncContext:
+    """`Context` for plain functions that run in a thread: the same methods, without `await`."""
+
+    def __init__(self, inner: Context, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    @property
+    def message(self) -> Message:
+        return self._inner.message
+
+    @property
+    def payload(self) -> Any:
+        return self._inner.payload
+
+    @property
+    def tenant_id(self) -> str:
+        return self._inner.tenant_id
+
+    @property
+    def attempt(self) -> int:
+        return self._inner.attempt
+
+    @property
+    def retry_count(self) -> int:
+        return self._inner.retry_count
+
+    @property
+    def idempotency_key(self) -> str:
+        return self._inner.idempotency_key
+
+    def reply(self, content: str, **options: Any) -> None:
+        self._wait(self._inner.reply(content, **options))
+
+    def send(self, type: str, payload: Any = None, **options: Any) -> str:
+        return self._wait(self._inner.send(type, payload, **options))
+
+    def usage(self, *, llm_calls: int = 0, tokens: int = 0, cost: float = 0.0) -> None:
+        self._inner.usage(llm_calls=llm_calls, tokens=tokens, cost=cost)
+
+    def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
+        self._wait(self._inner.heartbeat(data))
+
+    def once(self, name: str, fn: Callable[..., Any], **options: Any) -> Any:
+        """As `Context.once`; a plain `fn` runs in this thread's place, off the loop."""
+
+        async def effect(key: str) -> Any:
+            return await asyncio.to_thread(_call_plain, fn, key)
+
+        is_async = inspect.iscoroutinefunction(fn)
+        return self._wait(self._inner.once(name, fn if is_async else effect, **options))
+
+    def _wait(self, work: Awaitable[T]) -> T:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+def _call_plain(fn: Callable[..., Any], key: str) -> Any:
+    return fn(key) if _takes_key(fn) else fn()
+
+
+async def _call_effect(fn: Callable[..., Any], key: str) -> Any:
+    result = _call_plain(fn, key)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _takes_key(fn: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters
+    )

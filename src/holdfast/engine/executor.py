@@ -1,0 +1,401 @@
+"""Guard and run: one task per claimed message, its outcome a value handed to the settler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.core.broker import Subscription
+from holdfast.core.clock import Clock
+from holdfast.core.codec import dumps
+from holdfast.core.errors import (
+    EffectUnknown,
+    HandlerCrashed,
+    HandlerFailed,
+    HandlerTimeout,
+    InvalidMessage,
+    LeaseLost,
+    ParkMessage,
+    StoreUnavailable,
+)
+from holdfast.core.outcome import Dead, Done, Outcome, Park, ParkKind, Rejected, Released, Retry
+from holdfast.core.retry import decide, describe
+from holdfast.core.store import Finished, Run
+
+from .breaker import Breaker, BreakerPolicy, Passage
+from .context import Context, MakeSend, RunStore, SyncContext
+from .deadlines import Deadlines
+from .guard import Guard
+from .handlers import Handler, Handlers
+
+log = logging.getLogger("holdfast.engine")
+
+CallNext = Callable[[Context], Awaitable[Any]]
+Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+"""Wraps the handler's call. Folded once, the first registered outermost."""
+
+
+class Isolated(Protocol):
+    """Runs a handler in a child process that can be killed."""
+
+    async def call(self, handler: Handler, context: Context) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+class Active:
+    """A run in progress."""
+
+    __slots__ = ("cause", "run", "started_us", "sub", "task", "thread")
+
+    def __init__(self, run: Run, sub: Subscription) -> None:
+        self.run = run
+        self.sub = sub
+        self.started_us = 0
+        self.task: asyncio.Task[None] | None = None
+        self.thread = False
+        self.cause = ""
+        """Why it was cancelled: timeout, drain, lost, cancel."""
+
+
+class Executor:
+    """Starts runs and turns whatever they do into outcomes."""
+
+    def __init__(
+        self,
+        *,
+        handlers: Handlers,
+        store: RunStore,
+        make_send: MakeSend,
+        clock: Clock,
+        done: Callable[[Finished, Subscription], None],
+        guard: Guard | None = None,
+        middleware: tuple[Middleware, ...] = (),
+        breaker: BreakerPolicy | None = None,
+        isolated: Isolated | None = None,
+        threads: int = 100,
+        crash_budget: int = 3,
+        guard_timeout_s: float = 10.0,
+        recycle_grace_s: float = 10.0,
+        on_stuck: Callable[[Run], None] | None = None,
+    ) -> None:
+        self._handlers = handlers
+        self._store = store
+        self._make_send = make_send
+        self._clock = clock
+        self._done = done
+        self._guard = guard
+        self._middleware = middleware
+        self._breaker_policy = breaker or BreakerPolicy()
+        self._breakers: dict[str, Breaker] = {}
+        self._isolated = isolated
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
+        self._crash_budget = crash_budget
+        self._guard_timeout_s = guard_timeout_s
+        self._recycle_grace_s = recycle_grace_s
+        self._on_stuck = on_stuck
+        self._active: dict[int, Active] = {}
+        self._deadlines = Deadlines()
+
+    # -- what the worker uses ---------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return len(self._active)
+
+    @property
+    def active(self) -> list[Active]:
+        return list(self._active.values())
+
+    def start(self, run: Run, sub: Subscription) -> None:
+        """Run it; its end goes to the settler."""
+        active = Active(run, sub)
+        self._active[id(active)] = active
+        active.task = asyncio.create_task(self._run(active))
+
+    def cancel_all(self, cause: str) -> None:
+        """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
+        for active in self._active.values():
+            self._cancel(active, cause)
+
+    def cancel(self, message_id: str) -> bool:
+        """Ask one run to stop; it ends as discarded unless it ended first."""
+        for active in self._active.values():
+            if active.run.message.id == message_id:
+                self._cancel(active, "cancel")
+                return True
+        return False
+
+    def breaker_wait_s(self, queue: str) -> float | None:
+        """How long to hold a queue back whose every handler is failing; None: it may flow."""
+        waits = []
+        for handler in self._handlers:
+            if handler.queue == queue:
+                breaker = self._breakers.get(_breaker_key(handler))
+                if breaker is None or not breaker.is_open:
+                    return None
+                waits.append(breaker.wait_s)
+        return min(waits) if waits else None
+
+    async def close(self) -> None:
+        self._deadlines.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._isolated is not None:
+            await self._isolated.close()
+
+    # -- one run ----------------------------------------------------------------------------------
+
+    async def _run(self, active: Active) -> None:
+        context = Context(active.run, self._store, self._make_send)
+        active.started_us = self._clock.now_us()
+        try:
+            outcome = await self._outcome(active, context)
+        except LeaseLost as error:
+            log.warning("%s", error)
+            outcome = None
+        except BaseException as error:
+            log.exception("message %s: the engine failed", active.run.message.id)
+            outcome = Retry(after_s=5.0, reason=f"engine: {describe(error)}")
+        finally:
+            self._active.pop(id(active), None)
+        self._done(self._finished(active, context, outcome), active.sub)
+
+    async def _outcome(self, active: Active, context: Context) -> Outcome | None:
+        run = active.run
+        handler = self._handlers.find(run.queue, run.message.type)
+        if handler is None:
+            reason = f"no handler for type {run.message.type!r} on queue {run.queue!r}"
+            return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
+        breaker = self._breaker(handler)
+        passage = Passage.GO if breaker is None else breaker.ask()
+        if breaker is not None and passage is Passage.WAIT:
+            return Released(after_s=breaker.wait_s)
+        try:
+            denied = await self._ask_guard(active)
+            if denied is not None:
+                return denied
+            result = await self._call(active, handler, context)
+            outcome: Outcome | None = _done(result)
+        except ParkMessage as error:
+            outcome = Park(kind=error.kind, reason=str(error))
+        except EffectUnknown as error:
+            outcome = Park(kind=ParkKind.EFFECT_UNKNOWN, reason=str(error))
+        except asyncio.CancelledError:
+            outcome = self._cancelled(active, handler)
+        except (LeaseLost, StoreUnavailable) as error:
+            if isinstance(error, LeaseLost):
+                raise
+            outcome = Retry(after_s=1.0, reason=describe(error))
+        except (SystemExit, KeyboardInterrupt) as error:
+            outcome = self._failed(handler, run, HandlerFailed(f"the handler raised {error!r}"))
+        except Exception as error:
+            outcome = self._failed(handler, run, error)
+        if breaker is not None:
+            self._tell_breaker(breaker, handler, outcome)
+        return outcome
+
+    async def _ask_guard(self, active: Active) -> Outcome | None:
+        """None: allowed. A guard that raises or hangs never means allow."""
+        if self._guard is None:
+            return None
+        message = active.run.message
+        decision = await asyncio.wait_for(
+            self._guard(
+                {
+                    "source": "queue_trigger",
+                    "queue": active.run.queue,
+                    "message_id": message.id,
+                    "tenant_id": message.tenant_id,
+                    "type": message.type,
+                    "attempt": active.run.attempt,
+                }
+            ),
+            self._guard_timeout_s,
+        )
+        if decision.allowed:
+            return None
+        return Rejected(reason=decision.reason, policies=tuple(decision.policies))
+
+    async def _call(self, active: Active, handler: Handler, context: Context) -> Any:
+        call: CallNext = self._caller(active, handler)
+        for wrap in reversed(self._middleware):
+            call = _wrapped(wrap, call)
+        if handler.timeout_s is None:
+            return await call(context)
+        deadline = asyncio.get_running_loop().time() + handler.timeout_s
+        entry = self._deadlines.add(deadline, lambda: self._timed_out(active, handler))
+        try:
+            return await call(context)
+        finally:
+            entry.cancel()
+
+    def _caller(self, active: Active, handler: Handler) -> CallNext:
+        if handler.isolation == "process":
+            isolated = self._isolated
+            if isolated is None:
+                raise HandlerFailed(
+                    f"{handler.name} asks for isolation: process, but this worker has no child "
+                    "processes (start it with 'holdfast run')"
+                )
+            return lambda context: isolated.call(handler, context)
+        if handler.is_async:
+            return handler.call
+        return lambda context: self._in_thread(active, handler, context)
+
+    async def _in_thread(self, active: Active, handler: Handler, context: Context) -> Any:
+        """A thread cannot be stopped: slot and claim stay with it until it returns."""
+        loop = asyncio.get_running_loop()
+        sync = SyncContext(context, loop)
+        active.thread = True
+        carried = contextvars.copy_context()
+        future = loop.run_in_executor(self._threads, carried.run, handler.call, sync)
+        while True:
+            try:
+                result = await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if active.cause == "lost" or future.done():
+                    raise
+                continue  # wait for the thread; what it does until then is still this attempt's
+            if active.cause:
+                raise asyncio.CancelledError
+            return result
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def _cancelled(self, active: Active, handler: Handler) -> Outcome | None:
+        if active.cause == "timeout":
+            error = HandlerTimeout(f"{handler.name} ran longer than {handler.timeout_s} s")
+            return self._failed(handler, active.run, error)
+        if active.cause == "drain":
+            return Released()
+        if active.cause == "cancel":
+            from holdfast.core.outcome import Discarded
+
+            return Discarded(reason="cancelled")
+        if active.cause == "lost":
+            return None
+        return self._failed(handler, active.run, HandlerFailed("the handler cancelled itself"))
+
+    def _failed(self, handler: Handler, run: Run, error: BaseException) -> Outcome:
+        if isinstance(error, HandlerCrashed):
+            return Retry(after_s=0.0, reason=describe(error), crashed=True)
+        decision = decide(handler.retry, failures=run.failures + 1, error=error)
+        log.warning(
+            "message %s: attempt %d of %d failed: %s%s",
+            run.message.id,
+            run.failures + 1,
+            handler.retry.max_retries + 1,
+            describe(error),
+            f"; again in {decision.after_s:.1f} s"
+            if isinstance(decision, Retry)
+            else "; to dead letters",
+            exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
+            extra={"trace_id": run.message.trace_id},
+        )
+        return decision
+
+    def _finished(self, active: Active, context: Context, outcome: Outcome | None) -> Finished:
+        run = active.run
+        replies, sends, usage = context._collected()
+        result: bytes | None = None
+        details: dict[str, Any] = {}
+        agent_run_id = None
+        if isinstance(outcome, Done):
+            try:
+                result = None if outcome.result is None else dumps(outcome.result)
+            except InvalidMessage as error:
+                details = {"result_dropped": str(error)}
+            if isinstance(outcome.result, dict):
+                found = outcome.result.get("run_id")
+                agent_run_id = None if found is None else str(found)
+        handler = self._handlers.find(run.queue, run.message.type)
+        return Finished(
+            run=run,
+            outcome=LOST if outcome is None else outcome,
+            result=result,
+            started_at_us=active.started_us,
+            finished_at_us=self._clock.now_us(),
+            replies=replies,
+            sends=sends,
+            usage=usage,
+            agent_run_id=agent_run_id,
+            dedup_window_s=active.sub.dedup_window_s,
+            on_parked=handler.on_parked if handler is not None else "wait",
+            keep_rejected=active.sub.ack_policy == "dlq",
+            crash_budget=self._crash_budget,
+            details=details,
+        )
+
+    def _cancel(self, active: Active, cause: str) -> None:
+        if not active.cause:
+            active.cause = cause
+            if active.task is not None:
+                active.task.cancel()
+
+    def _timed_out(self, active: Active, handler: Handler) -> None:
+        self._cancel(active, "timeout")
+        at = asyncio.get_running_loop().time() + self._recycle_grace_s
+        self._deadlines.add(at, lambda: self._stuck(active, handler))
+
+    def _stuck(self, active: Active, handler: Handler) -> None:
+        """Past its timeout and its grace: nothing here can end it, so this process must go."""
+        if id(active) in self._active and self._on_stuck is not None:
+            log.error(
+                "message %s: %s did not stop %.1f s after its timeout; this worker is replaced",
+                active.run.message.id,
+                handler.name,
+                self._recycle_grace_s,
+            )
+            self._on_stuck(active.run)
+
+    # -- breakers ---------------------------------------------------------------------------------
+
+    def _breaker(self, handler: Handler) -> Breaker | None:
+        if self._breaker_policy.failures <= 0:
+            return None
+        key = _breaker_key(handler)
+        breaker = self._breakers.get(key)
+        if breaker is None:
+            breaker = self._breakers[key] = Breaker(self._breaker_policy, self._clock.monotonic)
+        return breaker
+
+    def _tell_breaker(self, breaker: Breaker, handler: Handler, outcome: Outcome | None) -> None:
+        match outcome:
+            case Done() | Rejected():
+                if breaker.succeeded():
+                    log.warning("%s works again", handler.name)
+            case Retry(crashed=False) | Dead(reason="retries_exhausted"):
+                if breaker.failed():
+                    log.error(
+                        "%s failed %d times in a row; one message at a time until it works",
+                        handler.name,
+                        self._breaker_policy.failures,
+                    )
+            case _:
+                breaker.cancelled()
+
+
+class _Lost(msgspec.Struct, frozen=True):
+    """No outcome: the claim is gone, nothing may be written."""
+
+
+LOST: Any = _Lost()
+
+
+def _done(result: Any) -> Outcome:
+    """A handler may return an outcome itself; anything else is its result."""
+    return result if isinstance(result, Done | Retry | Dead | Park | Rejected) else Done(result)
+
+
+def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:
+    return lambda context: wrap(context, inner)
+
+
+def _breaker_key(handler: Handler) -> str:
+    return f"{handler.queue}\x1f{handler.type}"

@@ -1,0 +1,245 @@
+"""Receive, decode, claim: as many messages as there are free slots, in batches.
+
+Three small loops: `FusedFetcher` where queue and store are one file, else `BrokerFetcher` for new
+messages and `StoreFetcher` for what the store itself holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from holdfast.core.broker import Broker, Settlement, Subscription, Verb
+from holdfast.core.errors import BrokerError, StoreError
+from holdfast.core.store import (
+    Answer,
+    Candidate,
+    Claims,
+    Decode,
+    Fused,
+    Run,
+    Taken,
+    Verdict,
+    Worker,
+)
+
+log = logging.getLogger("holdfast.engine")
+
+NET_S = 1.0
+"""How often a waiting fetcher looks by itself, should a wake-up get lost."""
+RECEIVE_WAIT_S = 1.0
+
+
+class Slots:
+    """Room for runs of one subscription; fetchers wait for it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.taken = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def free(self) -> int:
+        return self.size - self.taken
+
+    def take(self, n: int) -> None:
+        self.taken += n
+        if self.taken >= self.size:
+            self._room.clear()
+
+    def give(self, n: int) -> None:
+        self.taken -= n
+        if self.taken < self.size:
+            self._room.set()
+
+    async def room(self) -> int:
+        """Waits until there is at least one free slot; returns how many."""
+        await self._room.wait()
+        return self.free
+
+
+class Lane(Protocol):
+    """What a fetcher needs of its worker."""
+
+    worker: Worker
+
+    def may_fetch(self, sub: Subscription) -> float:
+        """0: go on; else seconds to hold back (paused, draining, breaker, store away)."""
+        ...
+
+    def start(self, run: Run, sub: Subscription) -> None: ...
+
+    def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
+        """Observers and metrics hear of verdicts that are not runs, too."""
+        ...
+
+
+class _Loop:
+    """The shape all fetchers share: wait for room, fetch, start, wait for work."""
+
+    def __init__(self, sub: Subscription, store: Claims, slots: Slots, worker: Lane) -> None:
+        self.sub = sub
+        self._store = store
+        self._slots = slots
+        self._worker = worker
+        self.idle = False
+        """True while the last look found nothing."""
+
+    async def run(self) -> None:
+        woken = self._store.subscribe()
+        pause = 0.05
+        try:
+            while True:
+                limit = await self._slots.room()
+                hold = self._worker.may_fetch(self.sub)
+                if hold > 0:
+                    self.idle = True
+                    await _wait(woken, min(hold, NET_S))
+                    continue
+                woken.clear()
+                try:
+                    found, next_due_s = await self._fetch(limit)
+                    pause = 0.05
+                except (StoreError, BrokerError) as error:
+                    log.warning("fetching from %s: %s", self.sub.queue, error)
+                    await asyncio.sleep(pause)
+                    pause = min(2.0, pause * 2)
+                    continue
+                self.idle = found == 0
+                if found < limit and self._waits:
+                    wait = NET_S if next_due_s is None else min(NET_S, max(0.001, next_due_s))
+                    await _wait(woken, wait)
+        finally:
+            self._store.unsubscribe(woken)
+
+    _waits = True
+
+    async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        raise NotImplementedError
+
+    def _start(self, verdicts: Sequence[Verdict]) -> int:
+        started = 0
+        for verdict in verdicts:
+            if verdict.run is not None and verdict.answer is Answer.RUN:
+                self._slots.take(1)
+                self._worker.start(verdict.run, self.sub)
+                started += 1
+        self._worker.seen(self.sub, verdicts)
+        return started
+
+
+class FusedStore(Claims, Fused, Protocol):
+    """A store that shares its database with the broker."""
+
+
+class FusedFetcher(_Loop):
+    """One file: taking a message and claiming it is one commit."""
+
+    def __init__(
+        self, sub: Subscription, store: FusedStore, decode: Decode, slots: Slots, worker: Lane
+    ) -> None:
+        super().__init__(sub, store, slots, worker)
+        self._fused = store
+        self._decode = decode
+
+    async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        taken: Taken = await self._fused.take(
+            self.sub, self._decode, limit=limit, worker=self._worker.worker
+        )
+        self._start(taken.verdicts)
+        return len(taken.verdicts), taken.next_due_s
+
+
+class StoreFetcher(_Loop):
+    """Work that the store holds: retries, resumed, adopted, lane heads; `solo`: suspects only."""
+
+    def __init__(
+        self, sub: Subscription, store: Claims, slots: Slots, worker: Lane, *, solo: bool = False
+    ) -> None:
+        super().__init__(sub, store, slots, worker)
+        self._solo = solo
+
+    async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        verdicts = await self._store.claim_ready(
+            self.sub, limit=limit, worker=self._worker.worker, solo=self._solo
+        )
+        self._start(verdicts)
+        return len(verdicts), await self._store.next_due_s(self.sub)
+
+
+class BrokerFetcher(_Loop):
+    """New messages of a broker with a life of its own."""
+
+    _waits = False  # receive() itself waits
+
+    def __init__(
+        self,
+        sub: Subscription,
+        store: Claims,
+        broker: Broker,
+        decode: Decode,
+        slots: Slots,
+        worker: Lane,
+        settle: Callable[[Subscription, Sequence[Settlement]], object],
+    ) -> None:
+        super().__init__(sub, store, slots, worker)
+        self._broker = broker
+        self._decode = decode
+        self._settle = settle
+
+    async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        limit = min(limit, self._broker.capabilities.max_batch)
+        deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
+        if not deliveries:
+            return 0, None
+        candidates = [self._decode(delivery) for delivery in deliveries]
+        verdicts = await self._claimed(candidates)
+        self._start(verdicts)
+        acks = [
+            Settlement(delivery=verdict.delivery, verb=Verb.ACK)
+            for verdict in verdicts
+            if verdict.delivery is not None and verdict.answer not in (Answer.RUN, Answer.LEAVE)
+        ]
+        if acks:
+            result = self._settle(self.sub, acks)
+            if asyncio.iscoroutine(result):
+                await result
+        return len(deliveries), None
+
+    async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
+        """Keyed messages go into their lanes, in broker order; the others are claimed."""
+        pause = 0.05
+        while True:
+            try:
+                if not self.sub.ordered:
+                    return await self._store.claim(self.sub, candidates, worker=self._worker.worker)
+                keyed = [c for c in candidates if c.message and c.message.ordering_key]
+                free = [c for c in candidates if not (c.message and c.message.ordering_key)]
+                verdicts: list[Verdict] = []
+                if keyed:
+                    adopted = await self._store.adopt_in_order(
+                        self.sub, keyed, worker=self._worker.worker
+                    )
+                    verdicts += adopted or [
+                        Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
+                    ]
+                if free:
+                    verdicts += await self._store.claim(self.sub, free, worker=self._worker.worker)
+                return verdicts
+            except StoreError as error:
+                # The messages are in our hands and not claimed: ask again, settle nothing.
+                log.warning("%d messages wait for the store: %s", len(candidates), error)
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    if event.is_set():
+        return
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

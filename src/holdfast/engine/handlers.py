@@ -1,0 +1,65 @@
+"""Who handles what: the registry of handlers by queue and message type."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.core.retry import RetryPolicy
+
+ANY_TYPE = "*"
+
+
+class Handler(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered handler and how it is run."""
+
+    type: str
+    queue: str
+    call: Callable[..., Any]
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: float | None = None
+    isolation: str = "none"
+    """`none`: in this process (sync ones in a thread); `process`: in a child that can be killed."""
+    on_parked: str = "wait"
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.call)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.call, "__qualname__", repr(self.call))
+
+
+class Handlers:
+    """Handlers by (queue, type); `*` takes every type of its queue that has no handler of its own."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], Handler] = {}
+
+    def add(self, handler: Handler) -> None:
+        key = (handler.queue, handler.type)
+        if key in self._by_key:
+            raise ValueError(
+                f"queue {handler.queue!r} has two handlers for type {handler.type!r}: "
+                f"{self._by_key[key].name} and {handler.name}"
+            )
+        self._by_key[key] = handler
+
+    def find(self, queue: str, message_type: str) -> Handler | None:
+        found = self._by_key.get((queue, message_type))
+        return found if found is not None else self._by_key.get((queue, ANY_TYPE))
+
+    def types(self, queue: str) -> list[str]:
+        """Types that have a handler here; `*` among them means all."""
+        return [t for q, t in self._by_key if q == queue]
+
+    @property
+    def queues(self) -> list[str]:
+        return sorted({queue for queue, _ in self._by_key})
+
+    def __iter__(self) -> Any:
+        return iter(self._by_key.values())

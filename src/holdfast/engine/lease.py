@@ -1,0 +1,93 @@
+"""The worker's lease: renewed from a thread of its own, given up when the loop stands still.
+
+A blocked loop loses nothing while the thread beats; a loop that is stuck for good must not hold its
+messages for ever, so the watchdog stops the beat after `stall_limit_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import sys
+import threading
+from collections.abc import Callable
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.store import Claims, Worker
+
+log = logging.getLogger("holdfast.engine")
+
+
+class Lease:
+    """Beats every third of the lease; calls `lost` (on the loop) when it was declared dead."""
+
+    def __init__(
+        self,
+        store: Claims,
+        worker: Worker,
+        *,
+        lease_s: float,
+        stall_limit_s: float,
+        clock: Clock,
+        lost: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._every_s = lease_s / 3
+        self._lease_s = lease_s
+        self._stall_limit_s = stall_limit_s
+        self._clock = clock
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._stop = threading.Event()
+        self._ticked = clock.monotonic()
+        self._tick()
+        self._thread = threading.Thread(target=self._run, name="holdfast-lease", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._ticker.cancel()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        self._ticked = self._clock.monotonic()
+        self._ticker = self._loop.call_later(min(1.0, self._every_s), self._tick)
+
+    def _run(self) -> None:
+        beaten = self._clock.monotonic()
+        while not self._stop.wait(self._every_s):
+            now = self._clock.monotonic()
+            stalled = now - self._ticked
+            if stalled > self._stall_limit_s:
+                log.error(
+                    "the event loop stood still for %.0f s: worker %d gives up its lease",
+                    stalled,
+                    self._worker.worker_id,
+                )
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                return
+            if now - beaten > self._lease_s and not self._still_ours():
+                self._call_lost()
+                return
+            self._store.beat(self._worker)
+            beaten = self._clock.monotonic()
+
+    def _still_ours(self) -> bool:
+        """After standing still for longer than the lease: were we declared dead meanwhile?"""
+        try:
+            return self._store.is_registered(self._worker)
+        except HoldfastError as error:
+            log.warning("worker %d cannot ask for its lease: %s", self._worker.worker_id, error)
+            return True
+
+    def _call_lost(self) -> None:
+        log.warning(
+            "worker %d stood still past its lease and was declared dead", self._worker.worker_id
+        )
+        try:
+            self._loop.call_soon_threadsafe(self._lost)
+        except RuntimeError:
+            return  # the loop is gone, and so is everything that it ran

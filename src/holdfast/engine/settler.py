@@ -1,0 +1,149 @@
+"""Finish and settle: everything that ended meanwhile goes to the store as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast.core.broker import Broker, Settlement, Subscription, Verb
+from holdfast.core.errors import BrokerError, StoreError
+from holdfast.core.outcome import Dead, Expired, Released
+from holdfast.core.store import Claims, Commit, Finished, Worker
+
+from .executor import LOST
+
+log = logging.getLogger("holdfast.engine")
+
+BATCH = 500
+
+
+class Settler:
+    """Takes ended runs, commits them, tells the broker, then reports.
+
+    While the store is away ended runs wait here (bounded by the slots, which stay taken), and
+    nothing is settled.
+    """
+
+    def __init__(
+        self,
+        store: Claims,
+        broker: Broker | None,
+        worker: Callable[[], Worker],
+        *,
+        committed: Callable[[Sequence[Finished], Sequence[Commit]], None],
+        fenced: Callable[[Finished], None],
+    ) -> None:
+        self._store = store
+        self._broker = broker
+        self._worker = worker
+        self._committed = committed
+        self._fenced = fenced
+        self._waiting: list[tuple[Finished, Subscription]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._in_flight = 0
+
+    @property
+    def waiting(self) -> int:
+        """Runs that ended and are not committed yet."""
+        return len(self._waiting) + self._in_flight
+
+    def add(self, finished: Finished, sub: Subscription) -> None:
+        self._waiting.append((finished, sub))
+        if self._task is None:
+            self._idle.clear()
+            self._task = asyncio.create_task(self._run(), name="holdfast-settler")
+
+    async def drain(self) -> None:
+        """Wait until everything that ended is committed."""
+        await self._idle.wait()
+
+    def stop(self) -> int:
+        """Give up on what is not committed (its claim is lost anyway); returns how many."""
+        left = self.waiting
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+        return left
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+                self._in_flight = len(batch)
+                try:
+                    await self._flush(batch)
+                finally:
+                    self._in_flight = 0
+        finally:
+            self._task = None
+            if self._waiting:
+                self._task = asyncio.create_task(self._run(), name="holdfast-settler")
+            else:
+                self._idle.set()
+
+    async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
+        alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
+        for finished, _ in batch:
+            if finished.outcome is LOST:
+                self._fenced(finished)
+        items = [f for f, _ in alive]
+        commits = await self._commit(items) if items else []
+        settled: dict[str, tuple[Subscription, list[Settlement]]] = {}
+        done: list[Finished] = []
+        for (finished, sub), commit in zip(alive, commits, strict=True):
+            if commit is Commit.FENCED:
+                log.warning(
+                    "message %s: worker %d no longer owns it, its result was refused",
+                    finished.run.message.id,
+                    finished.run.token.worker_id,
+                )
+                self._fenced(finished)
+                continue
+            done.append(finished)
+            if finished.run.delivery is not None:
+                _, batch_of = settled.setdefault(sub.name, (sub, []))
+                batch_of.append(self._settlement(finished, sub))
+        for sub, settlements in settled.values():
+            await self.settle(sub, settlements)
+        if items:
+            self._committed(items, commits)
+
+    async def _commit(self, items: Sequence[Finished]) -> Sequence[Commit]:
+        """Ask until the store answers: a repeat after an unknown commit is ALREADY."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._store.finish(items, worker=self._worker())
+            except StoreError as error:
+                log.warning("%d finished runs wait for the store: %s", len(items), error)
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
+        """Tell the broker. A failure is harmless: the copy comes back and is known."""
+        if self._broker is None or not batch:
+            return
+        try:
+            await self._broker.settle(sub, batch)
+        except BrokerError as error:
+            log.warning("settling %d messages of %s failed: %s", len(batch), sub.queue, error)
+
+    def _settlement(self, finished: Finished, sub: Subscription) -> Settlement:
+        delivery = finished.run.delivery
+        assert delivery is not None  # noqa: S101 - asked for only then
+        verb, reason = Verb.ACK, ""
+        if isinstance(finished.outcome, Released):
+            verb = Verb.RELEASE
+        elif isinstance(finished.outcome, Dead | Expired):
+            if sub.ack_policy == "nack" and self._can_reject:
+                verb, reason = Verb.REJECT, getattr(finished.outcome, "reason", "expired")
+            elif sub.ack_policy == "requeue":
+                verb = Verb.RELEASE
+        return Settlement(delivery=delivery, verb=verb, reason=reason)
+
+    @property
+    def _can_reject(self) -> bool:
+        return self._broker is not None and self._broker.capabilities.reject

@@ -1,0 +1,441 @@
+"""One worker: registers with the store, fetches, runs, settles, and hands back what it must."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.core.broker import Broker, Subscription
+from holdfast.core.clock import Clock, to_us
+from holdfast.core.errors import StoreError
+from holdfast.core.events import EVENT_OF_STATUS, PARKED, RELEASED, RETRIED, Event, Observer
+from holdfast.core.outcome import (
+    Dead,
+    Discarded,
+    Done,
+    Duplicate,
+    Expired,
+    Park,
+    ParkKind,
+    Rejected,
+    Released,
+    Retry,
+    Status,
+)
+from holdfast.core.store import Answer, Claims, Commit, Finished, Run, Verdict, Worker
+
+from .decoder import decoder
+from .executor import Executor
+from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
+from .handlers import Handlers
+from .lease import Lease
+from .relays import Relay, run_relay
+from .settler import Settler
+
+log = logging.getLogger("holdfast.engine")
+
+
+class Phase(StrEnum):
+    NEW = "new"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker behaves. Seconds throughout."""
+
+    slots: int = 100
+    lease_s: float = 10.0
+    reap_every_s: float = 0.5
+    crash_budget: int = 3
+    shutdown_timeout_s: float = 30.0
+    stall_limit_s: float = 60.0
+    clock_hold_s: float = 300.0
+    max_message_bytes: int | None = None
+    solo: bool = False
+    """Run suspects only, one at a time."""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker ended."""
+
+    finished: int
+    handed_back: int
+
+
+class EngineWorker:
+    """The engine of one process. `start`, then `drain` (orderly) or `abandon` (lease lost)."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        store: Claims,
+        broker: Broker,
+        fused: bool,
+        handlers: Handlers,
+        subscriptions: Sequence[Subscription],
+        slots: Mapping[str, int] | None = None,
+        make_executor: Callable[..., Executor],
+        clock: Clock,
+        settings: WorkerSettings,
+        relays: Sequence[Relay] = (),
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._broker = broker
+        self._fused = fused
+        self._handlers = handlers
+        self._subscriptions = list(subscriptions)
+        self._clock = clock
+        self._settings = settings
+        self._extra_relays = list(relays)
+        self._observers = list(observers)
+        self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
+        self._settler = Settler(
+            store,
+            None if fused else broker,
+            lambda: self.worker,
+            committed=self._committed,
+            fenced=self._fenced,
+        )
+        self._slots = {
+            sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
+            for sub in self._subscriptions
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fetchers: list[FusedFetcher | BrokerFetcher | StoreFetcher] = []
+        self._paused: frozenset[str] = frozenset()
+        self._lease: Lease | None = None
+        self._jump_until = 0.0
+        self._drift: float | None = None
+        self.phase = Phase.NEW
+        self.worker = Worker(worker_id=0, name=name)
+        self.recycle = False
+        """True: a handler cannot be ended; this process should be replaced."""
+        self.stopped = asyncio.Event()
+        self.finished = 0
+        self.failure: BaseException | None = None
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Register and begin to fetch."""
+        if self.phase is not Phase.NEW:
+            raise RuntimeError("the worker was started before")
+        await self._register()
+        self.phase = Phase.RUNNING
+        await self._read_paused()
+        for sub in self._subscriptions:
+            self._fetchers += self._fetchers_of(sub)
+        for fetcher in self._fetchers:
+            self._spawn(fetcher.run(), f"fetch {fetcher.sub.name}")
+        for relay in (*self._own_relays(), *self._extra_relays):
+            self._spawn(run_relay(relay, self._hold_role), relay.name)
+
+    async def drain(self, timeout_s: float | None = None) -> Drained:
+        """Stop fetching, let runs finish up to the limit, hand back the rest unspent. Idempotent."""
+        if self.phase in (Phase.STOPPED, Phase.NEW):
+            self.phase = Phase.STOPPED
+            self.stopped.set()
+            return Drained(finished=self.finished, handed_back=0)
+        limit = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
+        self.phase = Phase.DRAINING
+        await self._stop_tasks("fetch")
+        deadline = self._clock.monotonic() + limit
+        while self._executor.running and self._clock.monotonic() < deadline:
+            tasks = [active.task for active in self._executor.active if active.task]
+            left = deadline - self._clock.monotonic()
+            await asyncio.wait(tasks, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+        unfinished = self._executor.active
+        self._executor.cancel_all("drain")
+        if unfinished:
+            await asyncio.wait(
+                [a.task for a in unfinished if a.task and not a.thread] or [asyncio.sleep(0)],
+                timeout=1.0,
+            )
+        await self._settle_all()
+        left_behind = self._executor.running
+        await self._close(leave=left_behind == 0)
+        if unfinished:
+            log.warning("stopped with %d unfinished messages, handed back", len(unfinished))
+        log.info(
+            "worker %d stopped: %d finished, %d handed back",
+            self.worker.worker_id,
+            self.finished,
+            len(unfinished),
+        )
+        return Drained(finished=self.finished, handed_back=len(unfinished))
+
+    def is_idle(self) -> bool:
+        """Nothing running, nothing waiting to be committed, nothing found at the last look."""
+        quiet = self._executor.running == 0 and self._settler.waiting == 0
+        return quiet and all(fetcher.idle for fetcher in self._fetchers)
+
+    @property
+    def running(self) -> int:
+        return self._executor.running
+
+    def cancel(self, message_id: str) -> bool:
+        """Ask a running message to stop."""
+        return self._executor.cancel(message_id)
+
+    # -- what fetchers ask ------------------------------------------------------------------------
+
+    def may_fetch(self, sub: Subscription) -> float:
+        if self.phase is not Phase.RUNNING or sub.name in self._paused:
+            return 1.0
+        if self._settler.waiting > self._slots[sub.name].size:
+            return 0.05
+        return self._executor.breaker_wait_s(sub.queue) or 0.0
+
+    def start(self, run: Run, sub: Subscription) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            _stage("message.consumed", run)
+            _stage("message.parsed", run)
+        self._executor.start(run, sub)
+
+    def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            if verdict.answer in _ENDED_AT_CLAIM and verdict.delivery is not None:
+                self._tell(
+                    Event(
+                        type=_ENDED_AT_CLAIM[verdict.answer],
+                        tenant_id=sub.tenant or "",
+                        subscription=sub.name,
+                        task_id=verdict.delivery.identity or "",
+                        data={"queue": sub.queue},
+                    )
+                )
+
+    # -- ends of runs -----------------------------------------------------------------------------
+
+    def _ended(self, finished: Finished, sub: Subscription) -> None:
+        """The run is over: its slot is free for the next, its outcome waits for its commit."""
+        self._slots[sub.name].give(1)
+        self._settler.add(finished, sub)
+
+    def _committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
+        count = 0
+        for finished, commit in zip(items, commits, strict=True):
+            if commit is Commit.FENCED:
+                continue
+            count += 1
+            if self._observers:
+                self._tell(_event_of(finished))
+            if log.isEnabledFor(logging.DEBUG):
+                _stage("message.executed", finished.run)
+                _stage("message.acked", finished.run)
+        self.finished += count
+        log.info("finished %d messages", count, extra={"worker_id": self.worker.worker_id})
+
+    def _fenced(self, finished: Finished) -> None:
+        if finished.run.token.worker_id == self.worker.worker_id:
+            log.warning("message %s: dropped, its claim is gone", finished.run.message.id)
+
+    def _tell(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                log.exception("an observer failed on %s", event.type)
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        self.worker = await self._store.register(self._name)
+        self._lease = Lease(
+            self._store,
+            self.worker,
+            lease_s=self._settings.lease_s,
+            stall_limit_s=self._settings.stall_limit_s,
+            clock=self._clock,
+            lost=self._lease_lost,
+        )
+
+    def _lease_lost(self) -> None:
+        """Declared dead: whatever runs can no longer commit. Begin anew under a new number."""
+        self._executor.cancel_all("lost")
+        self._spawn(self._again(), "register again")
+
+    async def _again(self) -> None:
+        old, self._lease = self._lease, None
+        if old is not None:
+            await asyncio.to_thread(old.close)
+        await self._register()
+        log.warning("registered again as worker %d", self.worker.worker_id)
+
+    def _stuck(self, run: Run) -> None:
+        self.recycle = True
+        self.stopped.set()
+
+    # -- relays -----------------------------------------------------------------------------------
+
+    def _own_relays(self) -> list[Relay]:
+        settings = self._settings
+        return [
+            Relay(name="reaper", every_s=settings.reap_every_s, step=self._reap),
+            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
+            Relay(name="resolver", every_s=1.0, step=self._resolve),
+            Relay(name="paused queues", every_s=1.0, step=self._read_paused),
+            Relay(name="parked", every_s=2.0, step=self._resume_parked),
+        ]
+
+    async def _reap(self) -> None:
+        found = await self._store.reap(
+            worker=self.worker,
+            lease_s=self._settings.lease_s,
+            crash_budget=self._settings.crash_budget,
+        )
+        if found.workers:
+            log.warning(
+                "workers %s are dead: %d messages given back, %d set aside as poison",
+                list(found.workers),
+                found.tasks,
+                found.quarantined,
+            )
+
+    async def _resolve(self) -> None:
+        await self._store.resolve(worker=self.worker)
+
+    async def _read_paused(self) -> None:
+        self._paused = await self._store.paused()
+
+    async def _resume_parked(self) -> None:
+        """A handler that was missing is here now: what waited for it goes on."""
+        for sub in self._subscriptions:
+            types = self._handlers.types(sub.queue)
+            if types:
+                n = await self._store.resume_parked(
+                    ParkKind.WORKFLOW_PENDING, types, subscription=sub.name, worker=self.worker
+                )
+                if n:
+                    log.info("%d parked messages of %s go on: a handler is here", n, sub.name)
+
+    async def _watch_clock(self) -> None:
+        """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""
+        drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
+        if self._drift is not None and abs(drift - self._drift) > 1.0:
+            self._jump_until = self._clock.monotonic() + self._settings.clock_hold_s
+            log.warning(
+                "the clock jumped by %.0f s: nothing expires for the next %.0f s",
+                drift - self._drift,
+                self._settings.clock_hold_s,
+            )
+        self._drift = drift
+        self._store.expiry_paused = self._clock.monotonic() < self._jump_until
+
+    async def _hold_role(self, role: str) -> bool:
+        return await self._store.hold_role(role, worker=self.worker)
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def _fetchers_of(self, sub: Subscription) -> list[FusedFetcher | BrokerFetcher | StoreFetcher]:
+        slots = self._slots[sub.name]
+        if self._settings.solo:
+            return [StoreFetcher(sub, self._store, slots, self, solo=True)]
+        decode = decoder(sub, max_bytes=self._settings.max_message_bytes)
+        if self._fused:
+            return [FusedFetcher(sub, self._store, decode, slots, self)]  # type: ignore[arg-type]
+        return [
+            BrokerFetcher(
+                sub, self._store, self._broker, decode, slots, self, self._settler.settle
+            ),
+            StoreFetcher(sub, self._store, slots, self),
+        ]
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"holdfast {name}")
+        self._tasks.append(task)
+        task.add_done_callback(self._side_task_ended)
+
+    def _side_task_ended(self, task: asyncio.Task[None]) -> None:
+        """A fetcher or relay that dies takes the worker with it: half a worker is worse than none."""
+        self._tasks.remove(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        self.failure = task.exception()
+        log.critical("%s failed, the worker stops", task.get_name(), exc_info=self.failure)
+        self.stopped.set()
+
+    async def _stop_tasks(self, kind: str = "") -> None:
+        tasks = [t for t in self._tasks if t.get_name().startswith(f"holdfast {kind}")]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _settle_all(self) -> None:
+        try:
+            await asyncio.wait_for(self._settler.drain(), self._settings.lease_s)
+        except TimeoutError:
+            left = self._settler.stop()
+            log.error("%d finished runs could not be committed; they will run again", left)
+
+    async def _close(self, *, leave: bool) -> None:
+        await self._stop_tasks()
+        if self._lease is not None:
+            await asyncio.to_thread(self._lease.close)
+        if leave:
+            try:
+                await self._store.leave(self.worker)
+            except StoreError as error:
+                log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
+        await self._executor.close()
+        self.phase = Phase.STOPPED
+        self.stopped.set()
+
+
+_ENDED_AT_CLAIM = {
+    Answer.DUPLICATE: EVENT_OF_STATUS[Status.DUPLICATE],
+    Answer.DEAD: EVENT_OF_STATUS[Status.FAILED],
+    Answer.EXPIRED: EVENT_OF_STATUS[Status.EXPIRED],
+}
+
+
+def _stage(stage: str, run: Run) -> None:
+    """One line per stage of a message, for those who debug; at INFO there is one per batch."""
+    log.debug(
+        "%s %s",
+        stage,
+        run.message.id,
+        extra={"event": stage, "trace_id": run.message.trace_id, "queue": run.queue},
+    )
+
+
+def _event_of(finished: Finished) -> Event:
+    """What observers are told of a committed run."""
+    run, outcome = finished.run, finished.outcome
+    kind = {
+        Done: EVENT_OF_STATUS[Status.SUCCEEDED],
+        Dead: EVENT_OF_STATUS[Status.FAILED],
+        Rejected: EVENT_OF_STATUS[Status.REJECTED],
+        Expired: EVENT_OF_STATUS[Status.EXPIRED],
+        Discarded: EVENT_OF_STATUS[Status.DISCARDED],
+        Duplicate: EVENT_OF_STATUS[Status.DUPLICATE],
+        Retry: RETRIED,
+        Park: PARKED,
+        Released: RELEASED,
+    }[type(outcome)]
+    return Event(
+        type=kind,
+        tenant_id=run.message.tenant_id,
+        subscription=run.subscription,
+        task_id=run.message.id,
+        data={
+            "queue": run.queue,
+            "event_name": run.message.type,
+            "attempt": run.attempt,
+            "duration_s": (finished.finished_at_us - finished.started_at_us) / 1e6,
+            "delay_s": (run.claimed_at_us - to_us(run.message.created_at)) / 1e6,
+            "usage": finished.usage,
+            "trace_id": run.message.trace_id,
+        },
+    )

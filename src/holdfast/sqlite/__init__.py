@@ -1,0 +1,6 @@
+"""One SQLite file, shared by broker and store: one writer thread per process, fair between processes.
+
+`file.py` the writer thread and its group commit · `turnstile.py` whose turn it is to write ·
+`witness.py` proof that no commit went missing · `wake.py` telling other processes at once ·
+`liveness.py` which workers are alive · `rows.py` statements over many rows.
+"""

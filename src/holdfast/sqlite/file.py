@@ -1,0 +1,403 @@
+"""The file and its writer thread: what is asked for meanwhile becomes one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+
+from .turnstile import Turnstile
+from .wake import Wake
+from .witness import Witness
+
+T = TypeVar("T")
+Op = Callable[[sqlite3.Connection], T]
+
+log = logging.getLogger("holdfast.sqlite")
+
+CHECKPOINT_FRAMES = 4000
+"""Pages in the log after which it is copied into the database, by whoever just wrote."""
+MAX_JOBS = 64
+_NETWORK = ("nfs", "cifs", "smb", "fuse.sshfs", "ceph", "gluster", "lustre", "afs")
+_FULL, _NORMAL = "FULL", "NORMAL"
+
+
+class _Job:
+    __slots__ = ("durable", "error", "future", "loop", "op", "result")
+
+    def __init__(
+        self,
+        op: Op[Any],
+        durable: bool,
+        future: asyncio.Future[Any] | concurrent.futures.Future[Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.op = op
+        self.durable = durable
+        self.future = future
+        self.loop = loop
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class SqliteFile:
+    """One database file as this process sees it. Made by `open_file`, shared by path."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self.clock = clock
+        self.workers_folder = Path(f"{path}.workers")
+        self._turnstile = Turnstile(path)
+        self._witness = Witness(path)
+        self._wake = Wake(path)
+        self._users = 0
+        self._jobs: list[_Job] = []
+        self._ready = threading.Condition()
+        self._closing = False
+        self._wake_wanted = False
+        self._sync = ""
+        self._commits = 0
+        self._shm_fd: int | None = None
+        self._waiters: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.ledger_head = b""
+        self._rollback_hooks: list[Callable[[], None]] = []
+        try:
+            self._conn = self._connect()
+        except BaseException:
+            self._close_handles()
+            raise
+        self._thread = threading.Thread(
+            target=self._run, name=f"holdfast-writer:{path.name}", daemon=True
+        )
+        self._thread.start()
+
+    # -- what callers use -------------------------------------------------------------------------
+
+    async def write(self, op: Op[T], *, durable: bool = True) -> T:
+        """Run `op` in the next transaction; returns once committed (and synced, if `durable`).
+
+        A cancelled caller does not stop its operation: what was asked for is done.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._submit(_Job(op, durable, future, loop))
+        return await future
+
+    def write_sync(self, op: Op[T], *, durable: bool = True, timeout: float | None = None) -> T:
+        """`write` for code without an event loop."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._submit(_Job(op, durable, future, None))
+        return future.result(timeout)
+
+    def read_sync(self, op: Op[T]) -> T:
+        """Run `op` on a connection of its own, seeing what is committed; it cannot write."""
+        conn = sqlite3.connect(
+            f"file:{_quoted(self.path)}?mode=ro", uri=True, isolation_level=None, timeout=5
+        )
+        try:
+            return op(conn)
+        except sqlite3.DatabaseError as error:
+            raise translate(error, self.path) from error
+        finally:
+            conn.close()
+
+    async def read(self, op: Op[T]) -> T:
+        """`read_sync` off the loop."""
+        return await asyncio.to_thread(self.read_sync, op)
+
+    def wake_after_commit(self) -> None:
+        """Called inside an operation: others have something to do once this is committed."""
+        self._wake_wanted = True
+
+    def on_rollback(self, hook: Callable[[], None]) -> None:
+        """`hook` is called in the writer thread whenever something written was undone."""
+        self._rollback_hooks.append(hook)
+
+    def subscribe(self) -> asyncio.Event:
+        """An event of the running loop, set whenever this or another process made work."""
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        self._waiters.add(event)
+        if self._loop is not loop:
+            self._loop = loop
+            listener = self._wake.listen()
+            if listener is not None:
+                loop.add_reader(listener.fileno(), self._woken)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        self._waiters.discard(event)
+        if not self._waiters and self._loop is not None:
+            listener = self._wake.listen()
+            if listener is not None and not self._loop.is_closed():
+                self._loop.remove_reader(listener.fileno())
+            self._loop = None
+
+    # -- the writer thread ------------------------------------------------------------------------
+
+    def _submit(self, job: _Job) -> None:
+        with self._ready:
+            if self._closing:
+                raise StoreUnavailable(f"{self.path} is closed")
+            self._jobs.append(job)
+            self._ready.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._jobs and not self._closing:
+                    self._ready.wait()
+                jobs, self._jobs = self._jobs[:MAX_JOBS], self._jobs[MAX_JOBS:]
+                if not jobs and self._closing:
+                    return
+            try:
+                self._transaction(jobs)
+            except BaseException as error:
+                translated = translate(error, self.path)
+                for job in jobs:
+                    job.error = job.error or translated
+            self._answer(jobs)
+
+    def _transaction(self, jobs: list[_Job]) -> None:
+        durable = any(job.durable for job in jobs)
+        conn = self._conn
+        self._wake_wanted = False
+        with self._turnstile:
+            level = _FULL if durable else _NORMAL
+            if level != self._sync:
+                conn.execute(f"PRAGMA synchronous={level}")
+                self._sync = level
+            try:
+                conn.execute("BEGIN IMMEDIATE")
+                for job in jobs:
+                    self._savepoint(conn, job)
+                if durable:
+                    conn.execute("UPDATE witness SET commits = commits + 1")
+                    self._commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
+                conn.execute("COMMIT")
+            except BaseException:
+                self._undone()
+                if conn.in_transaction:
+                    conn.execute("ROLLBACK")
+                raise
+            if durable:
+                self._witness.write(self._commits, self.ledger_head)
+            self._checkpoint_if_long(conn)
+        if self._wake_wanted:
+            self._wake.ring()
+
+    def _savepoint(self, conn: sqlite3.Connection, job: _Job) -> None:
+        """One operation: its failure undoes it alone, unless SQLite gave up the transaction."""
+        conn.execute("SAVEPOINT op")
+        try:
+            job.result = job.op(conn)
+        except BaseException as error:
+            if not conn.in_transaction:
+                raise
+            conn.execute("ROLLBACK TO op")
+            conn.execute("RELEASE op")
+            self._undone()
+            if _is_full(error):
+                raise
+            job.error = translate(error, self.path)
+            return
+        conn.execute("RELEASE op")
+
+    def _undone(self) -> None:
+        for hook in self._rollback_hooks:
+            hook()
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+        for job in jobs:
+            if job.loop is not None:
+                loops.setdefault(job.loop, []).append(job)
+            elif isinstance(job.future, concurrent.futures.Future):
+                _resolve(job)
+        waking, loop = self._wake_wanted, self._loop
+        for each, theirs in loops.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                each.call_soon_threadsafe(_resolve_all, theirs)
+        if waking and loop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._set_waiters)
+
+    def _woken(self) -> None:
+        self._wake.drain()
+        self._set_waiters()
+
+    def _set_waiters(self) -> None:
+        for event in self._waiters:
+            event.set()
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        refuse_network(self.path)
+        try:
+            conn = sqlite3.connect(
+                self.path,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=512,
+                timeout=30,
+            )
+            conn.execute("PRAGMA journal_mode=WAL")
+            conn.execute("PRAGMA wal_autocheckpoint=0")
+            conn.execute("PRAGMA cache_size=-16000")
+            conn.execute("PRAGMA temp_store=MEMORY")
+            with self._turnstile:
+                self._check_witness(conn)
+        except sqlite3.DatabaseError as error:
+            raise translate(error, self.path) from error
+        return conn
+
+    def _check_witness(self, conn: sqlite3.Connection) -> None:
+        self._commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
+        witnessed = self._witness.read()
+        if witnessed is not None and witnessed > self._commits:
+            gap = witnessed - self._commits
+            raise StoreCorrupt(
+                f"{self.path} holds {self._commits} durable commits, but {witnessed} were made: "
+                f"the last {gap} went missing (its log was cut or damaged). Nothing was opened. "
+                f"Restore the files from a copy, or run 'holdfast recover' to go on without them."
+            )
+        if witnessed != self._commits:
+            self._witness.write(self._commits)
+
+    def _checkpoint_if_long(self, conn: sqlite3.Connection) -> None:
+        if self._frames() >= CHECKPOINT_FRAMES:
+            # Under the turnstile, like every write: SQLite up to 3.51.2 can lose commits when a
+            # checkpoint and a write meet.
+            conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def _frames(self) -> int:
+        """Valid frames in the log, from the header of the shared index (walformat, mxFrame)."""
+        if self._shm_fd is None:
+            try:
+                self._shm_fd = os.open(f"{self.path}-shm", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return 0
+        return int.from_bytes(os.pread(self._shm_fd, 4, 16), "little")
+
+    def _close_handles(self) -> None:
+        self._turnstile.close()
+        self._witness.close()
+        self._wake.close()
+        if self._shm_fd is not None:
+            os.close(self._shm_fd)
+            self._shm_fd = None
+
+    def _close(self) -> None:
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join()
+        # Without a checkpoint at close: closing under others' writes would take a turn, and the
+        # log is read again anyway.
+        self._conn.close()
+        self._close_handles()
+
+
+_open: dict[Path, SqliteFile] = {}
+_open_lock = threading.Lock()
+
+
+def open_file(path: Path, clock: Clock | None = None) -> SqliteFile:
+    """The process's one `SqliteFile` for this path (its schema must exist). Pair with `close_file`."""
+    path = path.resolve()
+    with _open_lock:
+        file = _open.get(path)
+        if file is None:
+            file = _open[path] = SqliteFile(path, clock or SystemClock())
+        file._users += 1
+        return file
+
+
+def close_file(file: SqliteFile) -> None:
+    """Give it back; the last user stops the writer thread, after what was asked for is done."""
+    with _open_lock:
+        file._users -= 1
+        if file._users > 0:
+            return
+        _open.pop(file.path, None)
+    file._close()
+
+
+def translate(error: BaseException, path: Path) -> BaseException:
+    """SQLite's errors in our words; other errors as they are."""
+    if not isinstance(error, sqlite3.Error | OSError) or isinstance(error, StoreError):
+        return error
+    text = str(error)
+    if _is_full(error):
+        return StoreFull(
+            f"no room left on the disk of {path}; nothing was written. Free some space"
+        )
+    if isinstance(error, sqlite3.DatabaseError) and (
+        "malformed" in text or "not a database" in text or "corrupt" in text
+    ):
+        return StoreCorrupt(
+            f"{path} is damaged ({text}). Restore it from a copy, or see 'holdfast recover'"
+        )
+    if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.DataError):
+        return error
+    return StoreUnavailable(f"{path} cannot be written just now: {text}")
+
+
+def refuse_network(path: Path) -> None:
+    """SQLite's locks do not hold on network file systems."""
+    best, kind = "", ""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    folder = str(path.resolve().parent)
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        point = left.split()[4]
+        inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split()[0]
+    if kind.startswith(_NETWORK):
+        raise StoreError(
+            f"{path} lies on a network file system ({kind}), where SQLite cannot keep its promise. "
+            "Set HOLDFAST_HOME to a folder on a local disk"
+        )
+
+
+def _is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    return isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+
+
+def _resolve_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        _resolve(job)
+
+
+def _resolve(job: _Job) -> None:
+    future = job.future
+    if future.done():
+        return
+    if job.error is not None:
+        future.set_exception(job.error)
+    else:
+        future.set_result(job.result)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,42 @@
+"""A witness beside the database: how many durable commits it must hold.
+
+SQLite drops a damaged tail of its log without a word. The number of durable commits stands in the
+database and, after each commit, in `<db>.witness`; a database behind its witness has lost commits.
+The witness is not synced: a power cut may leave it behind, never ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+_FORM = struct.Struct("<8sQ32sI")
+_MAGIC = b"HFWITN1\0"
+
+
+class Witness:
+    """The file `<db>.witness`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(f"{path}.witness")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def read(self) -> int | None:
+        """The number witnessed; None for a new or unreadable file (it can prove nothing then)."""
+        data = os.pread(self._fd, _FORM.size, 0)
+        if len(data) < _FORM.size:
+            return None
+        magic, commits, _head, crc = _FORM.unpack(data)
+        if magic != _MAGIC or crc != zlib.crc32(data[:-4]):
+            return None
+        return int(commits)
+
+    def write(self, commits: int, head: bytes = b"") -> None:
+        """One small write in place, no sync: it must never be ahead of the database."""
+        body = _FORM.pack(_MAGIC, commits, head[:32].ljust(32, b"\0"), 0)[:-4]
+        os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4, "little"), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)

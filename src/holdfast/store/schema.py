@@ -1,0 +1,392 @@
+"""The tables, in SQLAlchemy Core: what Alembic's migrations build and the schema test compares.
+
+The hot path does not go through this module (hand SQL is three times faster); it is imported by
+migrations and tests only.
+
+Exceptions to "every business table has a UUID primary key", on purpose:
+1. `idempotency_keys`: its key is the business key itself, (tenant_id, subscription, key): dedup
+   keys come from the messages, and a second encoding would only hide them.
+2. `queue_executions`: (tenant_id, subscription, message_id) is the identity of a task; `id` is the
+   UUIDv5 of the three and has no index of its own.
+3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
+4. `alembic_version` belongs to Alembic.
+`effects`, `sources`, `roles`, `workers` and `messages` are the engine's own machinery.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+metadata = MetaData()
+
+TENANT = String(64)
+NAME = String(255)
+
+
+def moment() -> TypeEngine[Any]:
+    """A point in time: integer microseconds on SQLite, TIMESTAMPTZ on PostgreSQL."""
+    return BigInteger().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+def row_id() -> TypeEngine[Any]:
+    """An id we mint for a row: 16 bytes on SQLite, uuid on PostgreSQL."""
+    return LargeBinary(16).with_variant(Uuid(), "postgresql")
+
+
+def json_text() -> TypeEngine[Any]:
+    """JSON kept as text (never jsonb: it refuses NUL and rewrites numbers)."""
+    return Text().with_variant(postgresql.JSON(), "postgresql")
+
+
+class now(FunctionElement[Any]):
+    """The default of a `moment`, for rows written by hand: our own statements name their time."""
+
+    inherit_cache = True
+
+
+@compiles(now)
+def _now(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "now()"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    # Seconds, their three decimals and three zeros; SQLite's clock has milliseconds.
+    return "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) || '000' AS INTEGER)"
+
+
+def tenant() -> Column[str]:
+    return Column("tenant_id", TENANT, nullable=False, server_default=text("'default'"))
+
+
+# Exception 1: the business key is the primary key.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("key", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("value", LargeBinary),
+    Column("created_at", moment(), nullable=False, server_default=now()),
+    Column("expires_at", moment()),
+    PrimaryKeyConstraint("tenant_id", "subscription", "key"),
+    Index("idx_idempotency_keys_tenant_expires", "tenant_id", "expires_at"),
+)
+
+# Exception 2: identity is (tenant_id, subscription, message_id). This is the tasks table.
+queue_executions = Table(
+    "queue_executions",
+    metadata,
+    Column("id", row_id(), nullable=False),
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("queue_name", NAME, nullable=False),
+    Column("event_name", NAME),
+    Column("status", String(20), nullable=False),
+    Column("held", String(10), nullable=False),
+    Column("worker_id", BigInteger),
+    Column("epoch", Integer, nullable=False, server_default=text("0")),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("crashes", Integer, nullable=False, server_default=text("0")),
+    Column("priority", Integer, nullable=False, server_default=text("1")),
+    Column("due_at", moment()),
+    Column("lane", NAME),
+    Column("lane_seq", BigInteger),
+    Column("idem_key", NAME),
+    Column("created_at", moment()),
+    Column("expires_at", moment()),
+    Column("started_at", moment(), nullable=False, server_default=now()),
+    Column("completed_at", moment()),
+    Column("duration_ms", Integer),
+    Column("agent_run_id", row_id()),
+    Column("error_message", Text),
+    Column("retry_count", Integer, server_default=text("0")),
+    Column("parked_kind", String(40)),
+    Column("correlation_id", NAME),
+    Column("trace_id", NAME),
+    Column("history", json_text()),
+    Column("body", LargeBinary),
+    Column("body_info", json_text()),
+    Column("body_crc", BigInteger),
+    Column("body_sha256", LargeBinary(32)),
+    Column("result", LargeBinary),
+    PrimaryKeyConstraint("tenant_id", "subscription", "message_id"),
+    Index("idx_queue_executions_tenant_message_id", "tenant_id", "message_id"),
+    Index(
+        "idx_queue_executions_tenant_queue_started",
+        "tenant_id",
+        "queue_name",
+        text("started_at DESC"),
+    ),
+)
+
+NOT_COMMON = text("status NOT IN ('running', 'succeeded', 'duplicate')")
+NOT_FINAL = text(
+    "status NOT IN ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
+    " AND lane IS NOT NULL"
+)
+
+
+def _partial(name: str, *columns: object, where: str) -> Index:
+    condition = text(where)
+    return Index(
+        name,
+        *columns,  # type: ignore[arg-type]
+        sqlite_where=condition,
+        postgresql_where=condition,
+    )
+
+
+_partial(
+    "idx_queue_executions_tenant_status",
+    queue_executions.c.tenant_id,
+    queue_executions.c.status,
+    where=NOT_COMMON.text,
+)
+_partial(
+    "idx_tasks_ready",
+    queue_executions.c.subscription,
+    queue_executions.c.priority,
+    queue_executions.c.due_at,
+    where="status = 'ready'",
+)
+_partial("idx_tasks_running", queue_executions.c.worker_id, where="status = 'running'")
+_partial(
+    "idx_tasks_waiting_key",
+    queue_executions.c.tenant_id,
+    queue_executions.c.subscription,
+    queue_executions.c.idem_key,
+    where="status = 'waiting_key'",
+)
+_partial(
+    "idx_tasks_lane",
+    queue_executions.c.tenant_id,
+    queue_executions.c.subscription,
+    queue_executions.c.lane,
+    queue_executions.c.lane_seq,
+    where=NOT_FINAL.text,
+)
+
+queue_metrics = Table(
+    "queue_metrics",
+    metadata,
+    Column("id", row_id(), primary_key=True, nullable=False),
+    tenant(),
+    Column("queue_name", NAME, nullable=False),
+    Column("metric_name", String(100), nullable=False),
+    Column("metric_value", Double, nullable=False),
+    Column("timestamp", moment(), nullable=False, server_default=now()),
+    Column("tags", json_text()),
+    Index(
+        "idx_queue_metrics_tenant_metric_time",
+        "tenant_id",
+        "queue_name",
+        "metric_name",
+        text("timestamp DESC"),
+    ),
+)
+
+# Exception 3: no unique index; a gap or a double is for `ledger verify` to find.
+event_log = Table(
+    "event_log",
+    metadata,
+    Column("id", row_id(), nullable=False),
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("task_id", NAME, nullable=False),
+    Column("event_type", String(40), nullable=False),
+    Column("data", json_text(), nullable=False),
+    Column("created_at", moment(), nullable=False),
+    Column("worker_id", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
+    Index("idx_event_log_tenant_task", "tenant_id", "task_id"),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("id", row_id(), primary_key=True, nullable=False),
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("queue_name", NAME, nullable=False),
+    Column("event_name", NAME),
+    Column("reason", String(60), nullable=False),
+    Column("error", Text),
+    Column("retry_count", Integer, nullable=False, server_default=text("0")),
+    Column("history", json_text()),
+    Column("body", LargeBinary),
+    Column("body_info", json_text()),
+    Column("body_crc", BigInteger),
+    Column("state", String(20), nullable=False, server_default=text("'open'")),
+    Column("failed_at", moment(), nullable=False),
+    Column("settled_at", moment()),
+    Column("replay_id", NAME),
+    Index("idx_dead_letters_tenant_state_failed", "tenant_id", "state", "failed_at"),
+    Index("idx_dead_letters_tenant_message", "tenant_id", "message_id"),
+)
+
+effects = Table(
+    "effects",
+    metadata,
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("name", NAME, nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("value", LargeBinary),
+    Column("worker_id", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("created_at", moment(), nullable=False),
+    Column("done_at", moment()),
+    PrimaryKeyConstraint("tenant_id", "subscription", "message_id", "name"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", row_id(), primary_key=True, nullable=False),
+    tenant(),
+    Column("queue_name", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("headers", json_text(), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("body_crc", BigInteger, nullable=False),
+    Column("priority", Integer, nullable=False, server_default=text("1")),
+    Column("ordering_key", NAME),
+    Column("ttl_us", BigInteger),
+    Column("due_at", moment(), nullable=False),
+    Column("created_at", moment(), nullable=False),
+    Index("idx_outbox_due", "due_at"),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", String(36), primary_key=True, nullable=False),
+    tenant(),
+    Column("subscription", NAME),
+    Column("task_id", NAME),
+    Column("channel", NAME, nullable=False),
+    Column("recipient", NAME, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("conversation", NAME),
+    Column("priority", Integer, nullable=False, server_default=text("2")),
+    Column("status", String(20), nullable=False, server_default=text("'pending'")),
+    Column("retry_count", Integer, nullable=False, server_default=text("0")),
+    Column("max_retries", Integer, nullable=False, server_default=text("5")),
+    Column("due_at", moment(), nullable=False),
+    Column("created_at", moment(), nullable=False),
+    Column("last_attempt_at", moment()),
+    Column("last_error", Text),
+    Column("worker_id", BigInteger),
+    Index("idx_deliveries_tenant_task", "tenant_id", "task_id"),
+)
+_partial(
+    "idx_deliveries_pending",
+    deliveries.c.channel,
+    deliveries.c.priority,
+    deliveries.c.due_at,
+    where="status = 'pending'",
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", NAME, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("started_at", moment(), nullable=False),
+    Column("ended_at", moment()),
+    sqlite_autoincrement=True,
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("subscription", NAME, nullable=False),
+    Column("part", NAME, nullable=False, server_default=text("''")),
+    Column("worker_id", BigInteger),
+    Column("n", BigInteger, nullable=False, server_default=text("0")),
+    Column("floor", BigInteger),
+    Column("paused_at", moment()),
+    PrimaryKeyConstraint("subscription", "part"),
+)
+
+roles = Table(
+    "roles",
+    metadata,
+    Column("role", NAME, primary_key=True, nullable=False),
+    Column("worker_id", BigInteger),
+    Column("state", json_text()),
+)
+
+# The SQLite broker's queue.
+messages = Table(
+    "messages",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column("queue", NAME, nullable=False),
+    Column("state", Integer, nullable=False, server_default=text("0")),
+    Column("priority", Integer, nullable=False, server_default=text("1")),
+    Column("message_id", NAME, nullable=False),
+    Column("lane", NAME),
+    Column("due_at", moment()),
+    Column("expires_at", moment()),
+    Column("sent_at", moment(), nullable=False),
+    Column("deliveries", Integer, nullable=False, server_default=text("0")),
+    Column("worker_id", BigInteger),
+    Column("headers", json_text(), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("body_crc", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+_partial(
+    "idx_messages_ready",
+    messages.c.queue,
+    messages.c.priority.desc(),
+    messages.c.seq,
+    where="state = 0 AND lane IS NULL",
+)
+_partial(
+    "idx_messages_lanes",
+    messages.c.queue,
+    messages.c.seq,
+    where="state = 0 AND lane IS NOT NULL",
+)
+_partial("idx_messages_delayed", messages.c.due_at, where="state = 1")
+_partial("idx_messages_taken", messages.c.worker_id, where="state = 2")
+
+# One row: how many durable commits this file has seen (the witness file holds the same number).
+witness = Table(
+    "witness",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("commits", BigInteger, nullable=False),
+)

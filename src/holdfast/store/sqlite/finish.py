@@ -1,0 +1,490 @@
+"""Finish: outcome, dedup record, ledger, follow-ups and replies of a batch, in one transaction.
+
+Every row is written only if it still bears the run's token; the rest is refused (FENCED) or was
+written before (ALREADY). The common case, a batch of plain successes, is one statement.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import events
+from holdfast.core.broker import Transactional
+from holdfast.core.ids import derived_id, uuid7_bytes
+from holdfast.core.outcome import (
+    SEED_WORDS,
+    Dead,
+    Discarded,
+    Done,
+    Duplicate,
+    Expired,
+    Park,
+    Rejected,
+    Released,
+    Retry,
+    Status,
+)
+from holdfast.core.store import Commit, Finished, Run
+from holdfast.sqlite import rows
+
+from . import tasks
+from .claims import end_as_duplicate, free_key, letter_of
+from .ledger import Entry, Ledger
+from .letters import bury, storable
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _done_statement(values: str) -> str:
+    return (
+        "WITH u (result, completed, duration, run_id, retries, worker, epoch, mid, row) AS"
+        f" MATERIALIZED (VALUES {values}) UPDATE queue_executions SET status = 'succeeded',"
+        " result = u.result, completed_at = u.completed, duration_ms = u.duration,"
+        " agent_run_id = u.run_id, retry_count = u.retries, body = NULL, body_info = NULL,"
+        " due_at = NULL FROM u WHERE queue_executions.rowid = u.row"
+        " AND queue_executions.worker_id = u.worker AND queue_executions.epoch = u.epoch"
+        " AND queue_executions.message_id = u.mid AND queue_executions.status = 'running'"
+    )
+
+
+_SET = (
+    "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
+    " AND worker_id = ? AND epoch = ? AND status = 'running'"
+)
+DELIVERY = (
+    "INSERT OR IGNORE INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient,"
+    " content, conversation, priority, due_at, created_at)"
+)
+_OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at)"
+)
+
+
+class Finisher:
+    """The finish half of the protocol. Runs inside a transaction of the writer thread."""
+
+    def __init__(self, ledger: Ledger, queue: Transactional | None) -> None:
+        self._ledger = ledger
+        self._queue = queue
+
+    def finish(
+        self, conn: sqlite3.Connection, batch: Sequence[Finished], *, worker_id: int, now_us: int
+    ) -> list[Commit]:
+        commits: list[Commit] = [Commit.FENCED] * len(batch)
+        plain = [n for n, item in enumerate(batch) if type(item.outcome) is Done]
+        if plain and not self._all_done(conn, [batch[n] for n in plain], now_us):
+            plain = []
+        for n in plain:
+            commits[n] = Commit.COMMITTED
+        entries: list[Entry] = []
+        taken = set(plain)
+        for n, item in enumerate(batch):
+            if n not in taken:
+                commits[n] = self._one(conn, item, entries, now_us)
+            elif commits[n] is Commit.COMMITTED:
+                entries.append(_final_entry(item, Status.SUCCEEDED, {}))
+        committed = [
+            item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
+        ]
+        self._keys(conn, committed, entries, now_us)
+        self._lanes(conn, committed, now_us)
+        self._follow_ups(conn, committed, now_us)
+        self._ledger.append(conn, worker_id, entries, now_us)
+        return commits
+
+    def _all_done(self, conn: sqlite3.Connection, batch: Sequence[Finished], now_us: int) -> bool:
+        """All or nothing: True if every row still bore its token, else nothing was written."""
+        values = [
+            (
+                item.result,
+                now_us,
+                _duration_ms(item),
+                _run_uuid(item.agent_run_id),
+                item.run.failures,
+                item.run.token.worker_id,
+                item.run.token.epoch,
+                item.run.message.id,
+                item.run.row,
+            )
+            for item in batch
+        ]
+        conn.execute("SAVEPOINT done")
+        changed = rows.update(conn, _done_statement, values)
+        if changed != len(batch):
+            conn.execute("ROLLBACK TO done")
+        conn.execute("RELEASE done")
+        return changed == len(batch)
+
+    def _one(
+        self, conn: sqlite3.Connection, item: Finished, entries: list[Entry], now_us: int
+    ) -> Commit:
+        """One run of any outcome, by its identity and token."""
+        assignments, values, status = _write_of(item, now_us)
+        run = item.run
+        identity = (run.message.tenant_id, run.subscription, run.message.id)
+        token = (run.token.worker_id, run.token.epoch)
+        changed = conn.execute(_SET.format(assignments), (*values, *identity, *token)).rowcount
+        if changed != 1:
+            return _why_not(conn, identity, token)
+        entries.extend(self._events_of(conn, item, status, now_us))
+        return Commit.COMMITTED
+
+    def _events_of(
+        self, conn: sqlite3.Connection, item: Finished, status: Status, now_us: int
+    ) -> list[Entry]:
+        run, outcome = item.run, item.outcome
+        message = run.message
+        head = (message.tenant_id, run.subscription, message.id)
+        match outcome:
+            case Done():
+                return [_final_entry(item, status, {})]
+            case Retry(after_s, reason, crashed):
+                if status is Status.FAILED:  # the crash budget is spent
+                    return self._buried(conn, item, status, "crash_budget", reason, now_us)
+                data = {
+                    "attempt": run.attempt,
+                    "retry_count": run.failures + (0 if crashed else 1),
+                    "after_s": round(after_s, 3),
+                    "error": storable(reason),
+                }
+                return [(*head, events.RETRIED, data)]
+            case Dead(reason, error):
+                return self._buried(conn, item, status, reason, error, now_us)
+            case Expired():
+                return self._buried(conn, item, status, "expired", "its time was over", now_us)
+            case Rejected(reason, policies):
+                extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
+                found = [_final_entry(item, status, extra)]
+                if item.keep_rejected:
+                    found.append(bury(conn, letter_of(run, run.queue, "rejected", reason), now_us))
+                return found
+            case Park(kind, reason):
+                return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
+            case Discarded(reason):
+                return [_final_entry(item, status, {"reason": storable(reason)})]
+            case Released():
+                return [(*head, events.RELEASED, {"attempt": run.attempt})]
+            case Duplicate(of):
+                return [_final_entry(item, status, {"first_id": of})]
+
+    def _buried(
+        self,
+        conn: sqlite3.Connection,
+        item: Finished,
+        status: Status,
+        reason: str,
+        error: str,
+        now_us: int,
+    ) -> list[Entry]:
+        run = item.run
+        letter = letter_of(run, run.queue, reason, error)
+        if isinstance(item.outcome, Dead | Retry):
+            letter.history = [*run.history, failure(run, error, now_us)]
+            letter.retry_count = run.failures
+        extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
+        return [_final_entry(item, status, extra), bury(conn, letter, now_us)]
+
+    def _keys(
+        self,
+        conn: sqlite3.Connection,
+        committed: Sequence[Finished],
+        entries: list[Entry],
+        now_us: int,
+    ) -> None:
+        """Done keys keep the result; others are freed; who waited for one is told."""
+        for item in committed:
+            run = item.run
+            if run.idem_key is None:
+                continue
+            tenant_id = run.message.tenant_id
+            if type(item.outcome) is Done:
+                conn.execute(
+                    "UPDATE idempotency_keys SET state = 'done', value = ?, expires_at = ?"
+                    " WHERE tenant_id = ? AND subscription = ? AND key = ? AND message_id = ?",
+                    (
+                        item.result,
+                        now_us + int(item.dedup_window_s * 1e6),
+                        tenant_id,
+                        run.subscription,
+                        run.idem_key,
+                        run.message.id,
+                    ),
+                )
+            elif isinstance(item.outcome, Retry | Park | Released):
+                continue
+            else:
+                free_key(conn, tenant_id, run.subscription, run.idem_key, run.message.id)
+            entries.extend(resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us))
+
+    def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:
+        for item in committed:
+            lane = item.run.lane
+            if lane is not None and not isinstance(item.outcome, Retry | Released):
+                advance_lane(conn, item.run.message.tenant_id, item.run.subscription, lane, now_us)
+
+    def _follow_ups(
+        self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int
+    ) -> None:
+        replies: list[tuple[Any, ...]] = []
+        sends: dict[str, list[Any]] = {}
+        waiting: list[tuple[Any, ...]] = []
+        for item in committed:
+            if type(item.outcome) is not Done:
+                continue
+            run = item.run
+            for n, reply in enumerate(item.replies):
+                replies.append(delivery_row(run, reply, n, now_us))
+            for send in item.sends:
+                if self._queue is not None:
+                    sends.setdefault(send.queue, []).append(send.outgoing)
+                else:
+                    waiting.append(_outbox_row(send, now_us))
+        if replies:
+            rows.insert(conn, DELIVERY, replies)
+        if waiting:
+            rows.insert(conn, _OUTBOX, waiting)
+        for queue, batch in sends.items():
+            assert self._queue is not None  # noqa: S101 - only then were they collected
+            self._queue.publish_in(conn, queue, batch)
+
+
+def delivery_row(run: Run, reply: Any, n: int, now_us: int) -> tuple[Any, ...]:
+    """A reply as a row of `deliveries`; its id is the same if the write is repeated."""
+    message = run.message
+    kind = "now" if reply.now else "end"
+    return (
+        derived_id(message.tenant_id, run.subscription, message.id, str(run.attempt), kind, str(n)),
+        message.tenant_id,
+        run.subscription,
+        message.id,
+        reply.channel,
+        storable(reply.recipient)[:255],
+        reply.content.encode("utf-8", "backslashreplace").decode(),
+        reply.conversation,
+        reply.priority,
+        now_us,
+        now_us,
+    )
+
+
+def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
+    """One line of a message's history."""
+    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+
+
+def advance_lane(
+    conn: sqlite3.Connection, tenant_id: str, subscription: str, lane: str, now_us: int
+) -> None:
+    """The earliest message of a conversation becomes ready, if it only waited for its turn."""
+    found = conn.execute(
+        "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
+        f" AND lane = ? AND status NOT IN {tasks.FINAL_WORDS} ORDER BY lane_seq LIMIT 1",
+        (tenant_id, subscription, lane),
+    ).fetchone()
+    if found is not None and found[1] == Status.QUEUED:
+        conn.execute(
+            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
+            (now_us, found[0]),
+        )
+
+
+def resolve_key(
+    conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str, now_us: int
+) -> list[Entry]:
+    """Messages that wait for this key: duplicates if it is done, the oldest is next if it is free."""
+    waiting = conn.execute(
+        "SELECT rowid, message_id, queue_name FROM queue_executions WHERE tenant_id = ?"
+        " AND subscription = ? AND idem_key = ? AND status = 'waiting_key' ORDER BY rowid",
+        (tenant_id, subscription, key),
+    ).fetchall()
+    if not waiting:
+        return []
+    holder = conn.execute(
+        "SELECT message_id, state, value FROM idempotency_keys WHERE tenant_id = ?"
+        " AND subscription = ? AND key = ?",
+        (tenant_id, subscription, key),
+    ).fetchone()
+    if holder is None:
+        conn.execute(
+            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
+            (now_us, waiting[0][0]),
+        )
+        return []
+    first_id, state, value = holder
+    if state != "done":
+        return []
+    return [
+        end_as_duplicate(
+            conn,
+            subscription,
+            queue,
+            rowid,
+            None,
+            first_id,
+            value,
+            now_us,
+            tenant_id=tenant_id,
+            message_id=message_id,
+        )
+        for rowid, message_id, queue in waiting
+    ]
+
+
+def _write_of(item: Finished, now_us: int) -> tuple[str, tuple[Any, ...], Status]:
+    """Assignments, their values and the new status for one outcome."""
+    run, outcome = item.run, item.outcome
+    body = (
+        "held = 'store', body = coalesce(body, ?), body_info = coalesce(body_info, ?),"
+        " body_crc = coalesce(body_crc, ?)"
+    )
+    kept = (run.body, run.body_info, tasks.crc(run.body))
+    match outcome:
+        case Done():
+            assignments = (
+                "status = 'succeeded', result = ?, completed_at = ?, duration_ms = ?,"
+                " agent_run_id = ?, retry_count = ?, body = NULL, body_info = NULL, due_at = NULL"
+            )
+            values: tuple[Any, ...] = (
+                item.result,
+                now_us,
+                _duration_ms(item),
+                _run_uuid(item.agent_run_id),
+                run.failures,
+            )
+            return assignments, values, Status.SUCCEEDED
+        case Retry(after_s, reason, crashed):
+            history = _encode([*run.history, failure(run, reason, now_us)]).decode()
+            if crashed and run.crashes + 1 >= item.crash_budget:
+                return (
+                    "status = 'failed', completed_at = ?, crashes = crashes + 1,"
+                    " error_message = ?, body = NULL, history = ?",
+                    (now_us, storable(reason), history),
+                    Status.FAILED,
+                )
+            return (
+                "status = 'ready', due_at = ?, crashes = crashes + ?, error_message = ?,"
+                f" retry_count = ?, history = ?, {body}",
+                (
+                    now_us + int(after_s * 1e6),
+                    int(crashed),
+                    storable(reason),
+                    run.failures + (0 if crashed else 1),
+                    history,
+                    *kept,
+                ),
+                Status.READY,
+            )
+        case Park(kind, reason):
+            leave = ", lane = NULL" if item.on_parked == "skip" else ""
+            return (
+                f"status = 'parked', parked_kind = ?, error_message = ?, {body}{leave}",
+                (kind, storable(reason), *kept),
+                Status.PARKED,
+            )
+        case Released(after_s):
+            return (
+                "status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END, due_at = ?,"
+                " attempt = attempt - 1",
+                (now_us + int(after_s * 1e6),),
+                Status.READY,
+            )
+        case Dead(reason, error):
+            return _ended(Status.FAILED, error or reason, item, now_us)
+        case Expired():
+            return _ended(Status.EXPIRED, "expired before it could run", item, now_us)
+        case Rejected(reason):
+            return _ended(Status.REJECTED, reason, item, now_us)
+        case Discarded(reason):
+            return _ended(Status.DISCARDED, reason, item, now_us)
+        case Duplicate(of):
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item, now_us)
+
+
+def _ended(
+    status: Status, why: str, item: Finished, now_us: int
+) -> tuple[str, tuple[Any, ...], Status]:
+    return (
+        "status = ?, completed_at = ?, duration_ms = ?, retry_count = ?, error_message = ?,"
+        " body = NULL",
+        (status.value, now_us, _duration_ms(item), item.run.failures, storable(why)),
+        status,
+    )
+
+
+def _why_not(
+    conn: sqlite3.Connection, identity: tuple[str, str, str], token: tuple[int, int]
+) -> Commit:
+    found = conn.execute(
+        "SELECT worker_id, epoch, status FROM queue_executions WHERE tenant_id = ?"
+        " AND subscription = ? AND message_id = ?",
+        identity,
+    ).fetchone()
+    mine = found is not None and (found[0], found[1]) == token and found[2] != Status.RUNNING
+    return Commit.ALREADY if mine else Commit.FENCED
+
+
+def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry:
+    run = item.run
+    message = run.message
+    data: dict[str, Any] = {
+        "trace_id": message.trace_id,
+        "message_id": message.id,
+        "queue": run.queue,
+        "event_name": message.type,
+        "tenant_id": message.tenant_id,
+        "status": SEED_WORDS[status],
+        "duration_ms": _duration_ms(item),
+        "agent_run_id": item.agent_run_id,
+        "attempt": run.attempt,
+    }
+    if item.usage is not None:
+        data["usage"] = msgspec.to_builtins(item.usage)
+    if item.details:
+        data.update(item.details)
+    if extra:
+        data.update(extra)
+    return (
+        message.tenant_id,
+        run.subscription,
+        message.id,
+        events.EVENT_OF_STATUS[status],
+        data,
+    )
+
+
+def _duration_ms(item: Finished) -> int:
+    return max(0, (item.finished_at_us - item.started_at_us) // 1000)
+
+
+def _run_uuid(run_id: str | None) -> bytes | None:
+    """The seed's column is a UUID: one that is none is mapped to a UUIDv5, and kept in the event."""
+    if run_id is None:
+        return None
+    try:
+        return uuid.UUID(run_id).bytes
+    except ValueError:
+        return uuid.UUID(derived_id("agent-run", run_id)).bytes
+
+
+def _outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:
+    out = send.outgoing
+    return (
+        uuid7_bytes(),
+        send.tenant_id,
+        send.queue,
+        out.id,
+        _encode(dict(out.headers)).decode(),
+        out.body,
+        tasks.crc(out.body),
+        out.priority,
+        out.key,
+        None if out.ttl_s is None else int(out.ttl_s * 1e6),
+        now_us + int(out.delay_s * 1e6),
+        now_us,
+    )

@@ -1,0 +1,66 @@
+"""Dead letters: what could not be processed, kept whole with its reason and history (P6)."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import events
+from holdfast.core.ids import uuid7_bytes
+
+from .ledger import Entry
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Letter(msgspec.Struct, kw_only=True):
+    """What is kept of a message that ended badly."""
+
+    tenant_id: str
+    subscription: str
+    message_id: str
+    queue: str
+    event_name: str | None
+    reason: str
+    error: str = ""
+    retry_count: int = 0
+    history: Sequence[Mapping[str, Any]] = ()
+    body: bytes | None = None
+    body_info: str | None = None
+
+
+def bury(conn: sqlite3.Connection, letter: Letter, now_us: int) -> Entry:
+    """Write the dead letter; returns its ledger entry (`task.dlq`)."""
+    letter_id = uuid7_bytes()
+    conn.execute(
+        "INSERT INTO dead_letters (id, tenant_id, subscription, message_id, queue_name, event_name,"
+        " reason, error, retry_count, history, body, body_info, body_crc, failed_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            letter_id,
+            letter.tenant_id,
+            letter.subscription,
+            letter.message_id,
+            letter.queue,
+            letter.event_name,
+            letter.reason,
+            storable(letter.error),
+            letter.retry_count,
+            _encode(list(letter.history)).decode(),
+            letter.body,
+            letter.body_info,
+            None if letter.body is None else zlib.crc32(letter.body),
+            now_us,
+        ),
+    )
+    data = {"dead_letter_id": letter_id.hex(), "reason": letter.reason, "queue": letter.queue}
+    return letter.tenant_id, letter.subscription, letter.message_id, events.DLQ, data
+
+
+def storable(text: str) -> str:
+    """Text that every database takes: no lone surrogates, no NUL, not endless."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]

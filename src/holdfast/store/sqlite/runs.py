@@ -1,0 +1,112 @@
+"""Writes of a run before its end: effects, early replies, heartbeats. Each is fenced by its token."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core import events
+from holdfast.core.errors import LeaseLost
+from holdfast.core.store import EffectState, Reply, Run
+from holdfast.sqlite import rows
+
+from .finish import DELIVERY, delivery_row
+from .ledger import Ledger
+
+
+class RunWriter:
+    """Runs inside a transaction of the writer thread."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def effect_begin(
+        self, conn: sqlite3.Connection, run: Run, name: str, now_us: int
+    ) -> tuple[EffectState, bytes | None]:
+        """Write the intent, unless an earlier attempt did: then say how far it got."""
+        fence(conn, run)
+        identity = _identity(run, name)
+        found = conn.execute(
+            "SELECT state, value, worker_id, epoch FROM effects WHERE tenant_id = ?"
+            " AND subscription = ? AND message_id = ? AND name = ?",
+            identity,
+        ).fetchone()
+        if found is not None:
+            state, value, *_ = found
+            return (EffectState.DONE, value) if state == "done" else (EffectState.UNKNOWN, None)
+        conn.execute(
+            "INSERT INTO effects (tenant_id, subscription, message_id, name, state, worker_id,"
+            " epoch, created_at) VALUES (?, ?, ?, ?, 'begun', ?, ?, ?)",
+            (*identity, run.token.worker_id, run.token.epoch, now_us),
+        )
+        self._event(conn, run, events.EFFECT_BEGUN, {"name": name}, now_us)
+        return EffectState.NEW, None
+
+    def effect_done(
+        self, conn: sqlite3.Connection, run: Run, name: str, value: bytes, now_us: int
+    ) -> None:
+        """Record the result. Not fenced: what happened happened, whoever knows of it."""
+        conn.execute(
+            "UPDATE effects SET state = 'done', value = ?, done_at = ? WHERE tenant_id = ?"
+            " AND subscription = ? AND message_id = ? AND name = ? AND state = 'begun'",
+            (value, now_us, *_identity(run, name)),
+        )
+        self._event(conn, run, events.EFFECT_DONE, {"name": name}, now_us)
+
+    def effect_clear(self, conn: sqlite3.Connection, run: Run, name: str) -> None:
+        fence(conn, run)
+        conn.execute(
+            "DELETE FROM effects WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
+            " AND name = ? AND state = 'begun'",
+            _identity(run, name),
+        )
+
+    def heartbeat(
+        self, conn: sqlite3.Connection, run: Run, data: Mapping[str, Any], now_us: int
+    ) -> None:
+        fence(conn, run)
+        self._event(conn, run, events.HEARTBEAT, {"attempt": run.attempt, **data}, now_us)
+
+    def reply_now(
+        self, conn: sqlite3.Connection, run: Run, reply: Reply, n: int, now_us: int
+    ) -> str:
+        fence(conn, run)
+        row = delivery_row(run, reply, n, now_us)
+        rows.insert(conn, DELIVERY, [row])
+        return str(row[0])
+
+    def _event(
+        self,
+        conn: sqlite3.Connection,
+        run: Run,
+        event_type: str,
+        data: Mapping[str, Any],
+        now_us: int,
+    ) -> None:
+        head = (run.message.tenant_id, run.subscription, run.message.id)
+        self._ledger.append(conn, run.token.worker_id, [(*head, event_type, data)], now_us)
+
+
+def fence(conn: sqlite3.Connection, run: Run) -> None:
+    """Raises LeaseLost unless the run still owns its message."""
+    found = conn.execute(
+        "SELECT 1 FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
+        " AND message_id = ? AND worker_id = ? AND epoch = ? AND status = 'running'",
+        (
+            run.message.tenant_id,
+            run.subscription,
+            run.message.id,
+            run.token.worker_id,
+            run.token.epoch,
+        ),
+    ).fetchone()
+    if found is None:
+        raise LeaseLost(
+            f"message {run.message.id} was taken away from worker {run.token.worker_id} "
+            "while it ran; this run can no longer write anything"
+        )
+
+
+def _identity(run: Run, name: str) -> tuple[str, str, str, str]:
+    return run.message.tenant_id, run.subscription, run.message.id, name

@@ -1,0 +1,473 @@
+"""`SqliteStore`: the store as the engine sees it. Each method is one operation of the writer thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.core import events
+from holdfast.core.broker import Subscription, Transactional
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.outcome import Dead
+from holdfast.core.store import (
+    Candidate,
+    Commit,
+    Decode,
+    EffectState,
+    Finished,
+    Reclaimed,
+    Reply,
+    Run,
+    Taken,
+    Verdict,
+    Worker,
+)
+from holdfast.sqlite.file import SqliteFile, close_file, open_file
+from holdfast.sqlite.liveness import Beat, forget, is_alive
+
+from . import reaper
+from .claims import Claims, next_due
+from .finish import Finisher, advance_lane, resolve_key
+from .ledger import Entry, Ledger
+from .runs import RunWriter
+from .tasks import crc
+
+T = TypeVar("T")
+log = logging.getLogger("holdfast.store")
+
+_PRIORITIES = (3, 2, 1, 0)
+NOTHING_EXPIRES = 0
+
+
+class SqliteStore:
+    """Claims, effects, keys, lanes, ledger on one SQLite file.
+
+    `queue` is the broker on the same file, if there is one: taking a message and claiming it is one
+    commit then.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        queue: Transactional | None = None,
+        clock: Clock | None = None,
+        suspect_at: int = 2,
+    ) -> None:
+        self.path = path
+        self.clock = clock or SystemClock()
+        self._queue = queue
+        self._suspect_at = suspect_at
+        self._opened: SqliteFile | None = None
+        self._beats: dict[int, Beat] = {}
+        self._beats_lock = threading.Lock()
+        self.expiry_paused = False
+        """True while a jump of the clock makes times to live doubtful: nothing expires."""
+
+    async def open(self) -> None:
+        if self._opened is None:
+            file = await asyncio.to_thread(open_file, self.path, self.clock)
+            self._ledger = Ledger(file)
+            self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
+            self._finisher = Finisher(self._ledger, self._queue)
+            self._runs = RunWriter(self._ledger)
+            self._opened = file
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            file, self._opened = self._opened, None
+            with self._beats_lock:
+                for beat in self._beats.values():
+                    beat.close()
+                self._beats.clear()
+            await asyncio.to_thread(close_file, file)
+
+    @property
+    def file(self) -> SqliteFile:
+        if self._opened is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        return self._opened
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def fused(self) -> bool:
+        """Does the broker's queue live in this file?"""
+        return self._queue is not None
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    async def register(self, name: str) -> Worker:
+        def op(conn: sqlite3.Connection) -> Worker:
+            cursor = conn.execute(
+                "INSERT INTO workers (name, state, started_at) VALUES (?, 'alive', ?)",
+                (name, self.clock.now_us()),
+            )
+            worker_id = cursor.lastrowid or 0
+            # Locked before the row can be seen: no reaper may find it without its sign of life.
+            beat = Beat(self.file.workers_folder, worker_id, self.clock)
+            with self._beats_lock:
+                self._beats[worker_id] = beat
+            return Worker(worker_id=worker_id, name=name)
+
+        return await self.file.write(op)
+
+    async def leave(self, worker: Worker) -> None:
+        def op(conn: sqlite3.Connection) -> None:
+            conn.execute(
+                "UPDATE workers SET state = 'left', ended_at = ? WHERE worker_id = ?"
+                " AND state = 'alive'",
+                (self.clock.now_us(), worker.worker_id),
+            )
+            conn.execute(
+                "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
+            )
+
+        await self.file.write(op)
+        with self._beats_lock:
+            beat = self._beats.pop(worker.worker_id, None)
+        if beat is not None:
+            beat.close()
+
+    def beat(self, worker: Worker) -> None:
+        with self._beats_lock:
+            beat = self._beats.get(worker.worker_id)
+            if beat is not None:
+                beat.beat()
+
+    def is_registered(self, worker: Worker) -> bool:
+        found = self.file.read_sync(
+            lambda conn: conn.execute(
+                "SELECT state FROM workers WHERE worker_id = ?", (worker.worker_id,)
+            ).fetchone()
+        )
+        return found is not None and found[0] == "alive"
+
+    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+        folder = self.file.workers_folder
+
+        def alive(worker_id: int) -> bool:
+            return is_alive(folder, worker_id, lease_s=lease_s, clock=self.clock)
+
+        known = await self.file.read(
+            lambda conn: [
+                w for (w,) in conn.execute("SELECT worker_id FROM workers WHERE state = 'alive'")
+            ]
+        )
+        if all(w == worker.worker_id or alive(w) for w in known):
+            return Reclaimed()
+
+        def op(conn: sqlite3.Connection) -> Reclaimed:
+            found = reaper.reap(
+                conn,
+                self._ledger,
+                alive,
+                me=worker.worker_id,
+                crash_budget=crash_budget,
+                now_us=self.clock.now_us(),
+            )
+            if found.tasks:
+                self.file.wake_after_commit()
+            return found
+
+        found = await self.file.write(op)
+        for worker_id in found.workers:
+            forget(folder, worker_id)
+        return found
+
+    # -- claim ------------------------------------------------------------------------------------
+
+    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        def op(conn: sqlite3.Connection) -> Taken:
+            now = self.clock.now_us()
+            return self._claims.take(
+                conn,
+                sub,
+                decode,
+                limit=limit,
+                worker_id=worker.worker_id,
+                now_us=now,
+                expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
+            )
+
+        # A claim need not be synced: if a power cut takes it back, its run is refused at the end.
+        return await self.file.write(op, durable=False)
+
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]:
+        def op(conn: sqlite3.Connection) -> list[Verdict]:
+            now = self.clock.now_us()
+            return self._claims.admit(
+                conn,
+                sub,
+                batch,
+                worker_id=worker.worker_id,
+                held="broker",
+                now_us=now,
+                expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
+            )
+
+        return await self.file.write(op, durable=False)
+
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        """Write an ordered batch into its lanes; None: another worker is this source's fetcher."""
+
+        def op(conn: sqlite3.Connection) -> list[Verdict] | None:
+            if not _own_source(conn, sub.name, worker.worker_id):
+                return None
+            return self._claims.adopt_in_order(
+                conn, sub, batch, worker_id=worker.worker_id, now_us=self.clock.now_us()
+            )
+
+        return await self.file.write(op)
+
+    async def claim_ready(
+        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+    ) -> Sequence[Verdict]:
+        def op(conn: sqlite3.Connection) -> list[Verdict]:
+            now = self.clock.now_us()
+            verdicts: list[Verdict] = []
+            for priority in _PRIORITIES:
+                if len(verdicts) < limit:
+                    verdicts += self._claims.claim_ready(
+                        conn,
+                        sub,
+                        limit=limit - len(verdicts),
+                        worker_id=worker.worker_id,
+                        now_us=now,
+                        expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
+                        priority=priority,
+                        solo=solo,
+                    )
+            return verdicts
+
+        return await self.file.write(op, durable=False)
+
+    async def next_due_s(self, sub: Subscription) -> float | None:
+        now = self.clock.now_us()
+        due = await self.file.read(lambda conn: next_due(conn, sub.name, now))
+        return None if due is None else max(0.0, (due - now) / 1e6)
+
+    async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
+        def op(conn: sqlite3.Connection) -> list[bool]:
+            return [
+                conn.execute(
+                    "UPDATE queue_executions SET held = 'store', body = ?, body_info = ?,"
+                    " body_crc = ? WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
+                    " AND worker_id = ? AND epoch = ? AND status = 'running'",
+                    (
+                        run.body,
+                        run.body_info,
+                        crc(run.body),
+                        run.message.tenant_id,
+                        run.subscription,
+                        run.message.id,
+                        worker.worker_id,
+                        run.token.epoch,
+                    ),
+                ).rowcount
+                == 1
+                for run in batch
+            ]
+
+        return await self.file.write(op)
+
+    # -- finish -----------------------------------------------------------------------------------
+
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
+        try:
+            return await self._finish(batch, worker)
+        except StoreError:
+            raise
+        except Exception as error:
+            if len(batch) == 1:
+                log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
+                dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+                return await self._finish([_bare(batch[0], dead)], worker)
+            half = len(batch) // 2
+            first = await self.finish(batch[:half], worker=worker)
+            return [*first, *await self.finish(batch[half:], worker=worker)]
+
+    async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
+        def op(conn: sqlite3.Connection) -> list[Commit]:
+            return self._finisher.finish(
+                conn, batch, worker_id=worker.worker_id, now_us=self.clock.now_us()
+            )
+
+        return await self.file.write(op)
+
+    async def resolve(self, *, worker: Worker) -> int:
+        def op(conn: sqlite3.Connection) -> int:
+            now = self.clock.now_us()
+            entries: list[Entry] = []
+            waiting = conn.execute(
+                "SELECT DISTINCT tenant_id, subscription, idem_key FROM queue_executions"
+                " WHERE status = 'waiting_key'"
+            ).fetchall()
+            before = conn.total_changes
+            for tenant_id, subscription, key in waiting:
+                entries += resolve_key(conn, tenant_id, subscription, key, now)
+            queued = (
+                conn.execute(
+                    "SELECT DISTINCT tenant_id, subscription, lane FROM queue_executions"
+                    " INDEXED BY idx_queue_executions_tenant_status WHERE status = 'queued'"
+                    " AND tenant_id IS NOT NULL"
+                ).fetchall()
+                if self._lanes_wait(conn)
+                else []
+            )
+            for tenant_id, subscription, lane in queued:
+                advance_lane(conn, tenant_id, subscription, lane, now)
+            self._ledger.append(conn, worker.worker_id, entries, now)
+            changed = conn.total_changes - before
+            if changed:
+                self.file.wake_after_commit()
+            return changed
+
+        return await self.file.write(op, durable=False)
+
+    @staticmethod
+    def _lanes_wait(conn: sqlite3.Connection) -> bool:
+        return (
+            conn.execute(
+                "SELECT 1 FROM queue_executions WHERE lane IS NOT NULL AND status NOT IN"
+                " ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate') LIMIT 1"
+            ).fetchone()
+            is not None
+        )
+
+    # -- during a run -----------------------------------------------------------------------------
+
+    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
+        return await self._write(lambda conn, now: self._runs.effect_begin(conn, run, name, now))
+
+    async def effect_done(self, run: Run, name: str, result: bytes) -> None:
+        await self._write(lambda conn, now: self._runs.effect_done(conn, run, name, result, now))
+
+    async def effect_clear(self, run: Run, name: str) -> None:
+        await self._write(lambda conn, now: self._runs.effect_clear(conn, run, name))
+
+    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
+        await self._write(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
+
+    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
+        return await self._write(lambda conn, now: self._runs.reply_now(conn, run, reply, n, now))
+
+    # -- relays -----------------------------------------------------------------------------------
+
+    async def resume_parked(
+        self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
+    ) -> int:
+        marks = msgspec.json.encode(list(types)).decode()
+
+        def op(conn: sqlite3.Connection) -> int:
+            now = self.clock.now_us()
+            every = "*" in types
+            found = conn.execute(
+                "UPDATE queue_executions SET status = 'ready', due_at = ?, parked_kind = NULL"
+                " WHERE status = 'parked' AND parked_kind = ? AND subscription = ? AND (? OR"
+                " event_name IN (SELECT value FROM json_each(?)))"
+                " RETURNING tenant_id, subscription, message_id",
+                (now, kind, subscription, every, marks),
+            ).fetchall()
+            entries: list[Entry] = [
+                (t, s, m, events.RESUMED, {"kind": kind, "by": "handler"}) for t, s, m in found
+            ]
+            self._ledger.append(conn, worker.worker_id, entries, now)
+            if found:
+                self.file.wake_after_commit()
+            return len(found)
+
+        some = await self.file.read(
+            lambda conn: conn.execute(
+                "SELECT 1 FROM queue_executions WHERE status = 'parked' AND parked_kind = ?"
+                " AND subscription = ? LIMIT 1",
+                (kind, subscription),
+            ).fetchone()
+        )
+        return await self.file.write(op) if some else 0
+
+    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+        marks = msgspec.json.encode(list(subscriptions)).decode()
+        found = await self.file.read(
+            lambda conn: conn.execute(
+                "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= ?"
+                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ? LIMIT 1",
+                (self._suspect_at, marks, self.clock.now_us()),
+            ).fetchone()
+        )
+        return found is not None
+
+    async def paused(self) -> frozenset[str]:
+        found = await self.file.read(
+            lambda conn: conn.execute(
+                "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"
+            ).fetchall()
+        )
+        return frozenset(name for (name,) in found)
+
+    async def hold_role(self, role: str, *, worker: Worker) -> bool:
+        """A role's lease is its worker's: it is free as soon as that worker is not alive."""
+
+        def op(conn: sqlite3.Connection) -> bool:
+            return (
+                conn.execute(
+                    "INSERT INTO roles (role, worker_id) VALUES (?, ?) ON CONFLICT (role)"
+                    " DO UPDATE SET worker_id = excluded.worker_id WHERE roles.worker_id"
+                    " = excluded.worker_id OR roles.worker_id IS NULL OR roles.worker_id NOT IN"
+                    " (SELECT worker_id FROM workers WHERE state = 'alive') RETURNING 1",
+                    (role, worker.worker_id),
+                ).fetchone()
+                is not None
+            )
+
+        return await self.file.write(op, durable=False)
+
+    def subscribe(self) -> asyncio.Event:
+        return self.file.subscribe()
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        if self._opened is not None:
+            self._opened.unsubscribe(event)
+
+    async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
+        return await self.file.write(lambda conn: op(conn, self.clock.now_us()))
+
+
+def _own_source(conn: sqlite3.Connection, subscription: str, worker_id: int) -> bool:
+    """Become or stay the one fetcher of an ordered source."""
+    return (
+        conn.execute(
+            "INSERT INTO sources (subscription, worker_id) VALUES (?, ?)"
+            " ON CONFLICT (subscription, part) DO UPDATE SET worker_id = excluded.worker_id"
+            " WHERE sources.worker_id = excluded.worker_id OR sources.worker_id IS NULL"
+            " OR sources.worker_id NOT IN (SELECT worker_id FROM workers WHERE state = 'alive')"
+            " RETURNING 1",
+            (subscription, worker_id),
+        ).fetchone()
+        is not None
+    )
+
+
+def _bare(item: Finished, outcome: Dead) -> Finished:
+    """The same end without anything that might be what the database refused."""
+    return Finished(
+        run=item.run,
+        outcome=outcome,
+        started_at_us=item.started_at_us,
+        finished_at_us=item.finished_at_us,
+    )
