@@ -1,0 +1,92 @@
+"""Broker and store URLs, and the adapters of triggers: which ones this version has."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from .secret import mask_text
+
+ADAPTERS = {"mock": "memory", "memory": "memory", "sqlite": "sqlite"}
+"""Adapter types of triggers, and the broker behind each."""
+_LATER = {
+    "amqp": "RabbitMQ",
+    "amqps": "RabbitMQ",
+    "kafka": "Kafka",
+    "postgres": "PostgreSQL",
+    "postgresql": "PostgreSQL",
+    "rabbitmq": "RabbitMQ",
+    "redis": "Redis",
+    "rediss": "Redis",
+    "servicebus": "Azure Service Bus",
+    "sqs": "SQS",
+}
+"""Schemes and adapter types that a later version has."""
+ADAPTER_TYPES = ("mock", "memory", "sqlite", "kafka", "rabbitmq", "sqs", "redis", "servicebus")
+"""What a trigger may name; those that are not in ADAPTERS load, and cannot be started."""
+
+
+def lacks_adapter(kind: str, instead: str) -> str:
+    """The words for something that a later version has."""
+    return (
+        f"this version of holdfast has no {_LATER.get(kind, kind)} adapter yet; "
+        f"what it has: {instead}"
+    )
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file that a URL names; None: it leaves the choice to us, or is of another kind."""
+    if not url.startswith("sqlite:///"):
+        return None
+    return Path(url.removeprefix("sqlite:///"))
+
+
+def read_url(setting: str, url: str, folder: Path) -> str:
+    """The URL with an absolute path. Raises ValueError with what to write instead."""
+    forms = "sqlite, sqlite:///path/to/file.db"
+    if setting == "broker":
+        forms += ", memory://"
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.strip().lower()
+    if scheme == "memory" and setting == "broker":
+        if rest:
+            raise ValueError("memory:// takes nothing behind it; write memory://")
+        return "memory://"
+    if scheme == "memory":
+        raise ValueError(
+            "the store cannot live in memory: what it holds must survive; write sqlite"
+        )
+    if scheme == "sqlite" and not rest:
+        return "sqlite"
+    if scheme == "sqlite":
+        return f"sqlite:///{_sqlite_path(rest, folder)}"
+    if scheme in _LATER:
+        raise ValueError(lacks_adapter(scheme, forms))
+    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *_LATER], 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    found = mask_text(url) if separator else url
+    raise ValueError(f"{found[:60]!r} is no {setting} known here; {hint}write one of: {forms}")
+
+
+def _sqlite_path(rest: str, folder: Path) -> Path:
+    """The path behind `sqlite://`: three slashes are relative, four absolute."""
+    if not rest.startswith("/"):
+        raise ValueError(
+            "a file takes three slashes (sqlite:///relative.db) or, from the root of the disk, "
+            "four (sqlite:////var/lib/holdfast.db)"
+        )
+    name = rest[1:]
+    if "?" in name or "#" in name:
+        raise ValueError("sqlite:/// takes a path alone, without ? or #")
+    if not name or name.endswith("/") or "\0" in name:
+        raise ValueError("sqlite:/// names no file; write sqlite, or sqlite:///path/to/file.db")
+    first = name.partition("/")[0]
+    path = folder / name
+    looks_absolute = "/" in name and first not in ("", ".", "..") and os.path.isdir(f"/{first}")
+    if looks_absolute and not os.path.exists(folder / first):
+        raise ValueError(
+            f"three slashes mean a path relative to {folder}; for /{name} write four: "
+            f"sqlite:////{name}; for a relative path write sqlite:///./{name}"
+        )
+    return Path(os.path.abspath(path))

@@ -1,0 +1,198 @@
+"""From file, environment and arguments to a `Config`, or to one error that names every mistake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.core.errors import ConfigError
+from holdfast.triggers.config import QueueTriggerConfig
+
+from .environment import graft, overrides_of
+from .reader import Reader, fields_of, shape_of
+from .rules import check
+from .settings import NOT_SETTINGS, Config, Trigger
+from .substitution import parse_dotenv, read_text
+from .tree import Node, Problems, Where
+
+T = TypeVar("T")
+FILE_NAME = "holdfast.yaml"
+_BROKEN_LINE = "expected NAME=value; put a value with quotes or line breaks in quotes of its own"
+
+
+class _Document(Config, frozen=True, kw_only=True):
+    """What may stand in the file: the settings, and one trigger under its own key."""
+
+    queue_trigger: Trigger | None = None
+
+
+def load_config(
+    path: Path | str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration: `path`, else `$HOLDFAST_CONFIG`, else `./holdfast.yaml`, else defaults.
+
+    `HOLDFAST__SECTION__KEY` in the environment or in `.env` wins over the file; `overrides`
+    (`{"worker.slots": 4}`) win over both. Raises ConfigError with every mistake there is.
+    """
+    environ = os.environ if environ is None else environ
+    cwd = Path(os.path.abspath(cwd or "."))
+    problems = Problems()
+    if path is None and not environ.get("HOLDFAST_CONFIG"):
+        file, named = _find(None, _variables(environ, [cwd], problems), cwd, problems)
+    else:
+        file, named = _find(path, environ, cwd, problems)
+    folder = file.parent if file else cwd
+    variables = _variables(environ, [folder, cwd], problems)
+    root = Node(value={}, where=Where(named))
+    if file is not None:
+        root = _tree(file, named, variables, problems)
+    _unwrap(root)
+    for segments, leaf in overrides_of(variables, overrides or {}, problems):
+        graft(root, _Document, segments, leaf, problems)
+    reader = Reader(
+        problems,
+        folders={"file": folder, "env": cwd, "argument": cwd},
+        hidden=NOT_SETTINGS,
+        elsewhere=_by_last_name(),
+    )
+    document = reader.section(root, _Document, "")
+    config = _assemble(document, reader, file, cwd)
+    config = check(config, reader, Where(named))
+    if problems:
+        raise ConfigError(problems.texts())
+    return config
+
+
+def load_queue_trigger_config(
+    config_path: Path | str, *, environ: Mapping[str, str] | None = None
+) -> QueueTriggerConfig:
+    """The section `queue_trigger` of a YAML file.
+
+    Raises ConfigError for what cannot be read: no file, no section, an unset variable, an unknown
+    key, a wrong type. Whether the values make sense is for `validate_config` to say.
+    """
+    file = Path(os.path.abspath(config_path))
+    environ = os.environ if environ is None else environ
+    problems = Problems()
+    variables = _variables(environ, [file.parent, Path.cwd()], problems)
+    root = _tree(file, str(config_path), variables, problems, only="queue_trigger")
+    section = root.value.get("queue_trigger") if isinstance(root.value, dict) else None
+    if section is None and not problems:
+        text = "the section is missing; write `queue_trigger:` and its settings below it"
+        problems.add(Where(str(config_path)), "queue_trigger", text)
+    reader = Reader(problems, folders={"file": file.parent})
+    trigger = reader.section(section, Trigger, "queue_trigger") if section else Trigger()
+    if problems:
+        raise ConfigError(problems.texts())
+    return trigger.queue_trigger()
+
+
+def _find(
+    path: Path | str | None, environ: Mapping[str, str], cwd: Path, problems: Problems
+) -> tuple[Path | None, str]:
+    """The file to read and the name that people know it by."""
+    asked = path or environ.get("HOLDFAST_CONFIG") or None
+    if asked is None:
+        file = cwd / FILE_NAME
+        return (file, FILE_NAME) if os.path.lexists(file) else (None, FILE_NAME)
+    file = cwd / asked
+    if os.path.exists(file):
+        return file, str(asked)
+    if path is not None:
+        hint = f"name another one, or none to use ./{FILE_NAME} or the defaults"
+        problems.add(Where(str(asked)), "", f"there is no such file; {hint}")
+    else:
+        text = f"there is no file {str(asked)!r}; correct the variable or unset it"
+        problems.add(Where("HOLDFAST_CONFIG", origin="env"), "", text)
+    return None, str(asked)
+
+
+def _tree(
+    file: Path,
+    named: str,
+    variables: Mapping[str, str],
+    problems: Problems,
+    only: str | None = None,
+) -> Node:
+    from .document import parse  # PyYAML is loaded only when there is something to read
+
+    try:
+        text = read_text(file)
+    except ValueError as error:
+        problems.add(Where(named), "", f"the file {error}")
+        return Node(value={}, where=Where(named), broken=True)
+    root = parse(text, named, variables=variables, folder=file.parent, problems=problems, only=only)
+    if root.value is None:
+        root.value = {}
+    if not isinstance(root.value, dict):
+        what = "expected settings such as `broker: sqlite`, one to a line; found a single value"
+        what = what if not isinstance(root.value, list) else what.replace("single value", "list")
+        problems.add(root.where, "", what)
+        root.value = {}
+    return root
+
+
+def _variables(
+    environ: Mapping[str, str], folders: list[Path], problems: Problems
+) -> dict[str, str]:
+    """The environment over the first `.env` that there is."""
+    file = next((f / ".env" for f in folders if os.path.isfile(f / ".env")), None)
+    if file is None:
+        return dict(environ)
+    name = ".env" if file.parent == folders[-1] else str(file)
+    try:
+        found, bad = parse_dotenv(read_text(file))
+    except ValueError as error:
+        problems.add(Where(name), "", f"the file {error}")
+        return dict(environ)
+    for line in bad:
+        problems.add(Where(name, line), "", _BROKEN_LINE)
+    return {**found, **environ}
+
+
+def _unwrap(root: Node) -> None:
+    """An entry of `triggers` may be a whole `queue_trigger:` section."""
+    triggers = root.value.get("triggers")
+    if triggers is None or not isinstance(triggers.value, list):
+        return
+    for index, entry in enumerate(triggers.value):
+        if isinstance(entry.value, dict) and list(entry.value) == ["queue_trigger"]:
+            triggers.value[index] = entry.value["queue_trigger"]
+
+
+def _assemble(document: _Document, reader: Reader, file: Path | None, cwd: Path) -> Config:
+    """The document as a Config: `queue_trigger` is the last trigger, `home` is absolute."""
+    fields = {name: getattr(document, name) for name in Config.__struct_fields__}
+    if document.queue_trigger is not None:
+        last = f"triggers[{len(document.triggers)}]"
+        fields["triggers"] = (*document.triggers, document.queue_trigger)
+        reader.places = _renamed(reader.places, "queue_trigger", last)
+        reader.origins = _renamed(reader.origins, "queue_trigger", last)
+    if "home" not in reader.places:
+        fields["home"] = cwd / ".holdfast"
+    return Config(**{**fields, "file": file, "origins": reader.origins})
+
+
+def _renamed(paths: Mapping[str, T], old: str, new: str) -> dict[str, T]:
+    return {
+        new + path.removeprefix(old) if path == old or path.startswith(old + ".") else path: value
+        for path, value in paths.items()
+    }
+
+
+def _by_last_name() -> dict[str, str]:
+    """Every setting of a fixed section by its last name, as far as that name is its alone."""
+    found: dict[str, list[str]] = {}
+    for name, declared in fields_of(Config, NOT_SETTINGS).items():
+        found.setdefault(name, []).append(name)
+        shape = shape_of(declared)
+        if shape.kind == "section":
+            for field in fields_of(shape.inner):
+                found.setdefault(field, []).append(f"{name}.{field}")
+    return {name: paths[0] for name, paths in found.items() if len(paths) == 1}

@@ -1,0 +1,327 @@
+"""The settings, with their defaults and ranges. This file is the reference of `holdfast.yaml`.
+
+Times are seconds and end in `_s`, sizes are bytes and end in `_bytes`. A relative path in the file
+is relative to the file's folder; one from a variable or an argument, to the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.broker import Subscription
+from holdfast.core.errors import ConfigError
+from holdfast.core.retry import RetryPolicy
+from holdfast.triggers.config import QueueTriggerConfig
+
+from .endpoints import ADAPTERS, lacks_adapter, sqlite_file
+from .secret import Secret, masked
+from .tree import join
+
+_YEAR = 31_536_000
+Time = Annotated[float, Meta(ge=0, le=_YEAR)]
+Span = Annotated[float, Meta(gt=0, le=_YEAR)]
+Days = Annotated[float, Meta(gt=0, le=36_500)]
+Retries = Annotated[int, Meta(ge=0, le=1_000_000)]
+Factor = Annotated[float, Meta(ge=1, le=1000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+AckPolicy = Literal["ack", "nack", "requeue", "dlq"]
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process."""
+
+    slots: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    """Runs at a time."""
+    lease_s: Annotated[float, Meta(ge=0.5, le=86_400)] = 10.0
+    """A worker that says nothing for so long is dead; renewed at a third of it."""
+    crash_budget: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """Crashes of the process under one message before it is quarantined."""
+    shutdown_timeout_s: Time = 30.0
+    """How long running work may finish after a stop; then it is handed back."""
+    stall_limit_s: Span = 60.0
+    """An event loop that stands still for so long stops the lease."""
+    recycle_grace_s: Time = 10.0
+    """What a handler gets on top of its timeout before the worker recycles itself."""
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and how long to wait, unless a queue says otherwise."""
+
+    max_retries: Retries = 3
+    """Retries after the first attempt."""
+    base_delay_s: Time = 1.0
+    max_delay_s: Time = 60.0
+    backoff_factor: Factor = 2.0
+    waits_s: tuple[Time, ...] = ()
+    """The waits one by one, instead of the growing ones; the last one repeats."""
+    jitter: Share = 0.1
+    """Up to this share is added to a wait."""
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue. Its retry settings are those of `retry` where nothing is said here."""
+
+    codec: str = "standard"
+    """Wire form of the messages: standard, json, text or binary."""
+    tenant: str | None = None
+    """The tenant of every message; null: each message names its own."""
+    ordered: bool = True
+    """Messages with an ordering key run one after the other."""
+    ack_policy: AckPolicy = "dlq"
+    """What the broker is told when a message finally fails."""
+    dedup: bool = True
+    dedup_window_s: Span = 3600.0
+    max_retries: Retries | None = None
+    base_delay_s: Time | None = None
+    max_delay_s: Time | None = None
+    backoff_factor: Factor | None = None
+    waits_s: tuple[Time, ...] | None = None
+    jitter: Share | None = None
+    ttl_s: Span | None = None
+    """Messages without an expiry of their own expire after so long."""
+    timeout_s: Span | None = None
+    """Limit of one run, unless the handler has its own."""
+    on_parked: Literal["wait", "skip"] = "wait"
+    """Whether a parked message holds up its conversation."""
+    paused: bool = False
+
+
+class Breaker(msgspec.Struct, frozen=True, kw_only=True):
+    """When a runtime or channel counts as down."""
+
+    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
+    """So many failures in a row, and only one message at a time is tried."""
+    probe_s: Span = 30.0
+    """How often that one is tried."""
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How many days finished things are kept; null: for ever."""
+
+    tasks_days: Days | None = 30.0
+    events_days: Days | None = None
+    metrics_days: Days | None = 30.0
+    deliveries_days: Days | None = 30.0
+    dead_letters_days: Days | None = None
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The chained event log and the anchors that prove it."""
+
+    anchor_interval_s: Span = 60.0
+    key_file: Path | None = None
+    """Key of the anchors, outside the database; null: `<home>/ledger.key`."""
+    anchor_file: Path | None = None
+    """Null: `<home>/ledger.anchors`."""
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows in `queue_metrics`."""
+
+    enabled: bool = True
+    export_interval_s: Span = 60.0
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to standard error."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+    """auto: text on a terminal, else JSON lines."""
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trigger's messages come from."""
+
+    type: str | None = None
+    """Null: the broker of this file. mock is the memory broker."""
+    connection: dict[str, Any] = {}
+    """As the adapter wants it; secrets in it are `Secret`s."""
+
+    def broker(self) -> str | None:
+        """The broker behind the adapter (null: the one of the file).
+
+        Raises ConfigError for one that this version lacks: a trigger loads with it, and cannot
+        be started.
+        """
+        if self.type is None:
+            return None
+        if self.type not in ADAPTERS:
+            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, 'mock, sqlite')}"])
+        return ADAPTERS[self.type]
+
+
+class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics of one trigger."""
+
+    enabled: bool = True
+    export_interval: Span = 60.0
+    """Seconds."""
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `triggers`: the fields of `QueueTriggerConfig`, its adapter and its metrics."""
+
+    queue_name: str = ""
+    consumer_group: str = ""
+    concurrency: int = 1
+    ack_policy: str = "ack"
+    max_retries: int = 3
+    retry_backoff_base: float = 1.0
+    retry_backoff_multiplier: float = 2.0
+    idempotency_window: int = 3600
+    enable_dedup: bool = True
+    parser_type: str = "json"
+    event_name_header: str = "x-event-name"
+    focus: str | None = None
+    adapter: Adapter = Adapter()
+    metrics: TriggerMetrics = TriggerMetrics()
+
+    def queue_trigger(self) -> QueueTriggerConfig:
+        """The value that `QueueTrigger` takes."""
+        fields = QueueTriggerConfig.__dataclass_fields__
+        return QueueTriggerConfig(**{name: getattr(self, name) for name in fields})
+
+
+class Setting(NamedTuple):
+    """One row of `Config.describe()`."""
+
+    path: str
+    value: Any
+    """Plain, with secrets masked."""
+    origin: str
+    """default, file, env or argument."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. `load_config` makes it; `Config()` is the defaults."""
+
+    home: Path = Path(".holdfast")
+    """Folder of everything that holdfast writes."""
+    broker: str = "sqlite"
+    """`sqlite` (in `home`), `sqlite:///path` or `memory://`."""
+    store: str = "sqlite"
+    """`sqlite` (the broker's file, else in `home`) or `sqlite:///path`."""
+    worker: Worker = Worker()
+    queues: dict[str, Queue] = {}
+    retry: Retry = Retry()
+    breaker: Breaker = Breaker()
+    max_message_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 262_144
+    """Of one encoded message."""
+    send_timeout_s: Span = 5.0
+    retention: Retention = Retention()
+    ledger: Ledger = Ledger()
+    metrics: Metrics = Metrics()
+    on_dedup_unavailable: Literal["stop", "continue"] = "stop"
+    """continue: runs go on without dedup, which switches off the promise of one run per key."""
+    log: Log = Log()
+    triggers: tuple[Trigger, ...] = ()
+    file: Path | None = None
+    """The file that was read; no setting."""
+    origins: Mapping[str, str] = {}
+    """Where each value that is no default came from; no setting."""
+
+    @property
+    def broker_file(self) -> Path | None:
+        """The broker's SQLite file; None for the memory broker."""
+        if self.broker in ("memory", "memory://"):
+            return None
+        return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "holdfast.db"
+
+    @property
+    def store_file(self) -> Path:
+        """The store's SQLite file."""
+        return sqlite_file(self.store) or self.broker_file or self.home / "holdfast.db"
+
+    @property
+    def ledger_key_file(self) -> Path:
+        return self.ledger.key_file or self.home / "ledger.key"
+
+    @property
+    def ledger_anchor_file(self) -> Path:
+        return self.ledger.anchor_file or self.home / "ledger.anchors"
+
+    def queue(self, name: str) -> Queue:
+        """The settings of a queue, which are the defaults if the file does not name it."""
+        return self.queues.get(name) or Queue()
+
+    def retry_policy(self, queue: str | None = None) -> RetryPolicy:
+        """The retry policy of a queue, or the one of the whole."""
+        own = self.queue(queue) if queue is not None else Queue()
+
+        def pick(name: str) -> Any:
+            value = getattr(own, name)
+            return getattr(self.retry, name) if value is None else value
+
+        return RetryPolicy(
+            max_retries=pick("max_retries"),
+            base_delay=pick("base_delay_s"),
+            max_delay=pick("max_delay_s"),
+            backoff_factor=pick("backoff_factor"),
+            table=pick("waits_s"),
+            jitter=pick("jitter"),
+        )
+
+    def subscription(self, queue: str) -> Subscription:
+        """The subscription that the engine reads a queue by."""
+        own = self.queue(queue)
+        return Subscription(
+            name=queue,
+            queue=queue,
+            codec=own.codec,
+            tenant=own.tenant,
+            ordered=own.ordered,
+            ack_policy=own.ack_policy,
+            dedup=own.dedup,
+            dedup_window_s=own.dedup_window_s,
+        )
+
+    def describe(self) -> list[Setting]:
+        """Every setting with its value, masked, and where it came from."""
+        effective = {
+            "ledger.key_file": self.ledger_key_file,
+            "ledger.anchor_file": self.ledger_anchor_file,
+        }
+        return [
+            Setting(
+                path, _plain(effective.get(path, value), name), self.origins.get(path, "default")
+            )
+            for path, name, value in _leaves(self, "")
+        ]
+
+
+NOT_SETTINGS = frozenset({"file", "origins"})
+
+
+def _leaves(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
+    if isinstance(value, msgspec.Struct):
+        fields = [f for f in value.__struct_fields__ if path or f not in NOT_SETTINGS]
+        for field in fields:
+            yield from _leaves(getattr(value, field), join(path, field), field)
+    elif isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, join(path, str(key)), str(key))
+    elif isinstance(value, tuple | list) and any(isinstance(v, msgspec.Struct) for v in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, join(path, index), name)
+    else:
+        yield path, name, value
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item, name) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, key) for key, item in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str | Secret):
+        return masked(value, name)
+    return value

@@ -1,0 +1,1 @@
+"""Queue triggers: foreign messages come in, agent runs start."""
