@@ -157,10 +157,9 @@ class EngineWorker:
         unfinished = self._executor.active
         self._executor.cancel_all("drain")
         if unfinished:
-            await asyncio.wait(
-                [a.task for a in unfinished if a.task and not a.thread] or [asyncio.sleep(0)],
-                timeout=1.0,
-            )
+            tasks = [a.task for a in unfinished if a.task and not a.thread]
+            if tasks:
+                await asyncio.wait(tasks, timeout=1.0)
         await self._settle_all()
         left_behind = self._executor.running
         await self._close(leave=left_behind == 0)
@@ -283,7 +282,7 @@ class EngineWorker:
         return [
             Relay(name="reaper", every_s=settings.reap_every_s, step=self._reap),
             Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
-            Relay(name="resolver", every_s=1.0, step=self._resolve),
+            Relay(name="resolver", every_s=5.0, step=self._resolve),
             Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
         ]

@@ -38,7 +38,7 @@ from .claims import Claims, next_due
 from .finish import Finisher, advance_lane, resolve_key
 from .ledger import Entry, Ledger
 from .runs import RunWriter
-from .tasks import crc
+from .tasks import FINAL_WORDS, crc
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
@@ -311,26 +311,18 @@ class SqliteStore:
         return await self.file.write(op)
 
     async def resolve(self, *, worker: Worker) -> int:
+        """A net: keys and lanes are resolved where they end, inside the same transaction."""
+        keys, lanes = await self.file.read(_unresolved)
+        if not keys and not lanes:
+            return 0
+
         def op(conn: sqlite3.Connection) -> int:
             now = self.clock.now_us()
             entries: list[Entry] = []
-            waiting = conn.execute(
-                "SELECT DISTINCT tenant_id, subscription, idem_key FROM queue_executions"
-                " WHERE status = 'waiting_key'"
-            ).fetchall()
             before = conn.total_changes
-            for tenant_id, subscription, key in waiting:
+            for tenant_id, subscription, key in keys:
                 entries += resolve_key(conn, tenant_id, subscription, key, now)
-            queued = (
-                conn.execute(
-                    "SELECT DISTINCT tenant_id, subscription, lane FROM queue_executions"
-                    " INDEXED BY idx_queue_executions_tenant_status WHERE status = 'queued'"
-                    " AND tenant_id IS NOT NULL"
-                ).fetchall()
-                if self._lanes_wait(conn)
-                else []
-            )
-            for tenant_id, subscription, lane in queued:
+            for tenant_id, subscription, lane in lanes:
                 advance_lane(conn, tenant_id, subscription, lane, now)
             self._ledger.append(conn, worker.worker_id, entries, now)
             changed = conn.total_changes - before
@@ -338,17 +330,7 @@ class SqliteStore:
                 self.file.wake_after_commit()
             return changed
 
-        return await self.file.write(op, durable=False)
-
-    @staticmethod
-    def _lanes_wait(conn: sqlite3.Connection) -> bool:
-        return (
-            conn.execute(
-                "SELECT 1 FROM queue_executions WHERE lane IS NOT NULL AND status NOT IN"
-                " ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate') LIMIT 1"
-            ).fetchone()
-            is not None
-        )
+        return await self.file.write(op)
 
     # -- during a run -----------------------------------------------------------------------------
 
@@ -420,6 +402,24 @@ class SqliteStore:
         )
         return frozenset(name for (name,) in found)
 
+    async def is_empty(self, subscriptions: Sequence[str]) -> bool:
+        """Nothing waits, runs or is due later (parked messages aside)."""
+        marks = msgspec.json.encode(list(subscriptions)).decode()
+
+        def op(conn: sqlite3.Connection) -> bool:
+            busy = conn.execute(
+                "SELECT EXISTS (SELECT 1 FROM queue_executions WHERE status IN ('ready', 'queued',"
+                " 'waiting_key', 'open') AND subscription IN (SELECT value FROM json_each(?1)))"
+                " OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
+                " AND subscription IN (SELECT value FROM json_each(?1)))"
+                " OR EXISTS (SELECT 1 FROM messages"
+                " WHERE queue IN (SELECT value FROM json_each(?1)))",
+                (marks,),
+            ).fetchone()[0]
+            return not busy
+
+        return await self.file.read(op)
+
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """A role's lease is its worker's: it is free as soon as that worker is not alive."""
 
@@ -446,6 +446,22 @@ class SqliteStore:
 
     async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
         return await self.file.write(lambda conn: op(conn, self.clock.now_us()))
+
+
+def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+    """Keys that are over while others wait for them; lanes whose first message only waits."""
+    keys = conn.execute(
+        "SELECT DISTINCT w.tenant_id, w.subscription, w.idem_key FROM queue_executions w"
+        " LEFT JOIN idempotency_keys k ON k.tenant_id = w.tenant_id"
+        " AND k.subscription = w.subscription AND k.key = w.idem_key"
+        " WHERE w.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
+    ).fetchall()
+    lanes = conn.execute(
+        "SELECT tenant_id, subscription, lane FROM (SELECT tenant_id, subscription, lane, status,"
+        f" min(lane_seq) FROM queue_executions WHERE status NOT IN {FINAL_WORDS}"  # noqa: S608
+        " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
+    ).fetchall()
+    return keys, lanes
 
 
 def _own_source(conn: sqlite3.Connection, subscription: str, worker_id: int) -> bool:

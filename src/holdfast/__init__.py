@@ -1,0 +1,82 @@
+"""holdfast: a durable message backbone for AI agents. Nothing is lost on the way.
+
+The public names. They are loaded when first used, so that `import holdfast` (and the command line's
+`--help`) stays quick and pulls in no driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.app import App, Receipt
+    from holdfast.config import Config, load_config, load_queue_trigger_config
+    from holdfast.core.errors import (
+        AuthorizationError,
+        ConfigError,
+        FinalError,
+        HoldfastError,
+        InvalidMessage,
+        NotFoundError,
+        ParkMessage,
+        PublishUnknown,
+        RetryableError,
+        TemporaryError,
+        ValidationError,
+    )
+    from holdfast.core.message import Message, Priority
+    from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
+    from holdfast.core.retry import RetryPolicy
+    from holdfast.engine.context import Context, SyncContext
+    from holdfast.engine.guard import Decision
+
+_HOME = {
+    "App": "holdfast.app",
+    "Receipt": "holdfast.app",
+    "Config": "holdfast.config",
+    "load_config": "holdfast.config",
+    "load_queue_trigger_config": "holdfast.config",
+    "Message": "holdfast.core.message",
+    "Priority": "holdfast.core.message",
+    "RetryPolicy": "holdfast.core.retry",
+    "Done": "holdfast.core.outcome",
+    "Retry": "holdfast.core.outcome",
+    "Dead": "holdfast.core.outcome",
+    "Park": "holdfast.core.outcome",
+    "Rejected": "holdfast.core.outcome",
+    "Context": "holdfast.engine.context",
+    "SyncContext": "holdfast.engine.context",
+    "Decision": "holdfast.engine.guard",
+    "HoldfastError": "holdfast.core.errors",
+    "ConfigError": "holdfast.core.errors",
+    "InvalidMessage": "holdfast.core.errors",
+    "PublishUnknown": "holdfast.core.errors",
+    "RetryableError": "holdfast.core.errors",
+    "TemporaryError": "holdfast.core.errors",
+    "FinalError": "holdfast.core.errors",
+    "ValidationError": "holdfast.core.errors",
+    "AuthorizationError": "holdfast.core.errors",
+    "NotFoundError": "holdfast.core.errors",
+    "ParkMessage": "holdfast.core.errors",
+}
+
+__all__ = [  # noqa: PLE0604 - each name is loaded by __getattr__
+    "__version__",
+    *sorted(_HOME),
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Use cases of operators: what commands and pages do, in one place."""

@@ -1,0 +1,488 @@
+"""`App`: what a user writes against, and the composition root, the only place that names classes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.brokers.memory import MemoryBroker
+from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.config import Config, load_config
+from holdfast.core.broker import Broker, Durability, Outgoing, Result, Subscription
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.codec import CODECS
+from holdfast.core.errors import HoldfastError, InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.events import Observer
+from holdfast.core.message import MAX_ID, Message, check_name
+from holdfast.core.retry import RetryPolicy
+from holdfast.core.store import Send
+from holdfast.engine.batcher import Batcher
+from holdfast.engine.breaker import BreakerPolicy
+from holdfast.engine.executor import Executor, Middleware
+from holdfast.engine.guard import Guard
+from holdfast.engine.handlers import Handler, Handlers
+from holdfast.engine.relays import Relay
+from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.store import SqliteStore
+
+log = logging.getLogger("holdfast.app")
+T = TypeVar("T")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+DEFAULT_QUEUE = "default"
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """`send` said yes: the message is durable in this class (P1)."""
+
+    id: str
+    queue: str
+    durability: Durability
+
+
+class App:
+    """Handlers, and the broker and store that they run on.
+
+    app = App()                          # holdfast.yaml, or SQLite under ./.holdfast
+
+    @app.on("greeting")
+    async def greet(ctx: Context) -> None:
+        await ctx.reply(f"Hello, {ctx.payload['name']}")
+    """
+
+    def __init__(
+        self,
+        config: Config | Path | str | None = None,
+        *,
+        name: str = "app",
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config if isinstance(config, Config) else load_config(_path(config))
+        self.name = name
+        self.clock: Clock = clock or SystemClock()
+        self.handlers = Handlers()
+        self.target: str | None = None
+        """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
+        self._middleware: list[Middleware] = []
+        self._observers: list[Observer] = []
+        self._guard: Guard | None = None
+        self._broker: Broker | None = None
+        self._store: SqliteStore | None = None
+        self._senders: dict[str, Batcher[Outgoing, Result]] = {}
+        self._sync: _LoopThread | None = None
+
+    # -- what runs --------------------------------------------------------------------------------
+
+    def on(
+        self,
+        type: str,  # noqa: A002 - the message's type, in the user's words
+        *,
+        queue: str = DEFAULT_QUEUE,
+        retries: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        isolation: str = "none",
+    ) -> Callable[[Fn], Fn]:
+        """Register a handler for a message type (`*`: every type without a handler of its own).
+
+        An async function runs on the loop, a plain one in a thread; `isolation="process"` runs it
+        in a child process that can be killed.
+        """
+        if isolation not in ("none", "process"):
+            raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
+        check_name("queue", queue)
+        policy = retry or self.config.retry_policy(queue)
+        if retries is not None:
+            policy = msgspec.structs.replace(policy, max_retries=retries)
+        own = self.config.queue(queue)
+
+        def register(fn: Fn) -> Fn:
+            self.handlers.add(
+                Handler(
+                    type=type,
+                    queue=queue,
+                    call=fn,
+                    retry=policy,
+                    timeout_s=own.timeout_s if timeout_s is None else timeout_s,
+                    isolation=isolation,
+                    on_parked=own.on_parked,
+                )
+            )
+            return fn
+
+        return register
+
+    def middleware(self, fn: Middleware) -> Middleware:
+        """Wrap every handler's call: `async def wrap(ctx, call_next)`. The first is outermost."""
+        self._middleware.append(fn)
+        return fn
+
+    def observe(self, fn: Observer) -> Observer:
+        """Be told of every event after its commit. An observer can only watch."""
+        self._observers.append(fn)
+        return fn
+
+    def guard(self, fn: Guard) -> Guard:
+        """Decide before each run whether it may happen: `async def guard(context) -> Decision`."""
+        self._guard = fn
+        return fn
+
+    # -- open and close ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open broker and store; creates or migrates the database. Idempotent."""
+        if self._store is not None:
+            return
+        config = self.config
+        config.store_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(ensure_schema, config.store_file)
+        queue: SqliteBroker | None = None
+        if config.broker_file is None:
+            self._broker = MemoryBroker(clock=self.clock)
+        else:
+            if config.broker_file != config.store_file:
+                await asyncio.to_thread(ensure_schema, config.broker_file)
+            broker = SqliteBroker(config.broker_file, self.clock)
+            self._broker = broker
+            queue = broker if config.broker_file == config.store_file else None
+        store = SqliteStore(
+            config.store_file,
+            queue=queue,
+            clock=self.clock,
+            suspect_at=max(1, config.worker.crash_budget - 1),
+        )
+        await self._broker.open()
+        try:
+            await store.open()
+        except BaseException:
+            await self._broker.close()
+            self._broker = None
+            raise
+        self._store = store
+
+    async def close(self) -> None:
+        """Flush what was sent, and let go. Idempotent."""
+        for sender in self._senders.values():
+            await sender.drain()
+        self._senders.clear()
+        if self._store is not None:
+            store, self._store = self._store, None
+            await store.close()
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            await broker.close()
+
+    async def __aenter__(self) -> App:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def broker(self) -> Broker:
+        if self._broker is None:
+            raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
+        return self._broker
+
+    @property
+    def store(self) -> SqliteStore:
+        if self._store is None:
+            raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
+        return self._store
+
+    # -- send -------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        type: str,
+        payload: Any = None,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        **options: Any,  # noqa: A002
+    ) -> Receipt:
+        """Returns when the message is durable. Raises, and has accepted nothing, if it cannot be.
+
+        Options: id, tenant_id, idempotency_key, ordering_key, priority, delay_s, ttl_s,
+        correlation_id, channel, source, trace, headers, metadata.
+        """
+        send = self.outgoing(type, payload, queue=queue, **options)
+        return await self._publish(send)
+
+    async def send_message(self, message: Message, *, queue: str = DEFAULT_QUEUE) -> Receipt:
+        """Send a message that exists already (a replay, a line of a file)."""
+        return await self._publish(self._encoded(message, queue, {}))
+
+    async def send_many(
+        self, messages: Sequence[Message], *, queue: str = DEFAULT_QUEUE
+    ) -> list[Receipt]:
+        """As `send_message`, for many in one go. Refuses all before accepting any."""
+        sends = [self._encoded(message, queue, {}) for message in messages]
+        return list(await asyncio.gather(*(self._publish(send) for send in sends)))
+
+    def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:  # noqa: A002
+        """`send` for plain code: a thread with a loop of its own does the work."""
+        if self._sync is None:
+            self._sync = _LoopThread()
+        return self._sync.run(self._open_and_send(type, payload, options))
+
+    def close_sync(self) -> None:
+        """End what `send_sync` began."""
+        if self._sync is not None:
+            sync, self._sync = self._sync, None
+            sync.run(self.close())
+            sync.close()
+
+    def outgoing(
+        self,
+        type: str,
+        payload: Any,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        **options: Any,  # noqa: A002
+    ) -> Send:
+        """The message as it would be sent, checked. Raises InvalidMessage."""
+        unknown = set(options) - _MESSAGE_OPTIONS - _TRANSPORT_OPTIONS
+        if unknown:
+            raise InvalidMessage(
+                f"unknown option {sorted(unknown)[0]!r}; there are "
+                + ", ".join(sorted(_MESSAGE_OPTIONS | _TRANSPORT_OPTIONS))
+            )
+        fields = {
+            name: value
+            for name, value in options.items()
+            if name in _MESSAGE_OPTIONS and value is not None
+        }
+        message = Message(type=type, payload=payload, **fields)
+        return self._encoded(message, queue, options)
+
+    def _encoded(self, message: Message, queue: str, options: Mapping[str, Any]) -> Send:
+        check_name("queue", queue)
+        _check(message)
+        delay_s = float(options.get("delay_s") or 0.0)
+        ttl_s = options.get("ttl_s")
+        if ttl_s is None and message.expires_at is None:
+            ttl_s = self.config.queue(queue).ttl_s
+        if ttl_s is not None:
+            if ttl_s <= 0:
+                raise InvalidMessage(f"ttl_s is {ttl_s}: it must be above 0")
+            expires = datetime.now(UTC) + timedelta(seconds=delay_s + float(ttl_s))
+            message = msgspec.structs.replace(message, expires_at=expires)
+        if delay_s < 0:
+            raise InvalidMessage(f"delay_s is {delay_s}: it cannot be negative")
+        body, headers = CODECS[self.config.queue(queue).codec].encode(message)
+        limit = self.config.max_message_bytes
+        if len(body) > limit:
+            raise MessageTooLarge(
+                f"message {message.id} has {len(body)} bytes, the limit is {limit} "
+                "(max_message_bytes). Send a reference to the data instead"
+            )
+        return Send(
+            queue=queue,
+            tenant_id=message.tenant_id,
+            outgoing=Outgoing(
+                id=message.id,
+                body=body,
+                headers=headers,
+                priority=int(message.priority),
+                delay_s=delay_s,
+                ttl_s=None if ttl_s is None else float(ttl_s),
+                key=message.ordering_key,
+            ),
+        )
+
+    def _follow_up(
+        self,
+        parent: Message,
+        type: str,
+        payload: Any,
+        options: Mapping[str, Any],  # noqa: A002
+    ) -> Send:
+        inherited = {
+            "tenant_id": parent.tenant_id,
+            "correlation_id": parent.correlation_id or parent.id,
+            "channel": parent.channel,
+            "trace": parent.trace,
+        }
+        return self.outgoing(type, payload, **{**inherited, **options})
+
+    async def _publish(self, send: Send) -> Receipt:
+        broker = self.broker
+        sender = self._senders.get(send.queue)
+        if sender is None:
+            queue = send.queue
+
+            async def flush(batch: Sequence[Outgoing]) -> Sequence[Result]:
+                return await broker.publish(queue, batch)
+
+            sender = self._senders[queue] = Batcher(flush, limit=broker.capabilities.max_batch)
+        try:
+            result = await asyncio.wait_for(sender.add(send.outgoing), self.config.send_timeout_s)
+        except TimeoutError:
+            detail = f"no answer within {self.config.send_timeout_s} s"
+            raise PublishUnknown([send.outgoing.id], detail) from None
+        if result.error is not None:
+            raise result.error
+        return Receipt(
+            id=send.outgoing.id, queue=send.queue, durability=broker.capabilities.durability
+        )
+
+    async def _open_and_send(self, type: str, payload: Any, options: Mapping[str, Any]) -> Receipt:  # noqa: A002
+        await self.open()
+        return await self.send(type, payload, **options)
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def subscriptions(self) -> list[Subscription]:
+        """Every queue that has a handler or stands in the configuration."""
+        names = sorted({*self.handlers.queues, *self.config.queues} or {DEFAULT_QUEUE})
+        return [self.config.subscription(name) for name in names]
+
+    def worker(self, *, solo: bool = False, relays: Sequence[Relay] = ()) -> EngineWorker:
+        """An engine for this process, not started. The app must be open."""
+        config = self.config
+        settings = config.worker
+
+        def make_executor(**hooks: Any) -> Executor:
+            return Executor(
+                handlers=self.handlers,
+                store=self.store,
+                make_send=self._follow_up,
+                clock=self.clock,
+                guard=self._guard,
+                middleware=tuple(self._middleware),
+                breaker=BreakerPolicy(
+                    failures=config.breaker.failures, probe_s=config.breaker.probe_s
+                ),
+                threads=settings.slots,
+                crash_budget=settings.crash_budget,
+                recycle_grace_s=settings.recycle_grace_s,
+                **hooks,
+            )
+
+        return EngineWorker(
+            name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
+            store=self.store,
+            broker=self.broker,
+            fused=self.store.fused,
+            handlers=self.handlers,
+            subscriptions=self.subscriptions(),
+            make_executor=make_executor,
+            clock=self.clock,
+            settings=WorkerSettings(
+                slots=settings.slots,
+                lease_s=settings.lease_s,
+                crash_budget=settings.crash_budget,
+                shutdown_timeout_s=settings.shutdown_timeout_s,
+                stall_limit_s=settings.stall_limit_s,
+                max_message_bytes=config.max_message_bytes,
+                solo=solo,
+            ),
+            relays=relays,
+            observers=self._observers,
+        )
+
+    async def work(self, *, until_idle: bool = False) -> Drained:
+        """Run a worker in this process until cancelled, or until nothing is left to do."""
+        async with self:
+            worker = self.worker()
+            await worker.begin()
+            try:
+                if until_idle:
+                    await self.idle(worker)
+                else:
+                    await worker.stopped.wait()
+            finally:
+                drained = await asyncio.shield(worker.drain())
+            if worker.failure is not None:
+                raise HoldfastError(f"the worker stopped: {worker.failure}") from worker.failure
+            return drained
+
+    async def idle(self, worker: EngineWorker) -> None:
+        """Returns once nothing is ready, running, waiting or due later (parked ones aside)."""
+        while not worker.stopped.is_set():
+            if worker.is_idle() and await self.store.is_empty(
+                [sub.name for sub in self.subscriptions()]
+            ):
+                return
+            await asyncio.sleep(0.02)
+
+
+class _LoopThread:
+    """A loop in a thread, for callers without one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="holdfast-sync", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+_MESSAGE_OPTIONS = frozenset(
+    {
+        "id",
+        "tenant_id",
+        "source",
+        "channel",
+        "priority",
+        "correlation_id",
+        "trace",
+        "idempotency_key",
+        "ordering_key",
+        "created_at",
+        "expires_at",
+        "headers",
+        "metadata",
+        "extra",
+    }
+)
+_TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s", "queue"})
+
+
+def _check(message: Message) -> None:
+    """Refuse at the door what could not be read back unchanged."""
+    if not message.type or len(message.type) > MAX_ID or not message.type.isprintable():
+        raise InvalidMessage(f"type {message.type!r:.80} is not 1 to {MAX_ID} printable characters")
+    check_name("tenant_id", message.tenant_id)
+    if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
+        raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
+    for name in ("id", "idempotency_key", "ordering_key", "correlation_id"):
+        value = getattr(message, name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or not value.isprintable():
+            raise InvalidMessage(f"{name} {value!r:.80} is not 1 to {MAX_ID} printable characters")
+    for key, value in message.headers.items():
+        if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+            raise InvalidMessage(f"header name {key!r:.80} is not printable ASCII")
+        if not isinstance(value, str) or "\0" in value or "\n" in value or "\r" in value:
+            raise InvalidMessage(f"header {key}: the value must be text without line breaks")
+
+
+def _path(config: Path | str | None) -> Path | None:
+    return None if config is None else Path(config)

@@ -1,0 +1,1 @@
+"""Metrics and logs: what people and machines see of a running worker."""

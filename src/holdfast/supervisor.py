@@ -1,0 +1,228 @@
+"""Processes: one parent that watches, N workers that run the app, each under its own number.
+
+A handler that kills its process takes one worker with it; the parent starts another. A message that
+did so twice runs alone in a child with one slot, so that its neighbours are safe and not held up.
+
+    holdfast run MODULE:APP --workers 4
+    └── python -m holdfast.supervisor MODULE:APP          (× 4, the workers)
+        └── python -m holdfast.supervisor MODULE:APP --solo   (while there are suspects)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import importlib
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, HoldfastError
+
+log = logging.getLogger("holdfast.supervisor")
+
+EXIT_RECYCLE = 75
+"""A worker that must be replaced: a handler of its cannot be ended."""
+RESTART_MAX_S = 10.0
+HEALTHY_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+def load_app(target: str) -> Any:
+    """`module:attribute` or `path/to/file.py:attribute` (attribute `app` if left out)."""
+    place, _, attribute = target.partition(":")
+    attribute = attribute or "app"
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            if spec is None or spec.loader is None or not path.exists():
+                raise ConfigError([f"{target}: there is no file {path}"])
+            module = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(path.stem, module)
+            sys.path.insert(0, str(path.parent))
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            [f"{target}: {error}. Give it as MODULE:APP or path/to/file.py:APP"]
+        ) from error
+    app = getattr(module, attribute, None)
+    if app is None:
+        raise ConfigError([f"{target}: {place} has no attribute {attribute!r}"])
+    app.target = target
+    return app
+
+
+class Supervisor:
+    """Keeps N workers running until told to stop."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        workers: int = 1,
+        until_idle: bool = False,
+        grace_s: float = 35.0,
+        say: Callable[[str], None] = lambda text: None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._target = target
+        self._count = workers
+        self._until_idle = until_idle
+        self._grace_s = grace_s
+        self._say = say
+        self._options = list(options)
+        self._children: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._failures = 0
+        self._stopping = False
+
+    def run(self) -> int:
+        """Returns the exit code: 0 after an orderly stop, 1 if a worker could not be kept alive."""
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        for index in range(self._count):
+            self._start(index)
+        code = 0
+        while self._children:
+            time.sleep(0.05)
+            for index in list(self._children):
+                code = max(code, self._look(index))
+        return code
+
+    def _start(self, index: int) -> None:
+        child = spawn(self._target, ["--until-idle"] * self._until_idle + self._options)
+        self._children[index] = (child, time.monotonic())
+
+    def _look(self, index: int) -> int:
+        child, since = self._children[index]
+        code = child.poll()
+        if code is None:
+            if self._stopping and time.monotonic() > self._deadline:
+                self._say(f"worker {child.pid} did not stop in {self._grace_s:.0f} s: killed")
+                child.kill()
+            return 0
+        del self._children[index]
+        if self._stopping or code == 0:
+            return 0
+        if code == os.EX_CONFIG:
+            self._stop()
+            return os.EX_CONFIG
+        if time.monotonic() - since > HEALTHY_S:
+            self._failures = 0
+        self._failures += 1
+        pause = 0.0 if code == EXIT_RECYCLE else min(RESTART_MAX_S, 0.1 * 2 ** (self._failures - 1))
+        self._say(f"worker {child.pid} ended ({_reason(code)}); starting another in {pause:.1f} s")
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not self._stopping:
+            time.sleep(0.02)
+        if not self._stopping:
+            self._start(index)
+        return 0
+
+    def _stop(self, *_: object) -> None:
+        if self._stopping:
+            for child, _since in self._children.values():
+                child.kill()
+            return
+        self._stopping = True
+        self._deadline = time.monotonic() + self._grace_s
+        for child, _since in self._children.values():
+            child.terminate()
+
+
+def spawn(target: str, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A worker process; it ends with its parent."""
+    command = [sys.executable, "-m", "holdfast.supervisor", target, *options]
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent, start_new_session=False
+    )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reason(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+async def work(target: str, *, solo: bool, until_idle: bool) -> int:
+    """The body of one worker process."""
+    from holdfast.app import App  # noqa: PLC0415 - the parent never needs it
+    from holdfast.services import relays_of  # noqa: PLC0415
+
+    app = load_app(target)
+    if not isinstance(app, App):
+        raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with app:
+        worker = app.worker(solo=solo, relays=relays_of(app, spawn_solo=not solo))
+        await worker.begin()
+        waits: set[asyncio.Task[Any]] = {
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(worker.stopped.wait()),
+        }
+        if until_idle or solo:
+            waits.add(asyncio.create_task(app.idle(worker) if not solo else _no_suspects(app)))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        drained = await worker.drain(0.0 if worker.recycle else None)
+    log.info("finished %d, handed back %d", drained.finished, drained.handed_back)
+    if worker.recycle:
+        return EXIT_RECYCLE
+    return 0 if worker.failure is None else 1
+
+
+async def _no_suspects(app: object) -> None:
+    from holdfast.app import App  # noqa: PLC0415
+
+    assert isinstance(app, App)  # noqa: S101 - work() has checked
+    names = [sub.name for sub in app.subscriptions()]
+    quiet = 0
+    while quiet < 3:  # noqa: PLR2004 - a suspect may just be on its way back
+        await asyncio.sleep(0.5)
+        quiet = 0 if await app.store.has_suspects(names) else quiet + 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.supervisor")
+    parser.add_argument("target")
+    parser.add_argument("--solo", action="store_true")
+    parser.add_argument("--until-idle", action="store_true")
+    parser.add_argument("--log-level", default=None)
+    options = parser.parse_args(arguments)
+    from holdfast.observe.logs import configure_logs  # noqa: PLC0415
+
+    configure_logs(level=options.log_level)
+    try:
+        code = asyncio.run(work(options.target, solo=options.solo, until_idle=options.until_idle))
+    except ConfigError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)  # noqa: T201
+        return os.EX_CONFIG
+    except HoldfastError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    # Threads of handlers that cannot be ended must not keep the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
