@@ -1,4 +1,4 @@
-"""`App`: what a user writes against, and the composition root, the only place that names classes."""
+"""`App`: what a user writes against, and the composition root: here classes are named."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class App:
 
     def on(
         self,
-        type: str,  # noqa: A002 - the message's type, in the user's words
+        type: str,
         *,
         queue: str = DEFAULT_QUEUE,
         retries: int | None = None,
@@ -215,7 +215,7 @@ class App:
         payload: Any = None,
         *,
         queue: str = DEFAULT_QUEUE,
-        **options: Any,  # noqa: A002
+        **options: Any,
     ) -> Receipt:
         """Returns when the message is durable. Raises, and has accepted nothing, if it cannot be.
 
@@ -236,7 +236,7 @@ class App:
         sends = [self._encoded(message, queue, {}) for message in messages]
         return list(await asyncio.gather(*(self._publish(send) for send in sends)))
 
-    def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:  # noqa: A002
+    def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""
         if self._sync is None:
             self._sync = _LoopThread()
@@ -255,7 +255,7 @@ class App:
         payload: Any,
         *,
         queue: str = DEFAULT_QUEUE,
-        **options: Any,  # noqa: A002
+        **options: Any,
     ) -> Send:
         """The message as it would be sent, checked. Raises InvalidMessage."""
         unknown = set(options) - _MESSAGE_OPTIONS - _TRANSPORT_OPTIONS
@@ -312,7 +312,7 @@ class App:
         parent: Message,
         type: str,
         payload: Any,
-        options: Mapping[str, Any],  # noqa: A002
+        options: Mapping[str, Any],
     ) -> Send:
         inherited = {
             "tenant_id": parent.tenant_id,
@@ -343,7 +343,7 @@ class App:
             id=send.outgoing.id, queue=send.queue, durability=broker.capabilities.durability
         )
 
-    async def _open_and_send(self, type: str, payload: Any, options: Mapping[str, Any]) -> Receipt:  # noqa: A002
+    async def _open_and_send(self, type: str, payload: Any, options: Mapping[str, Any]) -> Receipt:
         await self.open()
         return await self.send(type, payload, **options)
 
@@ -477,7 +477,8 @@ def _check(message: Message) -> None:
             continue
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or not value.isprintable():
             raise InvalidMessage(f"{name} {value!r:.80} is not 1 to {MAX_ID} printable characters")
-    for key, value in message.headers.items():
+    headers: Mapping[Any, Any] = message.headers  # as given: nothing has checked them yet
+    for key, value in headers.items():
         if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
             raise InvalidMessage(f"header name {key!r:.80} is not printable ASCII")
         if not isinstance(value, str) or "\0" in value or "\n" in value or "\r" in value:

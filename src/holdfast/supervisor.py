@@ -4,7 +4,7 @@ A handler that kills its process takes one worker with it; the parent starts ano
 did so twice runs alone in a child with one slot, so that its neighbours are safe and not held up.
 
     holdfast run MODULE:APP --workers 4
-    └── python -m holdfast.supervisor MODULE:APP          (× 4, the workers)
+    └── python -m holdfast.supervisor MODULE:APP          (four of them, the workers)
         └── python -m holdfast.supervisor MODULE:APP --solo   (while there are suspects)
 """
 
@@ -144,8 +144,10 @@ class Supervisor:
 def spawn(target: str, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """A worker process; it ends with its parent."""
     command = [sys.executable, "-m", "holdfast.supervisor", target, *options]
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent, start_new_session=False
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, takes no lock
     )
 
 
@@ -159,8 +161,8 @@ def _reason(code: int) -> str:
 
 async def work(target: str, *, solo: bool, until_idle: bool) -> int:
     """The body of one worker process."""
-    from holdfast.app import App  # noqa: PLC0415 - the parent never needs it
-    from holdfast.services import relays_of  # noqa: PLC0415
+    from holdfast.app import App
+    from holdfast.services import relays_of
 
     app = load_app(target)
     if not isinstance(app, App):
@@ -189,12 +191,12 @@ async def work(target: str, *, solo: bool, until_idle: bool) -> int:
 
 
 async def _no_suspects(app: object) -> None:
-    from holdfast.app import App  # noqa: PLC0415
+    from holdfast.app import App
 
     assert isinstance(app, App)  # noqa: S101 - work() has checked
     names = [sub.name for sub in app.subscriptions()]
     quiet = 0
-    while quiet < 3:  # noqa: PLR2004 - a suspect may just be on its way back
+    while quiet < 3:
         await asyncio.sleep(0.5)
         quiet = 0 if await app.store.has_suspects(names) else quiet + 1
 
@@ -206,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true")
     parser.add_argument("--log-level", default=None)
     options = parser.parse_args(arguments)
-    from holdfast.observe.logs import configure_logs  # noqa: PLC0415
+    from holdfast.observe.logs import configure_logs
 
     configure_logs(level=options.log_level)
     try:

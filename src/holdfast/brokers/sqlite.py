@@ -161,7 +161,8 @@ class SqliteBroker:
         now = self._clock.now_us()
         found = await self.file.read(
             lambda conn: conn.execute(
-                "SELECT queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),"
+                "SELECT queue, count(*) FILTER (WHERE state = 0),"
+                " count(*) FILTER (WHERE state = 1),"
                 " count(*) FILTER (WHERE state = 2), min(sent_at) FILTER (WHERE state = 0)"
                 " FROM messages GROUP BY queue ORDER BY queue"
             ).fetchall()

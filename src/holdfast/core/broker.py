@@ -30,7 +30,7 @@ class Durability(StrEnum):
 
 
 class Identity(StrEnum):
-    """Whether the broker gives a message without an id a name that is the same on each redelivery."""
+    """Does the broker name a message without an id, the same on each redelivery?"""
 
     BROKER = "broker"
     NONE = "none"

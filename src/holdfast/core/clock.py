@@ -1,4 +1,4 @@
-"""Time as a port, so that tests can move it. Wall time is for people and due dates, never for leases."""
+"""Time as a port, so that tests can move it. Wall time is for people and due dates, not leases."""
 
 from __future__ import annotations
 

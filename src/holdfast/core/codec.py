@@ -1,4 +1,4 @@
-"""Wire forms as codecs over `Message`. Unknown fields survive; what cannot be read is a DecodeError.
+"""Wire forms as codecs over `Message`. Unknown fields survive; what cannot be read: DecodeError.
 
 | codec      | wire form                                                                  |
 |------------|----------------------------------------------------------------------------|

@@ -1,7 +1,7 @@
 """Every error holdfast raises, as one tree.
 
 HoldfastError
-├── ConfigError                what stands in holdfast.yaml or the environment is wrong (all mistakes at once)
+├── ConfigError                holdfast.yaml or the environment is wrong (all mistakes at once)
 ├── InvalidMessage             refused at send: nothing was accepted
 │   └── MessageTooLarge
 ├── DecodeError                bytes that are no message; the message goes to dead letters

@@ -44,12 +44,12 @@ def new_id() -> str:
 
 
 def derived_id(*parts: str) -> str:
-    """The same text for the same parts, always: identity of messages that carry no id of their own."""
+    """The same text for the same parts, always: identity of messages without an id of their own."""
     return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))
 
 
 def task_uuid(tenant_id: str, subscription: str, message_id: str) -> bytes:
-    """The `id` of a row in queue_executions: the UUIDv5 of its identity, without uuid's overhead."""
+    """The `id` of a row in queue_executions: the UUIDv5 of its identity, made quickly."""
     name = f"{tenant_id}\x1f{subscription}\x1f{message_id}".encode("utf-8", "surrogatepass")
     digest = bytearray(hashlib.sha1(_NAMESPACE.bytes + name, usedforsecurity=False).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x50

@@ -66,7 +66,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trace_id(self) -> str:
-        """The trace this message belongs to: traceparent's id, or one derived from the message id."""
+        """The trace it belongs to: traceparent's id, or one derived from the message id."""
         if self.trace is not None:
             parts = self.trace.split("-")
             if len(parts) >= 4 and len(parts[1]) == 32:

@@ -51,7 +51,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Final errors are never retried; everything else is, unless `retry_on` narrows it."""
         if isinstance(error, RetryableError):
             return True
-        if isinstance(error, FinalError) or isinstance(error, self.final_on or ()):
+        if isinstance(error, (FinalError, *self.final_on)):
             return False
         return not self.retry_on or isinstance(error, self.retry_on)
 

@@ -223,7 +223,7 @@ class Claims(Protocol):
     """True while a jump of the clock makes times to live doubtful: nothing expires."""
 
     def beat(self, worker: Worker) -> None:
-        """A sign of life. Called from the lease's own thread; blocking, quick, never on the loop."""
+        """A sign of life. Called from the lease's own thread: may block, but not for long."""
         ...
 
     def is_registered(self, worker: Worker) -> bool:

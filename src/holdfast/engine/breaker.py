@@ -1,4 +1,4 @@
-"""A breaker per handler: when everything fails, try one message at a time instead of all of them."""
+"""A breaker per handler: when everything fails, try one message at a time, not all of them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Context:
         recipient: str | None = None,
         now: bool = False,
     ) -> None:
-        """Answer where the message came from. `now=True` leaves at once and is not undone by a failure."""
+        """Answer where the message came from. `now=True` leaves at once, whatever follows."""
         message = self._run.message
         if not isinstance(content, str):
             raise InvalidMessage(f"a reply is text, not {type(content).__name__}")
@@ -103,7 +103,8 @@ class Context:
     async def send(self, type: str, payload: Any = None, **options: Any) -> str:
         """A follow-up message, published when this run commits. Returns its id.
 
-        Options: queue, id, idempotency_key, ordering_key, priority, delay_s, ttl_s, headers, metadata.
+        Options: queue, id, idempotency_key, ordering_key, priority, delay_s, ttl_s, headers,
+        metadata.
         """
         send = self._make_send(self._run.message, type, payload, options)
         self._sends.append(send)
@@ -119,7 +120,7 @@ class Context:
         )
 
     async def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
-        """Tell people that a long run is alive, and how far it is. Raises LeaseLost if it is not ours."""
+        """Tell people that a long run is alive, and how far it is. Raises LeaseLost if it lost."""
         await self._store.heartbeat(self._run, dict(data or {}))
 
     async def once(
@@ -134,8 +135,9 @@ class Context:
 
         The intent is written before, the result after; a later attempt gets the recorded result.
         An intent without a result means that nobody knows: `on_unknown` says what then. `park` sets
-        the message aside for a person, `again` calls `fn` again (for effects that take an idempotency
-        key), `skip` returns None. `fn` may take one argument: an idempotency key for this effect.
+        the message aside for a person, `again` calls `fn` again (for effects that take an
+        idempotency key), `skip` returns None. `fn` may take one argument: an
+        idempotency key for this effect.
         An error of `fn` leaves it unknown, unless it is one of `not_done`, which prove that nothing
         happened. The result must be a JSON value.
         """

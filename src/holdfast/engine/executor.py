@@ -67,7 +67,7 @@ class Active:
 class Executor:
     """Starts runs and turns whatever they do into outcomes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wiring: each one is a port or a limit
         self,
         *,
         handlers: Handlers,

@@ -35,7 +35,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handlers:
-    """Handlers by (queue, type); `*` takes every type of its queue that has no handler of its own."""
+    """Handlers by (queue, type); `*` takes every type of its queue that has no other handler."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], Handler] = {}

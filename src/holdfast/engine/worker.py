@@ -72,7 +72,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 class EngineWorker:
     """The engine of one process. `start`, then `drain` (orderly) or `abandon` (lease lost)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wiring: each one is a port or a limit
         self,
         *,
         name: str,
@@ -141,7 +141,7 @@ class EngineWorker:
             self._spawn(run_relay(relay, self._hold_role), relay.name)
 
     async def drain(self, timeout_s: float | None = None) -> Drained:
-        """Stop fetching, let runs finish up to the limit, hand back the rest unspent. Idempotent."""
+        """Stop fetching, let runs finish up to the limit, hand back the rest. Idempotent."""
         if self.phase in (Phase.STOPPED, Phase.NEW):
             self.phase = Phase.STOPPED
             self.stopped.set()
@@ -356,7 +356,7 @@ class EngineWorker:
         task.add_done_callback(self._side_task_ended)
 
     def _side_task_ended(self, task: asyncio.Task[None]) -> None:
-        """A fetcher or relay that dies takes the worker with it: half a worker is worse than none."""
+        """A fetcher or relay that dies ends the worker: half a worker is worse than none."""
         self._tasks.remove(task)
         if task.cancelled() or task.exception() is None:
             return

@@ -1,4 +1,4 @@
-"""One SQLite file, shared by broker and store: one writer thread per process, fair between processes.
+"""One SQLite file, shared by broker and store: one writer thread per process, fair to others.
 
 `file.py` the writer thread and its group commit · `turnstile.py` whose turn it is to write ·
 `witness.py` proof that no commit went missing · `wake.py` telling other processes at once ·

@@ -317,7 +317,7 @@ _open_lock = threading.Lock()
 
 
 def open_file(path: Path, clock: Clock | None = None) -> SqliteFile:
-    """The process's one `SqliteFile` for this path (its schema must exist). Pair with `close_file`."""
+    """The process's `SqliteFile` for this path (its schema must exist). Pair with `close_file`."""
     path = path.resolve()
     with _open_lock:
         file = _open.get(path)

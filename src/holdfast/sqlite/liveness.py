@@ -26,7 +26,7 @@ def _boot_id() -> bytes:
 
 
 class Beat:
-    """This process's own sign of life. Room for it is taken at the start: it beats on a full disk."""
+    """This process's sign of life. Its room is taken at the start: it beats on a full disk, too."""
 
     def __init__(self, folder: Path, worker_id: int, clock: Clock) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,7 @@
 """Statements over many rows.
 
-One statement with many rows costs one hand-over of the interpreter lock; `executemany` costs one per
-row, and a busy event loop makes each of those wait. Batches are cut into powers of two, so that
+One statement with many rows costs one hand-over of the interpreter lock; `executemany` costs one
+per row, and a busy event loop makes each of those wait. Batches are cut into powers of two, so that
 SQLite compiles each form once.
 """
 

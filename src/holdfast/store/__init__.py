@@ -1,1 +1,1 @@
-"""The store: who may run what, and what became of it. One schema, hot SQL in one file per dialect."""
+"""The store: who may run what, and what became of it. One schema, hot SQL by dialect."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,9 +33,10 @@ from holdfast.core.store import Commit, Finished, Run
 from holdfast.sqlite import rows
 
 from . import tasks
-from .claims import end_as_duplicate, free_key, letter_of
+from .keys import free_key, keep_result, resolve_key
+from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import bury, storable
+from .letters import bury, letter_of, storable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -69,9 +70,13 @@ _OUTBOX = (
 class Finisher:
     """The finish half of the protocol. Runs inside a transaction of the writer thread."""
 
-    def __init__(self, ledger: Ledger, queue: Transactional | None) -> None:
+    def __init__(
+        self, ledger: Ledger, queue: Transactional | None, wake: Callable[[], None]
+    ) -> None:
         self._ledger = ledger
         self._queue = queue
+        self._wake = wake
+        """Called when something became ready: after the commit, fetchers look again."""
 
     def finish(
         self, conn: sqlite3.Connection, batch: Sequence[Finished], *, worker_id: int, now_us: int
@@ -132,10 +137,12 @@ class Finisher:
         changed = conn.execute(_SET.format(assignments), (*values, *identity, *token)).rowcount
         if changed != 1:
             return _why_not(conn, identity, token)
+        if status is Status.READY:
+            self._wake()
         entries.extend(self._events_of(conn, item, status, now_us))
         return Commit.COMMITTED
 
-    def _events_of(
+    def _events_of(  # noqa: PLR0911 - one per outcome
         self, conn: sqlite3.Connection, item: Finished, status: Status, now_us: int
     ) -> list[Entry]:
         run, outcome = item.run, item.outcome
@@ -149,7 +156,7 @@ class Finisher:
                     return self._buried(conn, item, status, "crash_budget", reason, now_us)
                 data = {
                     "attempt": run.attempt,
-                    "retry_count": run.failures + (0 if crashed else 1),
+                    "retry_count": _failures_after(item),
                     "after_s": round(after_s, 3),
                     "error": storable(reason),
                 }
@@ -162,7 +169,7 @@ class Finisher:
                 extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
                 found = [_final_entry(item, status, extra)]
                 if item.keep_rejected:
-                    found.append(bury(conn, letter_of(run, run.queue, "rejected", reason), now_us))
+                    found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
                 return found
             case Park(kind, reason):
                 return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
@@ -183,10 +190,10 @@ class Finisher:
         now_us: int,
     ) -> list[Entry]:
         run = item.run
-        letter = letter_of(run, run.queue, reason, error)
+        letter = letter_of(run, reason, error)
         if isinstance(item.outcome, Dead | Retry):
             letter.history = [*run.history, failure(run, error, now_us)]
-            letter.retry_count = run.failures
+            letter.retry_count = _failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
         return [_final_entry(item, status, extra), bury(conn, letter, now_us)]
 
@@ -204,29 +211,29 @@ class Finisher:
                 continue
             tenant_id = run.message.tenant_id
             if type(item.outcome) is Done:
-                conn.execute(
-                    "UPDATE idempotency_keys SET state = 'done', value = ?, expires_at = ?"
-                    " WHERE tenant_id = ? AND subscription = ? AND key = ? AND message_id = ?",
-                    (
-                        item.result,
-                        now_us + int(item.dedup_window_s * 1e6),
-                        tenant_id,
-                        run.subscription,
-                        run.idem_key,
-                        run.message.id,
-                    ),
+                keep_result(
+                    conn,
+                    (tenant_id, run.subscription, run.idem_key),
+                    run.message.id,
+                    item.result,
+                    now_us + int(item.dedup_window_s * 1e6),
                 )
             elif isinstance(item.outcome, Retry | Park | Released):
                 continue
             else:
                 free_key(conn, tenant_id, run.subscription, run.idem_key, run.message.id)
-            entries.extend(resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us))
+            resolved = resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us)
+            entries.extend(resolved)
+            if not resolved:
+                self._wake()  # the next one may be ready now
 
     def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:
         for item in committed:
             lane = item.run.lane
             if lane is not None and not isinstance(item.outcome, Retry | Released):
-                advance_lane(conn, item.run.message.tenant_id, item.run.subscription, lane, now_us)
+                identity = (item.run.message.tenant_id, item.run.subscription, lane)
+                if advance_lane(conn, *identity, now_us):
+                    self._wake()
 
     def _follow_ups(
         self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int
@@ -278,65 +285,9 @@ def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
     return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
 
 
-def advance_lane(
-    conn: sqlite3.Connection, tenant_id: str, subscription: str, lane: str, now_us: int
-) -> None:
-    """The earliest message of a conversation becomes ready, if it only waited for its turn."""
-    found = conn.execute(
-        "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
-        f" AND lane = ? AND status NOT IN {tasks.FINAL_WORDS} ORDER BY lane_seq LIMIT 1",
-        (tenant_id, subscription, lane),
-    ).fetchone()
-    if found is not None and found[1] == Status.QUEUED:
-        conn.execute(
-            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
-            (now_us, found[0]),
-        )
-
-
-def resolve_key(
-    conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str, now_us: int
-) -> list[Entry]:
-    """Messages that wait for this key: duplicates if it is done, the oldest is next if it is free."""
-    waiting = conn.execute(
-        "SELECT rowid, message_id, queue_name FROM queue_executions WHERE tenant_id = ?"
-        " AND subscription = ? AND idem_key = ? AND status = 'waiting_key' ORDER BY rowid",
-        (tenant_id, subscription, key),
-    ).fetchall()
-    if not waiting:
-        return []
-    holder = conn.execute(
-        "SELECT message_id, state, value FROM idempotency_keys WHERE tenant_id = ?"
-        " AND subscription = ? AND key = ?",
-        (tenant_id, subscription, key),
-    ).fetchone()
-    if holder is None:
-        conn.execute(
-            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
-            (now_us, waiting[0][0]),
-        )
-        return []
-    first_id, state, value = holder
-    if state != "done":
-        return []
-    return [
-        end_as_duplicate(
-            conn,
-            subscription,
-            queue,
-            rowid,
-            None,
-            first_id,
-            value,
-            now_us,
-            tenant_id=tenant_id,
-            message_id=message_id,
-        )
-        for rowid, message_id, queue in waiting
-    ]
-
-
-def _write_of(item: Finished, now_us: int) -> tuple[str, tuple[Any, ...], Status]:
+def _write_of(  # noqa: PLR0911 - one per outcome
+    item: Finished, now_us: int
+) -> tuple[str, tuple[Any, ...], Status]:
     """Assignments, their values and the new status for one outcome."""
     run, outcome = item.run, item.outcome
     body = (
@@ -374,7 +325,7 @@ def _write_of(item: Finished, now_us: int) -> tuple[str, tuple[Any, ...], Status
                     now_us + int(after_s * 1e6),
                     int(crashed),
                     storable(reason),
-                    run.failures + (0 if crashed else 1),
+                    _failures_after(item),
                     history,
                     *kept,
                 ),
@@ -412,9 +363,16 @@ def _ended(
     return (
         "status = ?, completed_at = ?, duration_ms = ?, retry_count = ?, error_message = ?,"
         " body = NULL",
-        (status.value, now_us, _duration_ms(item), item.run.failures, storable(why)),
+        (status.value, now_us, _duration_ms(item), _failures_after(item), storable(why)),
         status,
     )
+
+
+def _failures_after(item: Finished) -> int:
+    """Failed attempts so far, this one included; a crash spends no retry."""
+    outcome = item.outcome
+    failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
+    return item.run.failures + int(failed)
 
 
 def _why_not(
@@ -463,7 +421,7 @@ def _duration_ms(item: Finished) -> int:
 
 
 def _run_uuid(run_id: str | None) -> bytes | None:
-    """The seed's column is a UUID: one that is none is mapped to a UUIDv5, and kept in the event."""
+    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
     if run_id is None:
         return None
     try:

@@ -28,22 +28,13 @@ Entry = tuple[str, str, str, str, Mapping[str, Any]]
 """tenant_id, subscription, task_id, event_type, data"""
 
 
-def link(
-    previous: bytes,
-    seq: int,
-    tenant_id: str,
-    subscription: str,
-    task_id: str,
-    event_type: str,
-    data: str,
-    created_at: int,
-    worker_id: int,
-) -> bytes:
+Record = tuple[int, str, str, str, str, str, int, int]
+"""seq, tenant_id, subscription, task_id, event_type, data, created_at, worker_id"""
+
+
+def link(previous: bytes, record: Record) -> bytes:
     """The hash of one event: covers everything in its row, and the hash before it."""
-    record = _encode(
-        (seq, tenant_id, subscription, task_id, event_type, data, created_at, worker_id)
-    )
-    return hashlib.sha256(previous + record).digest()
+    return hashlib.sha256(previous + _encode(record)).digest()
 
 
 class Ledger:
@@ -68,9 +59,8 @@ class Ledger:
             seq, previous = head if head is not None else _read_head(conn, chain)
             text = _encode(data).decode()
             seq += 1
-            digest = link(
-                previous, seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id
-            )
+            record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
+            digest = link(previous, record)
             self._heads[chain] = (seq, digest)
             written.append(
                 (

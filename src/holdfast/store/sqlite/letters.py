@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.ids import uuid7_bytes
+from holdfast.core.store import Run
 
 from .ledger import Entry
 
@@ -59,6 +60,24 @@ def bury(conn: sqlite3.Connection, letter: Letter, now_us: int) -> Entry:
     )
     data = {"dead_letter_id": letter_id.hex(), "reason": letter.reason, "queue": letter.queue}
     return letter.tenant_id, letter.subscription, letter.message_id, events.DLQ, data
+
+
+def letter_of(run: Run, reason: str, error: str) -> Letter:
+    """The dead letter of a claimed message."""
+    message = run.message
+    return Letter(
+        tenant_id=message.tenant_id,
+        subscription=run.subscription,
+        message_id=message.id,
+        queue=run.queue,
+        event_name=message.type,
+        reason=reason,
+        error=error,
+        retry_count=max(0, run.failures),
+        history=run.history,
+        body=run.body,
+        body_info=run.body_info,
+    )
 
 
 def storable(text: str) -> str:

@@ -12,8 +12,8 @@ from holdfast.core import events
 from holdfast.core.outcome import Status
 from holdfast.core.store import Reclaimed
 
-from .claims import final_data, free_key
-from .finish import advance_lane, resolve_key
+from .keys import final_data, free_key, resolve_key
+from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import Letter, bury
 
@@ -39,7 +39,8 @@ def reap(
     back = quarantined = 0
     for worker_id in dead:
         conn.execute(
-            "UPDATE workers SET state = 'dead', ended_at = ? WHERE worker_id = ? AND state = 'alive'",
+            "UPDATE workers SET state = 'dead', ended_at = ? WHERE worker_id = ?"
+            " AND state = 'alive'",
             (now_us, worker_id),
         )
         conn.execute("UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker_id,))
@@ -111,9 +112,7 @@ def _give_back(
         " completed_at = ?, error_message = ?, history = ?, body = NULL WHERE rowid = ?",
         (crashes, now_us, error, _encode(past).decode(), rowid),
     )
-    final = final_data(
-        queue, tenant_id, message_id, event_name, trace_id or f"queue-{message_id}", Status.FAILED
-    )
+    final = final_data(queue, tenant_id, message_id, event_name, trace_id, Status.FAILED)
     final.update(reason="crash_budget", error=error)
     letter = Letter(
         tenant_id=tenant_id,

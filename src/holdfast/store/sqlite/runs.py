@@ -1,4 +1,4 @@
-"""Writes of a run before its end: effects, early replies, heartbeats. Each is fenced by its token."""
+"""Writes of a run before its end: effects, early replies, heartbeats; fenced by its token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SqliteStore`: the store as the engine sees it. Each method is one operation of the writer thread."""
+"""`SqliteStore`: the store as the engine sees it; a method is one operation of the writer."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from holdfast.sqlite.file import SqliteFile, close_file, open_file
 from holdfast.sqlite.liveness import Beat, forget, is_alive
 
 from . import reaper
+from .claiming import Claiming
 from .claims import Claims, next_due
-from .finish import Finisher, advance_lane, resolve_key
+from .finish import Finisher
+from .keys import resolve_key
+from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .runs import RunWriter
 from .tasks import FINAL_WORDS, crc
@@ -77,7 +80,7 @@ class SqliteStore:
             file = await asyncio.to_thread(open_file, self.path, self.clock)
             self._ledger = Ledger(file)
             self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
-            self._finisher = Finisher(self._ledger, self._queue)
+            self._finisher = Finisher(self._ledger, self._queue, file.wake_after_commit)
             self._runs = RunWriter(self._ledger)
             self._opened = file
 
@@ -188,49 +191,28 @@ class SqliteStore:
     # -- claim ------------------------------------------------------------------------------------
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        def op(conn: sqlite3.Connection) -> Taken:
-            now = self.clock.now_us()
-            return self._claims.take(
-                conn,
-                sub,
-                decode,
-                limit=limit,
-                worker_id=worker.worker_id,
-                now_us=now,
-                expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
-            )
-
         # A claim need not be synced: if a power cut takes it back, its run is refused at the end.
-        return await self.file.write(op, durable=False)
+        return await self.file.write(
+            lambda conn: self._claims.take(self._claiming(conn, sub, worker), decode, limit),
+            durable=False,
+        )
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]:
-        def op(conn: sqlite3.Connection) -> list[Verdict]:
-            now = self.clock.now_us()
-            return self._claims.admit(
-                conn,
-                sub,
-                batch,
-                worker_id=worker.worker_id,
-                held="broker",
-                now_us=now,
-                expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
-            )
-
-        return await self.file.write(op, durable=False)
+        return await self.file.write(
+            lambda conn: self._claims.admit(self._claiming(conn, sub, worker, "broker"), batch),
+            durable=False,
+        )
 
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict] | None:
-        """Write an ordered batch into its lanes; None: another worker is this source's fetcher."""
-
         def op(conn: sqlite3.Connection) -> list[Verdict] | None:
-            if not _own_source(conn, sub.name, worker.worker_id):
+            if not own_source(conn, sub.name, worker.worker_id):
                 return None
-            return self._claims.adopt_in_order(
-                conn, sub, batch, worker_id=worker.worker_id, now_us=self.clock.now_us()
-            )
+            self.file.wake_after_commit()
+            return self._claims.adopt_in_order(self._claiming(conn, sub, worker), batch)
 
         return await self.file.write(op)
 
@@ -238,28 +220,27 @@ class SqliteStore:
         self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
     ) -> Sequence[Verdict]:
         def op(conn: sqlite3.Connection) -> list[Verdict]:
-            now = self.clock.now_us()
+            claim = self._claiming(conn, sub, worker)
             verdicts: list[Verdict] = []
             for priority in _PRIORITIES:
                 if len(verdicts) < limit:
-                    verdicts += self._claims.claim_ready(
-                        conn,
-                        sub,
-                        limit=limit - len(verdicts),
-                        worker_id=worker.worker_id,
-                        now_us=now,
-                        expiry_us=NOTHING_EXPIRES if self.expiry_paused else now,
-                        priority=priority,
-                        solo=solo,
-                    )
+                    left = limit - len(verdicts)
+                    verdicts += self._claims.claim_ready(claim, priority, left, solo=solo)
             return verdicts
 
         return await self.file.write(op, durable=False)
 
     async def next_due_s(self, sub: Subscription) -> float | None:
         now = self.clock.now_us()
-        due = await self.file.read(lambda conn: next_due(conn, sub.name, now))
+        due = await self.file.read(lambda conn: next_due(Claiming(conn, sub, 0, now, 0)))
         return None if due is None else max(0.0, (due - now) / 1e6)
+
+    def _claiming(
+        self, conn: sqlite3.Connection, sub: Subscription, worker: Worker, held: str = "store"
+    ) -> Claiming:
+        now = self.clock.now_us()
+        expiry = NOTHING_EXPIRES if self.expiry_paused else now
+        return Claiming(conn, sub, worker.worker_id, now, expiry, held)
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
         def op(conn: sqlite3.Connection) -> list[bool]:
@@ -458,25 +439,10 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
     ).fetchall()
     lanes = conn.execute(
         "SELECT tenant_id, subscription, lane FROM (SELECT tenant_id, subscription, lane, status,"
-        f" min(lane_seq) FROM queue_executions WHERE status NOT IN {FINAL_WORDS}"  # noqa: S608
+        f" min(lane_seq) FROM queue_executions WHERE status NOT IN {FINAL_WORDS}"
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
     return keys, lanes
-
-
-def _own_source(conn: sqlite3.Connection, subscription: str, worker_id: int) -> bool:
-    """Become or stay the one fetcher of an ordered source."""
-    return (
-        conn.execute(
-            "INSERT INTO sources (subscription, worker_id) VALUES (?, ?)"
-            " ON CONFLICT (subscription, part) DO UPDATE SET worker_id = excluded.worker_id"
-            " WHERE sources.worker_id = excluded.worker_id OR sources.worker_id IS NULL"
-            " OR sources.worker_id NOT IN (SELECT worker_id FROM workers WHERE state = 'alive')"
-            " RETURNING 1",
-            (subscription, worker_id),
-        ).fetchone()
-        is not None
-    )
 
 
 def _bare(item: Finished, outcome: Dead) -> Finished:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +15,10 @@ from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
 from holdfast.core.ids import task_uuid
 from holdfast.core.message import Message
+from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run, Token
+
+from .claiming import Claiming
 
 INSERT = (
     "INSERT OR IGNORE INTO queue_executions (rowid, id, tenant_id, subscription, message_id,"
@@ -23,12 +27,37 @@ INSERT = (
     " body_info, body_crc, body_sha256)"
 )
 RUN_COLUMNS = (
-    "rowid, tenant_id, message_id, queue_name, epoch, attempt, crashes, lane, idem_key, expires_at,"
-    " history, body, body_info, body_crc"
+    "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
+    " body, body_info, body_crc"
 )
 FINAL_WORDS = "('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
 
 _decode_json = msgspec.json.Decoder().decode
+crc = zlib.crc32
+
+
+class Place(NamedTuple):
+    """Where a new row stands and who owns it."""
+
+    rowid: int
+    status: Status
+    worker_id: int | None = None
+    claimed: int = 0
+    """1: claimed at once (epoch and attempt begin at 1); 0: it waits."""
+    lane: str | None = None
+    lane_seq: int | None = None
+
+
+class Existing(NamedTuple):
+    """A row that was there before."""
+
+    rowid: int
+    status: str
+    held: str
+    sha256: bytes
+    epoch: int
+    attempt: int
+    crashes: int
 
 
 def idem_key(sub: Subscription, message: Message) -> str | None:
@@ -42,60 +71,74 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
 
 def expires_us(delivery: Delivery, message: Message) -> int | None:
     """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
-    own = None if message.expires_at is None else to_us(message.expires_at)
-    if delivery.expires_at_us is None or own is None:
-        return own if delivery.expires_at_us is None else delivery.expires_at_us
-    return min(own, delivery.expires_at_us)
+    theirs = delivery.expires_at_us
+    if message.expires_at is None:
+        return theirs
+    own = to_us(message.expires_at)
+    return own if theirs is None else min(own, theirs)
 
 
-def crc(body: bytes) -> int:
-    return zlib.crc32(body)
-
-
-def row(
-    candidate: Candidate,
-    message: Message,
-    sub: Subscription,
-    *,
-    rowid: int,
-    status: str,
-    held: str,
-    worker_id: int | None,
-    claimed: int,
-    lane: str | None,
-    lane_seq: int | None,
-    now_us: int,
-) -> tuple[Any, ...]:
+def row(claim: Claiming, candidate: Candidate, message: Message, place: Place) -> tuple[Any, ...]:
     """Values for `INSERT`. The body is kept only where the store holds the message."""
-    stored = held == "store"
-    body = candidate.delivery.body
+    sub = claim.sub
+    body: bytes | None = None
+    info: str | None = None
+    body_crc: int | None = None
+    if claim.held == "store":
+        body = candidate.delivery.body
+        info, body_crc = body_info(candidate), crc(body)
     return (
-        rowid,
+        place.rowid,
         task_uuid(message.tenant_id, sub.name, message.id),
         message.tenant_id,
         sub.name,
         message.id,
         sub.queue,
         message.type,
-        status,
-        held,
-        worker_id,
-        claimed,
-        claimed,
+        place.status,
+        claim.held,
+        place.worker_id,
+        place.claimed,
+        place.claimed,
         message.priority,
-        lane,
-        lane_seq,
+        place.lane,
+        place.lane_seq,
         idem_key(sub, message),
-        None if claimed else now_us,
+        None if place.claimed else claim.now_us,
         to_us(message.created_at),
         expires_us(candidate.delivery, message),
-        now_us,
+        claim.now_us,
         message.correlation_id,
-        message.trace_id if message.trace is not None else None,
-        body if stored else None,
-        body_info(candidate) if stored else None,
-        zlib.crc32(body) if stored else None,
+        None if message.trace is None else message.trace_id,
+        body,
+        info,
+        body_crc,
         candidate.sha256,
+    )
+
+
+def max_rowid(conn: sqlite3.Connection) -> int:
+    found: int | None = conn.execute("SELECT max(rowid) FROM queue_executions").fetchone()[0]
+    return found or 0
+
+
+def find(conn: sqlite3.Connection, sub: Subscription, message: Message) -> Existing | None:
+    """The row of a message, by its identity."""
+    found = conn.execute(
+        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes FROM queue_executions"
+        " WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
+        (message.tenant_id, sub.name, message.id),
+    ).fetchone()
+    return None if found is None else Existing(*found)
+
+
+def hold(conn: sqlite3.Connection, rowid: int, candidate: Candidate) -> None:
+    """Adopt: the row takes the whole message, so that its broker copy may go."""
+    body = candidate.delivery.body
+    conn.execute(
+        "UPDATE queue_executions SET held = 'store', body = ?, body_info = ?, body_crc = ?"
+        " WHERE rowid = ? AND held = 'broker'",
+        (body, body_info(candidate), crc(body), rowid),
     )
 
 
@@ -110,13 +153,53 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], headers)
 
 
+def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Run:
+    """The run of a message that was claimed for the first time."""
+    delivery = candidate.delivery
+    return Run(
+        subscription=claim.sub.name,
+        queue=claim.sub.queue,
+        idem_key=idem_key(claim.sub, message),
+        message=message,
+        token=Token(claim.worker_id, 1),
+        attempt=1,
+        crashes=0,
+        claimed_at_us=claim.now_us,
+        row=rowid,
+        delivery=delivery if claim.held == "broker" else None,
+        body=delivery.body,
+        body_info=body_info(candidate),
+    )
+
+
+def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
+    """A claimed row (RUN_COLUMNS) as a run. Raises StoreCorrupt or DecodeError."""
+    rowid, _, message_id, epoch, attempt, crashes, lane, key, _, history, body, info, check = found
+    message = stored_message(claim.sub, message_id, body, info, check)
+    return Run(
+        subscription=claim.sub.name,
+        queue=claim.sub.queue,
+        idem_key=key,
+        lane=lane,
+        message=msgspec.structs.replace(message, attempt=attempt),
+        token=Token(claim.worker_id, epoch),
+        attempt=attempt,
+        crashes=crashes,
+        claimed_at_us=claim.now_us,
+        row=rowid,
+        history=tuple(_decode_json(history)) if history else (),
+        body=body,
+        body_info=info,
+    )
+
+
 def stored_message(
-    sub: Subscription, message_id: str, body: bytes | None, info: str | None, crc: int | None
+    sub: Subscription, message_id: str, body: bytes | None, info: str | None, check: int | None
 ) -> Message:
     """The message of a stored body. Raises StoreCorrupt or DecodeError."""
     if body is None or info is None:
         raise StoreCorrupt(f"message {message_id}: its body is not in the store")
-    if zlib.crc32(body) != crc:
+    if crc(body) != check:
         raise StoreCorrupt(
             f"message {message_id}: the stored body does not match its checksum; it was changed "
             "on disk and is not run"
@@ -124,34 +207,13 @@ def stored_message(
     try:
         form = _decode_json(info)
         codec = CODECS[form["codec"]]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        headers = dict(form.get("headers") or {})
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(
             f"message {message_id}: its stored form is unreadable: {error}"
         ) from None
-    delivery = Delivery(body=body, headers=form.get("headers") or {}, tag=None, identity=message_id)
+    delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id)
     message = codec.decode(delivery, sub)
     if message.id != message_id:
         message = msgspec.structs.replace(message, id=message_id)
     return message
-
-
-def run_of_row(sub: Subscription, found: Sequence[Any], *, worker_id: int, now_us: int) -> Run:
-    """A claimed row (RUN_COLUMNS) as a run. Raises StoreCorrupt or DecodeError."""
-    rowid, _tenant, message_id, _queue, epoch, attempt, crashes, *_rest = found
-    history, body, info, crc = found[-4:]
-    message = stored_message(sub, message_id, body, info, crc)
-    return Run(
-        subscription=sub.name,
-        queue=sub.queue,
-        idem_key=found[8],
-        lane=found[7],
-        message=msgspec.structs.replace(message, attempt=attempt),
-        token=Token(worker_id, epoch),
-        attempt=attempt,
-        crashes=crashes,
-        claimed_at_us=now_us,
-        row=rowid,
-        history=tuple(_decode_json(history)) if history else (),
-        body=body,
-        body_info=info,
-    )

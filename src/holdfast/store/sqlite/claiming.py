@@ -1,0 +1,21 @@
+"""What holds for all items of one claim: its transaction, subscription, worker and times."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from holdfast.core.broker import Subscription
+
+
+class Claiming(NamedTuple):
+    """One claim operation in the writer thread."""
+
+    conn: sqlite3.Connection
+    sub: Subscription
+    worker_id: int
+    now_us: int
+    expiry_us: int
+    """What expires up to here is over; 0 while the clock is in doubt."""
+    held: str = "store"
+    """Who keeps the message once claimed: `store` (one file with the queue) or `broker`."""

@@ -1,0 +1,147 @@
+"""Ends at the claim: what can never run is final at once, with its dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core import events
+from holdfast.core.ids import derived_id, task_uuid
+from holdfast.core.message import DEFAULT_TENANT, Message
+from holdfast.core.outcome import Status
+from holdfast.core.store import Candidate, Run
+
+from . import tasks
+from .claiming import Claiming
+from .keys import final_data, free_key, resolve_key
+from .lanes import advance_lane
+from .ledger import Entry
+from .letters import Letter, bury, letter_of, storable
+
+
+def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
+    """Bytes that are no message: dead-lettered as they are."""
+    delivery = candidate.delivery
+    letter = Letter(
+        tenant_id=claim.sub.tenant or DEFAULT_TENANT,
+        subscription=claim.sub.name,
+        message_id=delivery.identity or derived_id(claim.sub.queue, delivery.body.hex()),
+        queue=claim.sub.queue,
+        event_name=None,
+        reason="undecodable",
+        error=str(candidate.error),
+        body=delivery.body,
+        body_info=tasks.body_info(candidate),
+    )
+    return _dead_on_arrival(claim, letter, candidate.sha256)
+
+
+def id_conflict(claim: Claiming, candidate: Candidate, message: Message) -> list[Entry]:
+    """The same id with another payload: kept under an id of its own."""
+    letter = Letter(
+        tenant_id=message.tenant_id,
+        subscription=claim.sub.name,
+        message_id=derived_id(message.id, candidate.sha256.hex()),
+        queue=claim.sub.queue,
+        event_name=message.type,
+        reason="id_conflict",
+        error=f"message id {message.id} was used before, with another payload",
+        body=candidate.delivery.body,
+        body_info=tasks.body_info(candidate),
+    )
+    return _dead_on_arrival(claim, letter, candidate.sha256)
+
+
+def expired(claim: Claiming, run: Run) -> list[Entry]:
+    """Its time to live was over before it could run."""
+    message = run.message
+    claim.conn.execute(
+        "UPDATE queue_executions SET status = 'expired', completed_at = ?, body = NULL,"
+        " error_message = 'expired before it could run' WHERE rowid = ?",
+        (claim.now_us, run.row),
+    )
+    letter = letter_of(run, "expired", "its time to live was over before it could run")
+    data = final_data(
+        run.queue, message.tenant_id, message.id, message.type, message.trace_id, Status.EXPIRED
+    )
+    return [
+        (message.tenant_id, run.subscription, message.id, events.EXPIRED, data),
+        bury(claim.conn, letter, claim.now_us),
+        *_let_go(claim, message.tenant_id, message.id, run.idem_key, run.lane),
+    ]
+
+
+def unreadable(claim: Claiming, row: Sequence[Any], error: Exception) -> list[Entry]:
+    """A stored body (RUN_COLUMNS) that is not what was written: never run, kept as it is."""
+    rowid, tenant_id, message_id, _, attempt, crashes, lane, key, _, _, body, info, _ = row
+    claim.conn.execute(
+        "UPDATE queue_executions SET status = 'failed', completed_at = ?, error_message = ?,"
+        " body = NULL WHERE rowid = ?",
+        (claim.now_us, storable(str(error)), rowid),
+    )
+    letter = Letter(
+        tenant_id=tenant_id,
+        subscription=claim.sub.name,
+        message_id=message_id,
+        queue=claim.sub.queue,
+        event_name=None,
+        reason="body_corrupt",
+        error=str(error),
+        retry_count=max(0, attempt - 1 - crashes),
+        body=body,
+        body_info=info,
+    )
+    freed = _let_go(claim, tenant_id, message_id, key, lane)
+    return [*_failed_and_buried(claim, letter), *freed]
+
+
+def _let_go(
+    claim: Claiming, tenant_id: str, message_id: str, key: str | None, lane: str | None
+) -> list[Entry]:
+    """What ended holds neither its key nor its conversation; returns what that ended in turn."""
+    if lane is not None:
+        advance_lane(claim.conn, tenant_id, claim.sub.name, lane, claim.now_us)
+    if key is None:
+        return []
+    free_key(claim.conn, tenant_id, claim.sub.name, key, message_id)
+    return resolve_key(claim.conn, tenant_id, claim.sub.name, key, claim.now_us)
+
+
+def _dead_on_arrival(claim: Claiming, letter: Letter, sha256: bytes) -> list[Entry]:
+    inserted = claim.conn.execute(
+        "INSERT OR IGNORE INTO queue_executions (id, tenant_id, subscription, message_id,"
+        " queue_name, event_name, status, held, worker_id, started_at, completed_at,"
+        " error_message, body_sha256) VALUES (?, ?, ?, ?, ?, ?, 'failed', 'store', ?, ?, ?, ?, ?)",
+        (
+            task_uuid(letter.tenant_id, letter.subscription, letter.message_id),
+            letter.tenant_id,
+            letter.subscription,
+            letter.message_id,
+            letter.queue,
+            letter.event_name,
+            claim.worker_id,
+            claim.now_us,
+            claim.now_us,
+            storable(letter.error),
+            sha256,
+        ),
+    ).rowcount
+    if not inserted:
+        return []  # a further copy of what was dead-lettered before
+    return _failed_and_buried(claim, letter)
+
+
+def _failed_and_buried(claim: Claiming, letter: Letter) -> list[Entry]:
+    data = final_data(
+        letter.queue,
+        letter.tenant_id,
+        letter.message_id,
+        letter.event_name,
+        None,
+        Status.FAILED,
+    )
+    data.update(reason=letter.reason, error=storable(letter.error))
+    return [
+        (letter.tenant_id, letter.subscription, letter.message_id, events.FAILED, data),
+        bury(claim.conn, letter, claim.now_us),
+    ]

@@ -1,0 +1,163 @@
+"""Idempotency keys: a key belongs to one message until that message is final (P4)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.core import events
+from holdfast.core.outcome import SEED_WORDS, Status
+from holdfast.sqlite import rows
+
+from .claiming import Claiming
+from .ledger import Entry
+
+_TAKE = (
+    "INSERT OR IGNORE INTO idempotency_keys (tenant_id, subscription, key, message_id, state,"
+    " created_at)"
+)
+_ONE = " WHERE tenant_id = ? AND subscription = ? AND key = ?"
+
+
+class Holder(NamedTuple):
+    """Whose key it is."""
+
+    message_id: str
+    state: str
+    value: bytes | None
+
+
+def take_keys(
+    claim: Claiming, wanted: Sequence[tuple[str, str, str]]
+) -> dict[tuple[str, str], Holder]:
+    """Take (tenant, key, message) keys; returns the lost ones by (tenant, message)."""
+    conn, name = claim.conn, claim.sub.name
+    inserted = rows.insert(
+        conn,
+        _TAKE,
+        [(tenant, name, key, mid, "running", claim.now_us) for tenant, key, mid in wanted],
+    )
+    lost: dict[tuple[str, str], Holder] = {}
+    if inserted == len(wanted):
+        return lost
+    for tenant, key, message_id in wanted:
+        holder, state, value, expires = conn.execute(
+            f"SELECT message_id, state, value, expires_at FROM idempotency_keys{_ONE}",
+            (tenant, name, key),
+        ).fetchone()
+        if holder == message_id:
+            continue
+        if state == "done" and expires is not None and expires <= claim.expiry_us:
+            conn.execute(
+                "UPDATE idempotency_keys SET message_id = ?, state = 'running', value = NULL,"
+                f" expires_at = NULL{_ONE}",
+                (message_id, tenant, name, key),
+            )
+            continue
+        lost[(tenant, message_id)] = Holder(holder, state, value)
+    return lost
+
+
+def keep_result(
+    conn: sqlite3.Connection,
+    identity: tuple[str, str, str],
+    message_id: str,
+    value: bytes | None,
+    expires_us: int,
+) -> None:
+    """The key (tenant, subscription, key) is done: duplicates get this result until it expires."""
+    conn.execute(
+        f"UPDATE idempotency_keys SET state = 'done', value = ?, expires_at = ?{_ONE}"
+        " AND message_id = ?",
+        (value, expires_us, *identity, message_id),
+    )
+
+
+def free_key(
+    conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str | None, message_id: str
+) -> None:
+    """A message that ended badly gives its key back."""
+    if key is not None:
+        conn.execute(
+            f"DELETE FROM idempotency_keys{_ONE} AND message_id = ?",
+            (tenant_id, subscription, key, message_id),
+        )
+
+
+def resolve_key(
+    conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str, now_us: int
+) -> list[Entry]:
+    """Those who wait for this key: duplicates if it is done, the oldest is next if it is free."""
+    waiting = conn.execute(
+        "SELECT rowid, message_id, queue_name, event_name, trace_id FROM queue_executions"
+        " WHERE tenant_id = ? AND subscription = ? AND idem_key = ? AND status = 'waiting_key'"
+        " ORDER BY rowid",
+        (tenant_id, subscription, key),
+    ).fetchall()
+    if not waiting:
+        return []
+    found = conn.execute(
+        f"SELECT message_id, state, value FROM idempotency_keys{_ONE}",
+        (tenant_id, subscription, key),
+    ).fetchone()
+    if found is None:
+        conn.execute(
+            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
+            (now_us, waiting[0][0]),
+        )
+        return []
+    holder = Holder(*found)
+    if holder.state != "done":
+        return []
+    return [
+        end_as_duplicate(
+            conn,
+            rowid,
+            holder,
+            now_us,
+            (tenant_id, subscription, message_id),
+            final_data(queue, tenant_id, message_id, event_name, trace_id, Status.DUPLICATE),
+        )
+        for rowid, message_id, queue, event_name, trace_id in waiting
+    ]
+
+
+def end_as_duplicate(
+    conn: sqlite3.Connection,
+    rowid: int,
+    holder: Holder,
+    now_us: int,
+    identity: tuple[str, str, str],
+    data: dict[str, Any],
+) -> Entry:
+    """End a task as duplicate, with the first one's result."""
+    conn.execute(
+        "UPDATE queue_executions SET status = 'duplicate', completed_at = ?, result = ?,"
+        " body = NULL, body_info = NULL WHERE rowid = ?",
+        (now_us, holder.value, rowid),
+    )
+    data["first_id"] = holder.message_id
+    tenant_id, subscription, message_id = identity
+    return tenant_id, subscription, message_id, events.DUPLICATE, data
+
+
+def final_data(
+    queue: str,
+    tenant_id: str,
+    message_id: str,
+    event_name: str | None,
+    trace_id: str | None,
+    status: Status,
+) -> dict[str, Any]:
+    """What every final event's data holds."""
+    return {
+        "trace_id": trace_id or f"queue-{message_id}",
+        "message_id": message_id,
+        "queue": queue,
+        "event_name": event_name,
+        "tenant_id": tenant_id,
+        "status": SEED_WORDS[status],
+        "duration_ms": 0,
+        "agent_run_id": None,
+    }
