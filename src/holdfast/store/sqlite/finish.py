@@ -151,7 +151,7 @@ class Finisher:
         match outcome:
             case Done():
                 return [_final_entry(item, status, {})]
-            case Retry(after_s, reason, crashed):
+            case Retry(after_s, reason):
                 if status is Status.FAILED:  # the crash budget is spent
                     return self._buried(conn, item, status, "crash_budget", reason, now_us)
                 data = {
@@ -334,7 +334,9 @@ def _write_of(  # noqa: PLR0911 - one per outcome
         case Park(kind, reason):
             leave = ", lane = NULL" if item.on_parked == "skip" else ""
             return (
-                f"status = 'parked', parked_kind = ?, error_message = ?, {body}{leave}",
+                # Set aside is not failed: the attempt is given back.
+                "status = 'parked', attempt = attempt - 1, parked_kind = ?, error_message = ?,"
+                f" {body}{leave}",
                 (kind, storable(reason), *kept),
                 Status.PARKED,
             )
