@@ -13,7 +13,9 @@ HoldfastError
 │   │   └── StoreFull
 │   ├── StoreCorrupt           bytes on disk are not what was written
 │   ├── SchemaMismatch         the database is older or newer than this program
-│   └── NotFound               no such message, dead letter, parked task
+│   ├── NotFound               no such message, dead letter, parked task
+│   └── Conflict               it is there, but not in the state that this needs
+│       └── Ambiguous          the name fits several
 ├── LeaseLost                  this worker was declared dead; its runs may not commit
 ├── HandlerFailed              what a run ends with when no exception of the user's says it better
 │   ├── HandlerTimeout
@@ -99,6 +101,18 @@ class SchemaMismatch(StoreError):
 
 class NotFound(StoreError):
     """No such thing in the store."""
+
+
+class Conflict(StoreError):
+    """The thing is not in the state that this needs (replayed before, not parked any more)."""
+
+
+class Ambiguous(Conflict):
+    """A short name fits several things; `matches` lists them."""
+
+    def __init__(self, text: str, matches: Sequence[str]) -> None:
+        self.matches = list(matches)
+        super().__init__(text)
 
 
 class LeaseLost(HoldfastError):
