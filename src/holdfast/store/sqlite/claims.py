@@ -134,14 +134,13 @@ class Claims:
         verdicts: dict[int, Verdict] = {}
         new: list[_New] = []
         again: list[tuple[int, Candidate, Message]] = []
+        broken: list[tuple[int, Candidate]] = []
         seen: set[tuple[str, str]] = set()
         rowid = tasks.max_rowid(claim.conn)
         for at, candidate in enumerate(candidates):
             message = candidate.message
             if message is None:
-                self._append(claim, ends.undecodable(claim, candidate))
-                verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
-                rowid = tasks.max_rowid(claim.conn)
+                broken.append((at, candidate))
                 continue
             identity = (message.tenant_id, message.id)
             if identity in seen:
@@ -154,6 +153,9 @@ class Claims:
         self._grant(claim, new, verdicts)
         for at, candidate, message in again:
             verdicts[at] = self._known(claim, candidate, message)
+        for at, candidate in broken:  # after the new rows, whose numbers are already given out
+            self._append(claim, ends.undecodable(claim, candidate))
+            verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
         return [verdicts[at] for at in range(len(candidates))]
 
     def _insert(self, claim: Claiming, new: list[_New], verdicts: dict[int, Verdict]) -> list[_New]:

@@ -1,0 +1,35 @@
+"""One batch may hold anything; what cannot be read stops nobody."""
+
+import asyncio
+from pathlib import Path
+
+from holdfast import App, Config, Context
+from holdfast.core.broker import Outgoing
+
+
+async def test_a_broken_message_between_good_ones_is_buried_and_they_run(home: Path) -> None:
+    app = App(Config(home=home, broker="memory://"))
+    ran: list[str] = []
+    both = asyncio.Event()
+
+    @app.on("*")
+    async def handle(ctx: Context) -> None:
+        ran.append(ctx.message.id)
+        if len(ran) == 2:
+            both.set()
+
+    async with app:
+        good = [app.outgoing("t", {"n": n}, id=f"good-{n}").outgoing for n in (1, 2)]
+        broken = Outgoing(id="broken", body=b"{")
+        await app.broker.publish("default", [good[0], broken, good[1]])
+        worker = app.worker()
+        await worker.begin()
+        try:
+            await asyncio.wait_for(both.wait(), 30)
+        finally:
+            await worker.drain()
+        letters = await app.store.file.read(
+            lambda conn: conn.execute("SELECT reason, body FROM dead_letters").fetchall()
+        )
+    assert sorted(ran) == ["good-1", "good-2"]
+    assert letters == [("undecodable", b"{")]
