@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A row as people see it."""
 
 
-class DeadLetter(Record):
+class DeadLetter(Record, frozen=True, kw_only=True):
     """A message that could not be processed, whole."""
 
     id: str
@@ -47,7 +47,7 @@ class DeadLetter(Record):
     """False: the body is not the one that was written."""
 
 
-class LetterFilter(Record):
+class LetterFilter(Record, frozen=True, kw_only=True):
     """Which dead letters; None: any."""
 
     queue: str | None = None
@@ -57,7 +57,7 @@ class LetterFilter(Record):
     state: str | None = "open"
 
 
-class Task(Record):
+class Task(Record, frozen=True, kw_only=True):
     """A message that the store knows: running, waiting, parked or ended."""
 
     tenant_id: str
@@ -91,7 +91,7 @@ class Task(Record):
     intact: bool = True
 
 
-class Waiting(Record):
+class Waiting(Record, frozen=True, kw_only=True):
     """A message in its broker's queue, not yet taken by anyone."""
 
     queue: str
@@ -108,7 +108,7 @@ class Waiting(Record):
     intact: bool
 
 
-class Effect(Record):
+class Effect(Record, frozen=True, kw_only=True):
     """An external effect guarded by `ctx.once`."""
 
     name: str
@@ -120,7 +120,7 @@ class Effect(Record):
     done_at_us: int | None
 
 
-class Reply(Record):
+class Reply(Record, frozen=True, kw_only=True):
     """A row of `deliveries`."""
 
     id: str
@@ -137,7 +137,7 @@ class Reply(Record):
     last_error: str | None
 
 
-class LedgerEvent(Record):
+class LedgerEvent(Record, frozen=True, kw_only=True):
     """A row of the ledger. `position` grows: what comes later has a higher one."""
 
     position: int
@@ -151,7 +151,7 @@ class LedgerEvent(Record):
     data: Mapping[str, Any]
 
 
-class QueueState(Record):
+class QueueState(Record, frozen=True, kw_only=True):
     """How a queue stands."""
 
     queue: str
@@ -169,7 +169,7 @@ class QueueState(Record):
     paused_at_us: int | None = None
 
 
-class WorkerState(Record):
+class WorkerState(Record, frozen=True, kw_only=True):
     """A worker that was not told to be gone."""
 
     worker_id: int
@@ -180,7 +180,7 @@ class WorkerState(Record):
     running: int
 
 
-class Count(Record):
+class Count(Record, frozen=True, kw_only=True):
     """How many of a kind there are in a queue."""
 
     queue: str
@@ -188,7 +188,7 @@ class Count(Record):
     count: int
 
 
-class Found(Record):
+class Found(Record, frozen=True, kw_only=True):
     """Something that a search came upon."""
 
     tenant_id: str
@@ -204,7 +204,7 @@ class Resumption(StrEnum):
     NOT_DONE = "not-done"
 
 
-class EffectWord(Record):
+class EffectWord(Record, frozen=True, kw_only=True):
     """The operator's word on one effect."""
 
     name: str
@@ -213,7 +213,7 @@ class EffectWord(Record):
     """What `ctx.once` returns from now on, as JSON, if it was done."""
 
 
-class Replay(Record):
+class Replay(Record, frozen=True, kw_only=True):
     """A dead letter, and the new message that is sent in its place."""
 
     letter_id: str
@@ -222,7 +222,7 @@ class Replay(Record):
     """Fields that an operator edited."""
 
 
-class Identity(Record):
+class Identity(Record, frozen=True, kw_only=True):
     """The name of a task."""
 
     tenant_id: str
@@ -246,7 +246,7 @@ class Records(Protocol):
     async def letters_named(
         self, name: str, *, tenant_id: str | None, limit: int = 20
     ) -> Sequence[DeadLetter]:
-        """With bodies; by letter id, message id, or a prefix of either (exact ones alone, if any)."""
+        """With bodies; by letter id, message id, or a prefix of either (exact ones first)."""
         ...
 
     async def letter(self, letter_id: str) -> DeadLetter | None: ...

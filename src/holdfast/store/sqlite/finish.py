@@ -43,13 +43,12 @@ _encode = msgspec.json.Encoder().encode
 
 def _done_statement(values: str) -> str:
     return (
-        "WITH u (result, completed, duration, run_id, retries, worker, epoch, mid, row) AS"
-        f" MATERIALIZED (VALUES {values}) UPDATE queue_executions SET status = 'succeeded',"
-        " result = u.result, completed_at = u.completed, duration_ms = u.duration,"
-        " agent_run_id = u.run_id, retry_count = u.retries, body = NULL, body_info = NULL,"
-        " due_at = NULL FROM u WHERE queue_executions.rowid = u.row"
-        " AND queue_executions.worker_id = u.worker AND queue_executions.epoch = u.epoch"
-        " AND queue_executions.message_id = u.mid AND queue_executions.status = 'running'"
+        "UPDATE queue_executions SET status = 'succeeded', result = u.column1,"
+        " completed_at = u.column2, duration_ms = u.column3, agent_run_id = u.column4,"
+        " retry_count = u.column5, body = NULL, body_info = NULL, due_at = NULL"
+        f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column9"
+        " AND worker_id = u.column6 AND epoch = u.column7 AND message_id = u.column8"
+        " AND status = 'running'"
     )
 
 
@@ -61,7 +60,7 @@ DELIVERY = (
     "INSERT OR IGNORE INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient,"
     " content, conversation, priority, due_at, created_at)"
 )
-_OUTBOX = (
+OUTBOX = (
     "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
     " ordering_key, ttl_us, due_at, created_at)"
 )
@@ -251,11 +250,11 @@ class Finisher:
                 if self._queue is not None:
                     sends.setdefault(send.queue, []).append(send.outgoing)
                 else:
-                    waiting.append(_outbox_row(send, now_us))
+                    waiting.append(outbox_row(send, now_us))
         if replies:
             rows.insert(conn, DELIVERY, replies)
         if waiting:
-            rows.insert(conn, _OUTBOX, waiting)
+            rows.insert(conn, OUTBOX, waiting)
         for queue, batch in sends.items():
             assert self._queue is not None  # noqa: S101 - only then were they collected
             self._queue.publish_in(conn, queue, batch)
@@ -432,7 +431,8 @@ def _run_uuid(run_id: str | None) -> bytes | None:
         return uuid.UUID(derived_id("agent-run", run_id)).bytes
 
 
-def _outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:
+def outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:
+    """Values for `OUTBOX`: a message that a relay brings to its broker."""
     out = send.outgoing
     return (
         uuid7_bytes(),

@@ -1,0 +1,355 @@
+"""`SqliteOperations`: what an operator does, each act one transaction with its ledger event.
+
+Every change is a compare-and-set on the state that the operator saw: two people who act on one
+thing at once cannot both win, and the loser is told what it is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from holdfast.core import events
+from holdfast.core.broker import Transactional
+from holdfast.core.clock import from_us
+from holdfast.core.errors import Conflict, HoldfastError, NotFound
+from holdfast.core.message import DEFAULT_TENANT
+from holdfast.core.outcome import Status
+from holdfast.core.records import EffectWord, Identity, Replay, Reply, Resumption
+from holdfast.core.store import Send, Worker
+from holdfast.sqlite import rows
+
+from .finish import OUTBOX, outbox_row
+from .keys import final_data, free_key, resolve_key
+from .lanes import advance_lane
+from .ledger import Entry
+from .letters import storable
+from .store import SqliteStore
+from .views import REPLY, reply_of_row
+
+T = TypeVar("T")
+_TASK = " WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
+
+
+class SqliteOperations:
+    """`Operations` under a worker number of their own, which chains their events in the ledger.
+
+    `queue` is the broker on the store's file, if there is one; else what is sent goes through the
+    outbox. Use it as an async context manager.
+    """
+
+    def __init__(
+        self, store: SqliteStore, queue: Transactional | None, *, by: str, beat_every_s: float = 1.0
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._by = by
+        self._beat_every_s = beat_every_s
+        self._worker: Worker | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> SqliteOperations:
+        self._worker = await self._store.register(self._by)
+        self._beating = asyncio.create_task(self._beat(self._worker), name="holdfast operator")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        beating, self._beating = self._beating, None
+        worker, self._worker = self._worker, None
+        if beating is not None:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beating
+        if worker is not None:
+            await self._store.leave(worker)
+
+    async def _beat(self, worker: Worker) -> None:
+        """A paced replay may take hours: stay alive, or the fleet declares this number dead."""
+        while True:
+            self._store.beat(worker)
+            await asyncio.sleep(self._beat_every_s)
+
+    # -- dead letters -----------------------------------------------------------------------------
+
+    async def replay(self, batch: Sequence[Replay]) -> Sequence[HoldfastError | None]:
+        return await self._write(lambda conn, now: self._replay(conn, batch, now))
+
+    def _replay(
+        self, conn: sqlite3.Connection, batch: Sequence[Replay], now_us: int
+    ) -> list[HoldfastError | None]:
+        answers: list[HoldfastError | None] = []
+        entries: list[Entry] = []
+        sends: list[Send] = []
+        for item in batch:
+            new_id = item.send.outgoing.id
+            settled = _settle(conn, item.letter_id, "replayed", new_id, now_us)
+            if isinstance(settled, HoldfastError):
+                answers.append(settled)
+                continue
+            data: dict[str, Any] = {
+                "dead_letter_id": item.letter_id,
+                "replay_id": new_id,
+                "queue": item.send.queue,
+                "by": self._by,
+            }
+            if item.changed:
+                data["changed"] = list(item.changed)
+            kind = events.DLQ_EDITED if item.changed else events.DLQ_REPLAYED
+            entries.append((*settled, kind, data))
+            sends.append(item.send)
+            answers.append(None)
+        self._publish(conn, sends, now_us)
+        self._append(conn, entries, now_us)
+        return answers
+
+    def _publish(self, conn: sqlite3.Connection, sends: Sequence[Send], now_us: int) -> None:
+        if not sends:
+            return
+        if self._queue is None:
+            rows.insert(conn, OUTBOX, [outbox_row(send, now_us) for send in sends])
+            self._store.file.wake_after_commit()
+            return
+        for queue in dict.fromkeys(send.queue for send in sends):
+            batch = [send.outgoing for send in sends if send.queue == queue]
+            self._queue.publish_in(conn, queue, batch)
+
+    async def discard_letters(
+        self, letter_ids: Sequence[str], *, reason: str
+    ) -> Sequence[HoldfastError | None]:
+        def op(conn: sqlite3.Connection, now_us: int) -> list[HoldfastError | None]:
+            answers: list[HoldfastError | None] = []
+            entries: list[Entry] = []
+            for letter_id in letter_ids:
+                settled = _settle(conn, letter_id, "discarded", None, now_us)
+                if isinstance(settled, HoldfastError):
+                    answers.append(settled)
+                    continue
+                data = {
+                    "dead_letter_id": letter_id,
+                    "reason": storable(reason),
+                    "by": self._by,
+                }
+                entries.append((*settled, events.DLQ_DISCARDED, data))
+                answers.append(None)
+            self._append(conn, entries, now_us)
+            return answers
+
+        return await self._write(op)
+
+    # -- parked tasks -----------------------------------------------------------------------------
+
+    async def resume(self, task: Identity, *, effects: Sequence[EffectWord] = ()) -> None:
+        await self._write(lambda conn, now: self._resume(conn, task, effects, now))
+
+    def _resume(
+        self,
+        conn: sqlite3.Connection,
+        task: Identity,
+        effects: Sequence[EffectWord],
+        now_us: int,
+    ) -> None:
+        identity = (task.tenant_id, task.subscription, task.message_id)
+        kind = _parked_kind(conn, identity)
+        entries: list[Entry] = []
+        for effect in effects:
+            entries.append(self._settle_effect(conn, identity, effect, now_us))
+        unknown = _unknown_effects(conn, identity)
+        if kind == "effect_unknown" and unknown:
+            raise Conflict(
+                f"nobody knows whether {', '.join(unknown)} of message {task.message_id} "
+                "happened. Look, and say so: "
+                + " ".join(f"--effect {name}=done|not-done" for name in unknown)
+            )
+        conn.execute(
+            "UPDATE queue_executions SET status = 'ready', due_at = ?, parked_kind = NULL"
+            f"{_TASK} AND status = 'parked'",
+            (now_us, *identity),
+        )
+        entries.append((*identity, events.RESUMED, {"kind": kind, "by": self._by}))
+        self._append(conn, entries, now_us)
+        self._store.file.wake_after_commit()
+
+    def _settle_effect(
+        self,
+        conn: sqlite3.Connection,
+        identity: tuple[str, str, str],
+        effect: EffectWord,
+        now_us: int,
+    ) -> Entry:
+        if effect.word is Resumption.DONE:
+            changed = conn.execute(
+                f"UPDATE effects SET state = 'done', value = ?, done_at = ?{_TASK}"
+                " AND name = ? AND state = 'begun'",
+                (effect.value, now_us, *identity, effect.name),
+            ).rowcount
+            kind = events.EFFECT_DONE
+        else:
+            changed = conn.execute(
+                f"DELETE FROM effects{_TASK} AND name = ? AND state = 'begun'",
+                (*identity, effect.name),
+            ).rowcount
+            kind = events.EFFECT_CLEARED
+        if changed != 1:
+            names = ", ".join(_unknown_effects(conn, identity)) or "none"
+            raise Conflict(
+                f"message {identity[2]} has no effect {effect.name!r} whose end is unknown "
+                f"(there is: {names})"
+            )
+        return (*identity, kind, {"name": effect.name, "by": self._by})
+
+    async def discard_parked(self, task: Identity, *, reason: str) -> None:
+        await self._write(lambda conn, now: self._discard_parked(conn, task, reason, now))
+
+    def _discard_parked(
+        self, conn: sqlite3.Connection, task: Identity, reason: str, now_us: int
+    ) -> None:
+        identity = (task.tenant_id, task.subscription, task.message_id)
+        kind = _parked_kind(conn, identity)
+        queue, event_name, trace_id, key, lane = conn.execute(
+            "UPDATE queue_executions SET status = 'discarded', completed_at = ?,"
+            f" error_message = ?, body = NULL{_TASK} AND status = 'parked'"
+            " RETURNING queue_name, event_name, trace_id, idem_key, lane",
+            (now_us, storable(reason), *identity),
+        ).fetchone()
+        data = final_data(
+            queue, task.tenant_id, task.message_id, event_name, trace_id, Status.DISCARDED
+        )
+        data.update(reason=storable(reason), kind=kind, by=self._by)
+        entries: list[Entry] = [(*identity, events.DISCARDED, data)]
+        if key is not None:
+            free_key(conn, task.tenant_id, task.subscription, key, task.message_id)
+            entries += resolve_key(conn, task.tenant_id, task.subscription, key, now_us)
+        if lane is not None:
+            advance_lane(conn, task.tenant_id, task.subscription, lane, now_us)
+        self._append(conn, entries, now_us)
+        self._store.file.wake_after_commit()
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    async def pause(self, queue: str) -> bool:
+        return await self._write(
+            lambda conn, now: self._set_paused(conn, queue, now, events.QUEUE_PAUSED)
+        )
+
+    async def unpause(self, queue: str) -> bool:
+        return await self._write(
+            lambda conn, now: self._set_paused(conn, queue, now, events.QUEUE_RESUMED)
+        )
+
+    def _set_paused(
+        self, conn: sqlite3.Connection, queue: str, now_us: int, event_type: str
+    ) -> bool:
+        if event_type == events.QUEUE_PAUSED:
+            changed = conn.execute(
+                "INSERT INTO sources (subscription, paused_at) VALUES (?, ?)"
+                " ON CONFLICT (subscription, part) DO UPDATE SET paused_at = excluded.paused_at"
+                " WHERE sources.paused_at IS NULL RETURNING 1",
+                (queue, now_us),
+            ).fetchall()
+        else:
+            changed = conn.execute(
+                "UPDATE sources SET paused_at = NULL WHERE subscription = ?"
+                " AND paused_at IS NOT NULL RETURNING 1",
+                (queue,),
+            ).fetchall()
+        if not changed:
+            return False
+        # An act on a queue belongs to no message: its events stand under an empty task id.
+        entry: Entry = (DEFAULT_TENANT, queue, "", event_type, {"queue": queue, "by": self._by})
+        self._append(conn, [entry], now_us)
+        self._store.file.wake_after_commit()
+        return True
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    async def pending_replies(self, channel: str, *, limit: int) -> Sequence[Reply]:
+        def op(conn: sqlite3.Connection) -> list[Reply]:
+            found = conn.execute(
+                f"{REPLY} WHERE channel = ? AND status = 'pending' AND due_at <= ?"
+                " ORDER BY created_at, id LIMIT ?",
+                (channel, self._store.clock.now_us(), limit),
+            )
+            return [reply_of_row(row) for row in found]
+
+        return await self._store.file.read(op)
+
+    async def replies_sent(self, replies: Sequence[Reply]) -> None:
+        def op(conn: sqlite3.Connection, now_us: int) -> None:
+            entries: list[Entry] = []
+            for reply in replies:
+                changed = conn.execute(
+                    "UPDATE deliveries SET status = 'sent', last_attempt_at = ? WHERE id = ?"
+                    " AND status = 'pending'",
+                    (now_us, reply.id),
+                ).rowcount
+                if changed:
+                    head = (reply.tenant_id, reply.subscription or "", reply.task_id or "")
+                    data = {"delivery_id": reply.id, "channel": reply.channel}
+                    entries.append((*head, events.DELIVERY_SENT, data))
+            self._append(conn, entries, now_us)
+
+        await self._write(op)
+
+    # -- the transaction --------------------------------------------------------------------------
+
+    async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
+        clock = self._store.clock
+        return await self._store.file.write(lambda conn: op(conn, clock.now_us()))
+
+    def _append(self, conn: sqlite3.Connection, entries: Sequence[Entry], now_us: int) -> None:
+        if self._worker is None:
+            raise RuntimeError("operations are not open: use 'async with'")
+        self._store.ledger.append(conn, self._worker.worker_id, entries, now_us)
+
+
+def _settle(
+    conn: sqlite3.Connection, letter_id: str, state: str, replay_id: str | None, now_us: int
+) -> tuple[str, str, str] | HoldfastError:
+    """An open letter gets its end: its task's identity, or why it cannot."""
+    blob = uuid.UUID(letter_id).bytes
+    changed = conn.execute(
+        "UPDATE dead_letters SET state = ?, settled_at = ?, replay_id = ? WHERE id = ?"
+        " AND state = 'open' RETURNING tenant_id, subscription, message_id",
+        (state, now_us, replay_id, blob),
+    ).fetchone()
+    if changed is not None:
+        return changed[0], changed[1], changed[2]
+    found = conn.execute(
+        "SELECT state, settled_at, replay_id FROM dead_letters WHERE id = ?", (blob,)
+    ).fetchone()
+    if found is None:
+        return NotFound(f"there is no dead letter {letter_id}")
+    was, settled_at, as_id = found
+    when = "" if settled_at is None else f" at {from_us(settled_at):%Y-%m-%d %H:%M:%S} UTC"
+    as_what = f" as message {as_id}" if as_id else ""
+    return Conflict(f"dead letter {letter_id} was {was}{as_what}{when}; it is not open any more")
+
+
+def _parked_kind(conn: sqlite3.Connection, identity: tuple[str, str, str]) -> str | None:
+    """Why it is parked. Raises NotFound, or Conflict if it is not."""
+    found = conn.execute(
+        f"SELECT status, parked_kind FROM queue_executions{_TASK}", identity
+    ).fetchone()
+    if found is None:
+        raise NotFound(f"there is no message {identity[2]}")
+    if found[0] != Status.PARKED:
+        raise Conflict(f"message {identity[2]} is not parked, it is {found[0]}")
+    kind: str | None = found[1]
+    return kind
+
+
+def _unknown_effects(conn: sqlite3.Connection, identity: tuple[str, str, str]) -> list[str]:
+    found = conn.execute(
+        f"SELECT name FROM effects{_TASK} AND state = 'begun' ORDER BY name", identity
+    )
+    return [name for (name,) in found]
