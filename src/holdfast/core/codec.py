@@ -31,16 +31,6 @@ VERSION = "1.0"
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_STANDARD_FIELDS = (
-    "message_id",
-    "correlation_id",
-    "message_type",
-    "timestamp",
-    "version",
-    "priority",
-    "payload",
-    "metadata",
-)
 _OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
 """Fields of `Message` that the standard form carries inside `metadata`."""
 
@@ -106,37 +96,49 @@ class StandardCodec:
     content_type = "application/json"
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        """Known fields are taken out of the object; what is left over is kept as `extra`."""
         fields = loads(delivery.body)
         if type(fields) is not dict:
             raise DecodeError("a standard message is a JSON object")
-        major = str(fields.get("version", VERSION)).partition(".")[0]
-        if major != "1":
-            raise DecodeError(
-                f"version {fields.get('version')!r} of the standard message is unknown"
-            )
-        metadata = fields.get("metadata") or {}
+        take = fields.pop
+        version = take("version", VERSION)
+        if version != VERSION and str(version).partition(".")[0] != "1":
+            raise DecodeError(f"version {version!r:.40} of the standard message is unknown")
+        metadata = take("metadata", None) or {}
         if type(metadata) is not dict:
             raise DecodeError("metadata is not an object")
-        kept = {k: v for k, v in metadata.items() if k not in _OURS}
-        own = {name: metadata.get(name, fields.get(name)) for name in _OURS}
-        extra = {k: v for k, v in fields.items() if k not in _STANDARD_FIELDS and k not in _OURS}
+        message_id = take("message_id", None)
+        message_type = take("message_type", None)
+        correlation_id = take("correlation_id", None)
+        timestamp = take("timestamp", None)
+        priority = take("priority", delivery.priority)
+        payload = take("payload", None)
+        own = [metadata.pop(name, None) for name in _OURS]
+        if fields:  # ours are understood at the top, too
+            own = [take(n, None) if v is None else v for n, v in zip(_OURS, own, strict=True)]
+        tenant_id, source, channel, idempotency_key, ordering_key, expires_at, trace = own
+        headers = delivery.headers
         return Message(
-            id=_id(fields.get("message_id"), delivery, sub),
-            type=_text("message_type", fields.get("message_type"), default=sub.default_type),
-            payload=fields.get("payload"),
-            tenant_id=_tenant(own["tenant_id"], delivery, sub),
-            source=_text("source", own["source"], default=""),
-            channel=_text("channel", own["channel"], default=""),
-            priority=_priority(fields.get("priority", delivery.priority)),
-            correlation_id=_optional("correlation_id", fields.get("correlation_id")),
-            trace=_optional("trace", own["trace"]) or delivery.headers.get("traceparent"),
-            idempotency_key=_key("idempotency_key", own["idempotency_key"]),
-            ordering_key=_key("ordering_key", own["ordering_key"]),
-            created_at=_moment("timestamp", fields.get("timestamp")) or _sent_at(delivery),
-            expires_at=_moment("expires_at", own["expires_at"]),
-            headers=dict(delivery.headers),
-            metadata=kept,
-            extra=extra,
+            id=_id(message_id, delivery, sub),
+            type=_text("message_type", message_type, default=sub.default_type),
+            payload=payload,
+            tenant_id=_tenant(tenant_id, sub),
+            source="" if source is None else _text("source", source, default=""),
+            channel="" if channel is None else _text("channel", channel, default=""),
+            priority=_priority(priority),
+            correlation_id=None
+            if correlation_id is None
+            else _optional("correlation_id", correlation_id),
+            trace=headers.get("traceparent") if trace is None else _optional("trace", trace),
+            idempotency_key=None
+            if idempotency_key is None
+            else _key("idempotency_key", idempotency_key),
+            ordering_key=None if ordering_key is None else _key("ordering_key", ordering_key),
+            created_at=_moment("timestamp", timestamp) or _sent_at(delivery),
+            expires_at=None if expires_at is None else _moment("expires_at", expires_at),
+            headers=dict(headers) if headers else {},
+            metadata=metadata,
+            extra=fields,
             raw=_raw(self, delivery),
         )
 
@@ -151,17 +153,16 @@ class StandardCodec:
             if value is not None and value != "":
                 metadata[name] = _iso(value) if isinstance(value, datetime) else value
         metadata.setdefault("retry_count", message.attempt - 1)
-        fields: dict[str, Any] = {
-            "message_id": message.id,
-            "correlation_id": message.correlation_id,
-            "message_type": message.type,
-            "timestamp": _iso(message.created_at),
-            "version": VERSION,
-            "priority": int(message.priority),
-            "payload": message.payload,
-            "metadata": metadata,
-            **message.extra,
-        }
+        fields: dict[str, Any] = {"message_id": message.id}
+        if message.correlation_id is not None:
+            fields["correlation_id"] = message.correlation_id
+        fields["message_type"] = message.type
+        fields["timestamp"] = _iso(message.created_at)
+        fields["version"] = VERSION
+        fields["priority"] = int(message.priority)
+        fields["payload"] = message.payload
+        fields["metadata"] = metadata
+        fields.update(message.extra)
         return dumps(fields), dict(message.headers)
 
 
@@ -188,7 +189,7 @@ class _BodyCodec:
                 sub.type_header, headers.get(sub.type_header.lower()), default=sub.default_type
             ),
             payload=self.payload(delivery.body),
-            tenant_id=_tenant(headers.get(sub.tenant_header.lower()), delivery, sub),
+            tenant_id=_tenant(headers.get(sub.tenant_header.lower()), sub),
             source=sub.queue,
             channel=headers.get("x-channel", ""),
             priority=_priority(headers.get("x-priority", delivery.priority)),
@@ -309,10 +310,10 @@ def _id(value: Any, delivery: Delivery, sub: Subscription) -> str:
     return value if len(value) <= MAX_ID else derived_id("long-id", value)
 
 
-def _tenant(value: Any, delivery: Delivery, sub: Subscription) -> str:
+def _tenant(value: Any, sub: Subscription) -> str:
     if sub.tenant is not None:
         return sub.tenant
-    if value is None or value == "":
+    if value is None or value == "" or value == DEFAULT_TENANT:
         return DEFAULT_TENANT
     if not isinstance(value, str) or len(value) > 64 or not NAME.match(value):
         raise DecodeError(f"tenant_id {value!r:.80} is not a valid name")
@@ -342,7 +343,7 @@ def _key(name: str, value: Any) -> str | None:
 
 
 def _priority(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
+    if type(value) is str and value.isdigit():
         value = int(value)
     if type(value) is not int:
         raise DecodeError(f"priority is not a whole number: {value!r:.60}")
@@ -366,7 +367,9 @@ def _sent_at(delivery: Delivery) -> datetime:
 
 
 def _iso(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat()[:-6] + "Z"
 
 
 def _depth(body: bytes) -> int:

@@ -14,27 +14,31 @@ _last_ms = 0
 _counter = 0
 
 
-def uuid7_bytes() -> bytes:
-    """16 bytes that sort by time; ids made by one process never go backwards."""
+def uuid7_block(count: int) -> list[bytes]:
+    """`count` ids of 16 bytes that sort by time; one process's ids never go backwards."""
     global _last_ms, _counter  # noqa: PLW0603 - one sequence per process is the point
-    tail = os.urandom(8)
+    tails = os.urandom(8 * count)
+    made = []
     with _lock:
         now_ms = time.time_ns() // 1_000_000
         if now_ms > _last_ms:
             _last_ms = now_ms
-            _counter = tail[0] & 0x3F  # leaves room to count upwards within the millisecond
-        else:
+            _counter = tails[0] & 0x3F  # leaves room to count upwards within the millisecond
+        ms = _last_ms.to_bytes(6, "big")
+        for at in range(0, 8 * count, 8):
             _counter += 1
             if _counter > 0xFFF:
                 _last_ms += 1
                 _counter = 0
-        ms, counter = _last_ms, _counter
-    return (
-        ms.to_bytes(6, "big")
-        + (0x7000 | counter).to_bytes(2, "big")
-        + bytes((0x80 | (tail[0] & 0x3F),))
-        + tail[1:]
-    )
+                ms = _last_ms.to_bytes(6, "big")
+            head = (0x7000 | _counter) << 8 | 0x80 | (tails[at] & 0x3F)
+            made.append(ms + head.to_bytes(3, "big") + tails[at + 1 : at + 8])
+    return made
+
+
+def uuid7_bytes() -> bytes:
+    """One id of 16 bytes."""
+    return uuid7_block(1)[0]
 
 
 def new_id() -> str:

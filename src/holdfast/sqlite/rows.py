@@ -1,7 +1,7 @@
 """Statements over many rows.
 
 One statement with many rows costs one hand-over of the interpreter lock; `executemany` costs one
-per row, and a busy event loop makes each of those wait. Batches are cut into powers of two, so that
+per row, and a busy event loop makes each of those wait. Batches are cut into a few sizes, so that
 SQLite compiles each form once.
 """
 
@@ -12,7 +12,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
+_SIZES = (200, 128, 100, 64, 32, 16, 8, 4, 2, 1)
+"""Powers of two, and the sizes that full slots make."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -34,12 +35,11 @@ def insert(
 def update(
     conn: sqlite3.Connection, statement: Callable[[str], str], rows: Sequence[Sequence[Any]]
 ) -> int:
-    """A statement built around `VALUES (…), (…)` (as a materialized CTE); returns rows changed."""
+    """An UPDATE built around `VALUES (…), (…)` (its FROM); returns how many rows changed."""
     changed = 0
     for part in _parts(rows):
         sql = statement(_marks(len(part), len(part[0])))
-        conn.execute(sql, [value for row in part for value in row])
-        changed += conn.execute("SELECT changes()").fetchone()[0]
+        changed += conn.execute(sql, [value for row in part for value in row]).rowcount
     return changed
 
 

@@ -221,10 +221,8 @@ class Finisher:
                 continue
             else:
                 free_key(conn, tenant_id, run.subscription, run.idem_key, run.message.id)
-            resolved = resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us)
-            entries.extend(resolved)
-            if not resolved:
-                self._wake()  # the next one may be ready now
+            entries.extend(resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us))
+            self._wake()  # the next one of the key or of a duplicate's lane may be ready now
 
     def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:
         for item in committed:

@@ -11,6 +11,7 @@ from holdfast.core.outcome import SEED_WORDS, Status
 from holdfast.sqlite import rows
 
 from .claiming import Claiming
+from .lanes import advance_lane
 from .ledger import Entry
 
 _TAKE = (
@@ -131,14 +132,16 @@ def end_as_duplicate(
     identity: tuple[str, str, str],
     data: dict[str, Any],
 ) -> Entry:
-    """End a task as duplicate, with the first one's result."""
-    conn.execute(
+    """End a task as duplicate, with the first one's result; its conversation goes on."""
+    (lane,) = conn.execute(
         "UPDATE queue_executions SET status = 'duplicate', completed_at = ?, result = ?,"
-        " body = NULL, body_info = NULL WHERE rowid = ?",
+        " body = NULL, body_info = NULL WHERE rowid = ? RETURNING lane",
         (now_us, holder.value, rowid),
-    )
+    ).fetchone()
     data["first_id"] = holder.message_id
     tenant_id, subscription, message_id = identity
+    if lane is not None:
+        advance_lane(conn, tenant_id, subscription, lane, now_us)
     return tenant_id, subscription, message_id, events.DUPLICATE, data
 
 

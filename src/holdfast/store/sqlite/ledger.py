@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.ids import uuid7_bytes
+from holdfast.core.ids import uuid7_block
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
 
@@ -53,7 +53,10 @@ class Ledger:
             return
         written = []
         digest = b""
-        for tenant_id, subscription, task_id, event_type, data in entries:
+        ids = uuid7_block(len(entries))
+        for row_id, (tenant_id, subscription, task_id, event_type, data) in zip(
+            ids, entries, strict=True
+        ):
             chain = (tenant_id, worker_id)
             head = self._heads.get(chain)
             seq, previous = head if head is not None else _read_head(conn, chain)
@@ -64,7 +67,7 @@ class Ledger:
             self._heads[chain] = (seq, digest)
             written.append(
                 (
-                    uuid7_bytes(),
+                    row_id,
                     tenant_id,
                     subscription,
                     task_id,

@@ -60,6 +60,16 @@ def reap(
     return Reclaimed(workers=dead, tasks=back, quarantined=quarantined)
 
 
+def hand_back(conn: sqlite3.Connection, worker_id: int, now_us: int) -> int:
+    """What a leaving worker claimed and never began (its fetch was cut short): no attempt is spent."""
+    return conn.execute(
+        "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END,"
+        " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?"
+        " WHERE worker_id = ? AND status = 'running'",
+        (now_us, worker_id),
+    ).rowcount
+
+
 def _give_back(
     conn: sqlite3.Connection, row: Any, worker_id: int, me: int, crash_budget: int, now_us: int
 ) -> list[Entry]:

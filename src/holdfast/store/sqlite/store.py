@@ -18,6 +18,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.outcome import Dead
 from holdfast.core.store import (
+    Answer,
     Candidate,
     Commit,
     Decode,
@@ -48,6 +49,7 @@ log = logging.getLogger("holdfast.store")
 
 _PRIORITIES = (3, 2, 1, 0)
 NOTHING_EXPIRES = 0
+_ENDS = (Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED)
 
 
 class SqliteStore:
@@ -127,11 +129,14 @@ class SqliteStore:
 
     async def leave(self, worker: Worker) -> None:
         def op(conn: sqlite3.Connection) -> None:
+            now = self.clock.now_us()
             conn.execute(
                 "UPDATE workers SET state = 'left', ended_at = ? WHERE worker_id = ?"
                 " AND state = 'alive'",
-                (self.clock.now_us(), worker.worker_id),
+                (now, worker.worker_id),
             )
+            if reaper.hand_back(conn, worker.worker_id, now):
+                self.file.wake_after_commit()
             conn.execute(
                 "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
             )
@@ -149,12 +154,7 @@ class SqliteStore:
                 beat.beat()
 
     def is_registered(self, worker: Worker) -> bool:
-        found = self.file.read_sync(
-            lambda conn: conn.execute(
-                "SELECT state FROM workers WHERE worker_id = ?", (worker.worker_id,)
-            ).fetchone()
-        )
-        return found is not None and found[0] == "alive"
+        return self.file.read_sync(lambda conn: _is_alive_in(conn, worker.worker_id))
 
     async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
         folder = self.file.workers_folder
@@ -191,11 +191,13 @@ class SqliteStore:
     # -- claim ------------------------------------------------------------------------------------
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        def op(conn: sqlite3.Connection) -> Taken:
+            taken = self._claims.take(self._claiming(conn, sub, worker), decode, limit)
+            self._wake_for_next(taken.verdicts)
+            return taken
+
         # A claim need not be synced: if a power cut takes it back, its run is refused at the end.
-        return await self.file.write(
-            lambda conn: self._claims.take(self._claiming(conn, sub, worker), decode, limit),
-            durable=False,
-        )
+        return await self.file.write(op, durable=False)
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
@@ -209,10 +211,11 @@ class SqliteStore:
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict] | None:
         def op(conn: sqlite3.Connection) -> list[Verdict] | None:
+            claim = self._claiming(conn, sub, worker)
             if not own_source(conn, sub.name, worker.worker_id):
                 return None
             self.file.wake_after_commit()
-            return self._claims.adopt_in_order(self._claiming(conn, sub, worker), batch)
+            return self._claims.adopt_in_order(claim, batch)
 
         return await self.file.write(op)
 
@@ -226,9 +229,15 @@ class SqliteStore:
                 if len(verdicts) < limit:
                     left = limit - len(verdicts)
                     verdicts += self._claims.claim_ready(claim, priority, left, solo=solo)
+            self._wake_for_next(verdicts)
             return verdicts
 
         return await self.file.write(op, durable=False)
+
+    def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
+        """What ended at its claim let go of its key and its lane: the next may be ready now."""
+        if any(verdict.answer in _ENDS for verdict in verdicts):
+            self.file.wake_after_commit()
 
     async def next_due_s(self, sub: Subscription) -> float | None:
         now = self.clock.now_us()
@@ -238,6 +247,9 @@ class SqliteStore:
     def _claiming(
         self, conn: sqlite3.Connection, sub: Subscription, worker: Worker, held: str = "store"
     ) -> Claiming:
+        if not _is_alive_in(conn, worker.worker_id):
+            # Nobody would reap what a dead number claims. The worker registers again, and asks.
+            raise StoreUnavailable(f"worker {worker.worker_id} was declared dead; nothing claimed")
         now = self.clock.now_us()
         expiry = NOTHING_EXPIRES if self.expiry_paused else now
         return Claiming(conn, sub, worker.worker_id, now, expiry, held)
@@ -427,6 +439,11 @@ class SqliteStore:
 
     async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
         return await self.file.write(lambda conn: op(conn, self.clock.now_us()))
+
+
+def _is_alive_in(conn: sqlite3.Connection, worker_id: int) -> bool:
+    found = conn.execute("SELECT state FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
+    return found is not None and found[0] == "alive"
 
 
 def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
