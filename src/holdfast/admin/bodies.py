@@ -1,0 +1,72 @@
+"""Stored bytes, read again: as the message that they were, or as bytes with the reason why not."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.codec import CODECS, loads
+from holdfast.core.errors import DecodeError
+from holdfast.core.message import Message
+
+_decode_json = msgspec.json.Decoder().decode
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body says."""
+
+    message: Message | None = None
+    codec: str | None = None
+    problem: str | None = None
+    """Why there is no message."""
+
+
+def read_body(
+    body: bytes | None,
+    info: str | None,
+    *,
+    message_id: str,
+    queue: str,
+    intact: bool,
+    codec: str | None = None,
+) -> Reading:
+    """Read a stored body by the form it was stored in, else by `codec`, the queue's of today.
+
+    The second try is for what arrived while a queue was set to the wrong codec.
+    """
+    if body is None:
+        return Reading(problem="its body was not kept")
+    if not intact:
+        return Reading(problem="its body is not the one that was written: the checksum differs")
+    name, headers, problem = _form(info)
+    sub = Subscription(name=queue, queue=queue)
+    for each in dict.fromkeys([name, codec]):
+        if each not in CODECS:
+            continue
+        delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id)
+        try:
+            message = CODECS[each].decode(delivery, sub)
+        except DecodeError as error:
+            problem = problem or str(error)
+            continue
+        return Reading(message=message, codec=each)
+    return Reading(codec=name, problem=problem or "how it was stored is not known")
+
+
+def read_json(value: bytes | None) -> object:
+    """A stored result as a value; bytes that are no JSON as text."""
+    if value is None:
+        return None
+    try:
+        return loads(value)
+    except DecodeError:
+        return value.decode("utf-8", "backslashreplace")
+
+
+def _form(info: str | None) -> tuple[str | None, dict[str, str], str | None]:
+    try:
+        form = _decode_json(info or "{}")
+        headers = {str(k): str(v) for k, v in (form.get("headers") or {}).items()}
+        return form.get("codec"), headers, None
+    except (msgspec.DecodeError, AttributeError) as error:
+        return None, {}, f"its stored form is unreadable: {error}"

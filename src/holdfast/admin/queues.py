@@ -1,0 +1,47 @@
+"""Queues: how they stand, and pausing them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from holdfast.core.errors import NotFound
+from holdfast.core.records import Operations, QueueState, Records
+
+
+async def list_queues(records: Records, configured: Iterable[str] = ()) -> list[QueueState]:
+    """Every queue that stands in the configuration or that anything is known of."""
+    known = {state.queue: state for state in await records.queues()}
+    for name in configured:
+        known.setdefault(name, QueueState(queue=name))
+    return [known[name] for name in sorted(known)]
+
+
+async def pause(
+    records: Records, operations: Operations, queue: str, configured: Iterable[str] = ()
+) -> bool:
+    """Workers take nothing more from it; what runs goes on. False: it was paused before."""
+    await _known(records, queue, configured)
+    return await operations.pause(queue)
+
+
+async def resume(
+    records: Records, operations: Operations, queue: str, configured: Iterable[str] = ()
+) -> bool:
+    """Workers take from it again. False: it was not paused."""
+    await _known(records, queue, configured)
+    return await operations.unpause(queue)
+
+
+async def _known(records: Records, queue: str, configured: Iterable[str]) -> None:
+    """A mistyped name must not pause a queue that nobody has."""
+    names: Sequence[str] = [state.queue for state in await list_queues(records, configured)]
+    if queue in names:
+        return
+    near = difflib.get_close_matches(queue, names, 1)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else "a queue is known once it stands in holdfast.yaml or a message was sent to it"
+    )
+    raise NotFound(f"there is no queue {queue!r}; {hint}")

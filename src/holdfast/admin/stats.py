@@ -1,0 +1,77 @@
+"""How it stands and how fast it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.core import events
+from holdfast.core.clock import Clock
+from holdfast.core.records import QueueState, Records, WorkerState
+
+from .queues import list_queues
+
+_RATES = {
+    "succeeded": (events.SUCCEEDED,),
+    "failed": (events.FAILED, events.EXPIRED, events.REJECTED),
+    "duplicate": (events.DUPLICATE,),
+    "retried": (events.RETRIED,),
+    "reclaimed": (events.RECLAIMED,),
+    "parked": (events.PARKED,),
+}
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one moment."""
+
+    at_us: int
+    window_s: float
+    queues: Sequence[QueueState]
+    statuses: Mapping[str, Mapping[str, int]]
+    """Messages by queue and status, since the oldest that is kept."""
+    rates: Mapping[str, Mapping[str, float]]
+    """Per minute over the window, by queue."""
+    workers: Sequence[WorkerState]
+    replies: Mapping[str, Mapping[str, int]]
+    """By channel and status."""
+
+
+async def stats(
+    records: Records, clock: Clock, *, window_s: float = 300.0, configured: Iterable[str] = ()
+) -> Stats:
+    """Counts of now, and rates over the last `window_s`."""
+    now = clock.now_us()
+    queues, counts, recent, workers, replies = await asyncio.gather(
+        list_queues(records, configured),
+        records.counts(),
+        records.event_counts(now - int(window_s * 1e6)),
+        records.workers(),
+        records.reply_counts(),
+    )
+    statuses: dict[str, dict[str, int]] = {}
+    for each in counts:
+        statuses.setdefault(each.queue, {})[each.kind] = each.count
+    by_type: dict[str, dict[str, int]] = {}
+    for each in recent:
+        by_type.setdefault(each.queue, {})[each.kind] = each.count
+    by_channel: dict[str, dict[str, int]] = {}
+    for each in replies:
+        by_channel.setdefault(each.queue, {})[each.kind] = each.count
+    minutes = window_s / 60
+    return Stats(
+        at_us=now,
+        window_s=window_s,
+        queues=queues,
+        statuses=statuses,
+        rates={
+            queue: {
+                name: round(sum(found.get(kind, 0) for kind in kinds) / minutes, 2)
+                for name, kinds in _RATES.items()
+            }
+            for queue, found in by_type.items()
+        },
+        workers=workers,
+        replies=by_channel,
+    )

@@ -1,0 +1,141 @@
+"""What can be said about a SQLite file without opening it for work. Nothing here writes."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.core.checks import Check, ok, refused, warning
+from holdfast.core.errors import StoreError
+from holdfast.sqlite.file import refuse_network
+from holdfast.sqlite.witness import Witness
+from holdfast.store.migrate import HEAD, current_revision
+
+OLDEST = (3, 35, 0)
+"""RETURNING and UPDATE … FROM."""
+WAL_RESET_MENDED = (3, 51, 3)
+_BODIES = {
+    "messages": "message_id",
+    "queue_executions": "message_id",
+    "dead_letters": "message_id",
+    "outbox": "message_id",
+}
+_MOST_NAMED = 5
+
+
+def check_version(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Check:
+    text = ".".join(str(part) for part in version)
+    if version < OLDEST:
+        needed = ".".join(str(part) for part in OLDEST)
+        return refused(
+            "sqlite", f"version {text}, {needed} or newer is needed", "install a newer Python"
+        )
+    if version < WAL_RESET_MENDED:
+        return ok(
+            "sqlite",
+            f"version {text}, which can lose commits when a write and a checkpoint meet; holdfast "
+            "lets them take turns, so it does not happen here",
+            "let no other program write to the file while workers run",
+        )
+    return ok("sqlite", f"version {text}")
+
+
+def check_file_system(path: Path) -> Check:
+    try:
+        refuse_network(path)
+    except StoreError as error:
+        return refused("file system", str(error))
+    return ok("file system", f"{path.parent} is on a local disk")
+
+
+def check_schema(path: Path) -> Check:
+    try:
+        revision = current_revision(path)
+    except StoreError as error:
+        return refused("schema", str(error))
+    if revision == HEAD:
+        return ok("schema", f"at {HEAD}, the newest")
+    if revision is None:
+        return refused("schema", f"{path} holds no holdfast tables", "run 'holdfast migrate'")
+    if revision.isdigit() and revision < HEAD:
+        return refused("schema", f"at {revision}, {HEAD} is needed", "run 'holdfast migrate'")
+    return refused(
+        "schema", f"at {revision}, unknown to this holdfast ({HEAD})", "upgrade holdfast"
+    )
+
+
+def check_witness(path: Path) -> Check:
+    """Read before the database: a writer that is between the two is behind here, never ahead."""
+    if not Path(f"{path}.witness").exists():
+        return warning(
+            "witness", "there is none yet: lost commits could not be told", "it comes with a write"
+        )
+    with contextlib.closing(Witness(path)) as witness:
+        witnessed = witness.read()
+    with _reading(path) as conn:
+        commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
+    if witnessed is None:
+        return warning("witness", "it is unreadable and proves nothing", "it comes with a write")
+    if witnessed > commits:
+        return refused(
+            "witness",
+            f"{witnessed} durable commits were made, {commits} are there: the last "
+            f"{witnessed - commits} went missing",
+            "restore the files from a copy, or run 'holdfast recover'",
+        )
+    return ok("witness", f"{commits} durable commits, none missing")
+
+
+def check_integrity(path: Path) -> Check:
+    """SQLite's own check of every page and index. Reads the whole file."""
+    with _reading(path) as conn:
+        found = [row[0] for row in conn.execute("PRAGMA integrity_check(20)")]
+    if found == ["ok"]:
+        return ok("integrity", "every page and index is sound")
+    return refused(
+        "integrity",
+        "; ".join(found[:_MOST_NAMED]),
+        "stop the workers, copy the files, then run 'holdfast recover'",
+    )
+
+
+def check_bodies(path: Path) -> Check:
+    """Every stored body against its checksum. Reads the whole file."""
+    count = 0
+    bad: list[str] = []
+    with _reading(path) as conn:
+        for table, column in _BODIES.items():
+            rows = conn.execute(
+                f"SELECT {column}, body, body_crc FROM {table} WHERE body IS NOT NULL"
+            )
+            for message_id, body, crc in rows:
+                count += 1
+                if crc is not None and zlib.crc32(body) != crc:
+                    bad.append(f"{message_id} ({table})")
+    if not bad:
+        return ok("bodies", f"{count} stored bodies, all as they were written")
+    named = ", ".join(bad[:_MOST_NAMED]) + (" …" if len(bad) > _MOST_NAMED else "")
+    return refused(
+        "bodies",
+        f"{len(bad)} of {count} stored bodies are not the ones that were written: {named}",
+        "they will not be run, and become dead letters; edit them with 'holdfast dlq edit'",
+    )
+
+
+def last_event_us(path: Path) -> int | None:
+    """When the ledger was last written to."""
+    with _reading(path) as conn:
+        found = conn.execute(
+            "SELECT created_at FROM event_log ORDER BY rowid DESC LIMIT 1"
+        ).fetchone()
+    return None if found is None else int(found[0])
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as conn:
+        yield conn
