@@ -64,6 +64,26 @@ def load_app(target: str) -> Any:
     return app
 
 
+class _Place:
+    """One worker's place: the process in it, or when the next one starts."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.since = 0.0
+        self.restart_at = 0.0
+        self.failures = 0
+        self.done = False
+
+    def pause_s(self, code: int) -> float:
+        """How long to wait after it ended: longer each time it fails soon after its start."""
+        if code == EXIT_RECYCLE:
+            return 0.0
+        if time.monotonic() - self.since > HEALTHY_S:
+            self.failures = 0
+        self.failures += 1
+        return min(RESTART_MAX_S, 0.1 * 2.0 ** (self.failures - 1))
+
+
 class Supervisor:
     """Keeps N workers running until told to stop."""
 
@@ -78,67 +98,66 @@ class Supervisor:
         options: Sequence[str] = (),
     ) -> None:
         self._target = target
-        self._count = workers
-        self._until_idle = until_idle
+        self._options = [*(["--until-idle"] if until_idle else []), *options]
         self._grace_s = grace_s
         self._say = say
-        self._options = list(options)
-        self._children: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
-        self._failures = 0
-        self._stopping = False
+        self._places = [_Place() for _ in range(workers)]
+        self._stop_by: float | None = None
+        self._code = 0
 
     def run(self) -> int:
-        """Returns the exit code: 0 after an orderly stop, 1 if a worker could not be kept alive."""
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
-        for index in range(self._count):
-            self._start(index)
-        code = 0
-        while self._children:
+        """Returns the exit code: 0 after an orderly stop, else why the workers cannot run."""
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
+        while True:
+            for place in self._places:
+                self._look(place)
+            if all(place.done for place in self._places):
+                return self._code
             time.sleep(0.05)
-            for index in list(self._children):
-                code = max(code, self._look(index))
-        return code
 
-    def _start(self, index: int) -> None:
-        child = spawn(self._target, ["--until-idle"] * self._until_idle + self._options)
-        self._children[index] = (child, time.monotonic())
+    def stop(self, *_: object) -> None:
+        """Ask the workers to drain; asked twice, end them at once."""
+        first = self._stop_by is None
+        if first:
+            self._stop_by = time.monotonic() + self._grace_s
+        for place in self._places:
+            if place.process is not None:
+                place.process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
-    def _look(self, index: int) -> int:
-        child, since = self._children[index]
-        code = child.poll()
-        if code is None:
-            if self._stopping and time.monotonic() > self._deadline:
-                self._say(f"worker {child.pid} did not stop in {self._grace_s:.0f} s: killed")
-                child.kill()
-            return 0
-        del self._children[index]
-        if self._stopping or code == 0:
-            return 0
-        if code == os.EX_CONFIG:
-            self._stop()
-            return os.EX_CONFIG
-        if time.monotonic() - since > HEALTHY_S:
-            self._failures = 0
-        self._failures += 1
-        pause = 0.0 if code == EXIT_RECYCLE else min(RESTART_MAX_S, 0.1 * 2 ** (self._failures - 1))
-        self._say(f"worker {child.pid} ended ({_reason(code)}); starting another in {pause:.1f} s")
-        end = time.monotonic() + pause
-        while time.monotonic() < end and not self._stopping:
-            time.sleep(0.02)
-        if not self._stopping:
-            self._start(index)
-        return 0
-
-    def _stop(self, *_: object) -> None:
-        if self._stopping:
-            for child, _since in self._children.values():
-                child.kill()
+    def _look(self, place: _Place) -> None:
+        if place.done:
             return
-        self._stopping = True
-        self._deadline = time.monotonic() + self._grace_s
-        for child, _since in self._children.values():
-            child.terminate()
+        if place.process is None:
+            if self._stop_by is not None:
+                place.done = True
+            elif time.monotonic() >= place.restart_at:
+                place.process = spawn(self._target, self._options)
+                place.since = time.monotonic()
+            return
+        code = place.process.poll()
+        if code is None:
+            if self._stop_by is not None and time.monotonic() > self._stop_by:
+                self._say(
+                    f"worker {place.process.pid} did not stop in {self._grace_s:.0f} s: killed"
+                )
+                place.process.kill()
+                place.process.wait()
+            return
+        self._ended(place, place.process.pid, code)
+
+    def _ended(self, place: _Place, pid: int, code: int) -> None:
+        place.process = None
+        if code == 0 or self._stop_by is not None:
+            place.done = True
+        elif code == os.EX_CONFIG:  # another start cannot help
+            self._code = code
+            place.done = True
+            self.stop()
+        else:
+            pause = place.pause_s(code)
+            place.restart_at = time.monotonic() + pause
+            self._say(f"worker {pid} ended ({_reason(code)}); another one starts in {pause:.1f} s")
 
 
 def spawn(target: str, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
