@@ -217,6 +217,8 @@ class Claims:
             self._append(claim, ends.id_conflict(claim, candidate, message))
             return Verdict(answer=Answer.DEAD, delivery=delivery)
         if row.status in FINAL:
+            if row.status == Status.FAILED:
+                ends.complete_letter(claim, candidate, message)
             return Verdict(answer=Answer.FINAL, delivery=delivery)
         if row.status == Status.OPEN:
             return self._reopen(claim, candidate, message, row)

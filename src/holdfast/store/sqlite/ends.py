@@ -95,6 +95,23 @@ def unreadable(claim: Claiming, row: Sequence[Any], error: Exception) -> list[En
     return [*_failed_and_buried(claim, letter), *freed]
 
 
+def complete_letter(claim: Claiming, candidate: Candidate, message: Message) -> None:
+    """A message that died while the broker held its body: the copy that comes back brings it."""
+    body = candidate.delivery.body
+    claim.conn.execute(
+        "UPDATE dead_letters SET body = ?, body_info = ?, body_crc = ? WHERE tenant_id = ?"
+        " AND message_id = ? AND subscription = ? AND body IS NULL",
+        (
+            body,
+            tasks.body_info(candidate),
+            tasks.crc(body),
+            message.tenant_id,
+            message.id,
+            claim.sub.name,
+        ),
+    )
+
+
 def _let_go(
     claim: Claiming, tenant_id: str, message_id: str, key: str | None, lane: str | None
 ) -> list[Entry]:

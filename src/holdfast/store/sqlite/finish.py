@@ -217,7 +217,7 @@ class Finisher:
                     item.result,
                     now_us + int(item.dedup_window_s * 1e6),
                 )
-            elif isinstance(item.outcome, Retry | Park | Released):
+            elif isinstance(item.outcome, Park) or _runs_again(item):
                 continue
             else:
                 free_key(conn, tenant_id, run.subscription, run.idem_key, run.message.id)
@@ -227,7 +227,7 @@ class Finisher:
     def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:
         for item in committed:
             lane = item.run.lane
-            if lane is not None and not isinstance(item.outcome, Retry | Released):
+            if lane is not None and not _runs_again(item):
                 identity = (item.run.message.tenant_id, item.run.subscription, lane)
                 if advance_lane(conn, *identity, now_us):
                     self._wake()
@@ -308,7 +308,7 @@ def _write_of(  # noqa: PLR0911 - one per outcome
             return assignments, values, Status.SUCCEEDED
         case Retry(after_s, reason, crashed):
             history = _encode([*run.history, failure(run, reason, now_us)]).decode()
-            if crashed and run.crashes + 1 >= item.crash_budget:
+            if not _runs_again(item):
                 return (
                     "status = 'failed', completed_at = ?, crashes = crashes + 1,"
                     " error_message = ?, body = NULL, history = ?",
@@ -365,6 +365,14 @@ def _ended(
         (status.value, now_us, _duration_ms(item), _failures_after(item), storable(why)),
         status,
     )
+
+
+def _runs_again(item: Finished) -> bool:
+    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
+    outcome = item.outcome
+    if isinstance(outcome, Retry):
+        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
+    return isinstance(outcome, Released)
 
 
 def _failures_after(item: Finished) -> int:
