@@ -63,9 +63,35 @@ _HOME = {
     "ParkMessage": "holdfast.core.errors",
 }
 
-__all__ = [  # noqa: PLE0604 - each name is loaded by __getattr__
+__all__ = [
+    "App",
+    "AuthorizationError",
+    "Config",
+    "ConfigError",
+    "Context",
+    "Dead",
+    "Decision",
+    "Done",
+    "FinalError",
+    "HoldfastError",
+    "InvalidMessage",
+    "Message",
+    "NotFoundError",
+    "Park",
+    "ParkMessage",
+    "Priority",
+    "PublishUnknown",
+    "Receipt",
+    "Rejected",
+    "Retry",
+    "RetryPolicy",
+    "RetryableError",
+    "SyncContext",
+    "TemporaryError",
+    "ValidationError",
     "__version__",
-    *sorted(_HOME),
+    "load_config",
+    "load_queue_trigger_config",
 ]
 
 
