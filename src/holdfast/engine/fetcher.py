@@ -94,12 +94,12 @@ class _Loop:
         try:
             while True:
                 limit = await self._slots.room()
+                woken.clear()  # before a hold, too: waiting for what is set would spin for ever
                 hold = self._worker.may_fetch(self.sub)
                 if hold > 0:
                     self.idle = True
                     await _wait(woken, min(hold, NET_S))
                     continue
-                woken.clear()
                 try:
                     found, next_due_s = await self._fetch(limit)
                     pause = 0.05
