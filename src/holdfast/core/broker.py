@@ -127,6 +127,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery
     verb: Verb
     reason: str = ""
+    """Why: for REJECT what failed, for an ACK without a run the store's verdict."""
     delay_s: float = 0.0
 
 

@@ -24,7 +24,17 @@ from holdfast.core.errors import (
     ParkMessage,
     StoreUnavailable,
 )
-from holdfast.core.outcome import Dead, Done, Outcome, Park, ParkKind, Rejected, Released, Retry
+from holdfast.core.outcome import (
+    Dead,
+    Done,
+    Duplicate,
+    Outcome,
+    Park,
+    ParkKind,
+    Rejected,
+    Released,
+    Retry,
+)
 from holdfast.core.retry import decide, describe
 from holdfast.core.store import Finished, Run
 
@@ -386,11 +396,12 @@ class _Lost(msgspec.Struct, frozen=True):
 
 
 LOST: Any = _Lost()
+_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate)
 
 
 def _done(result: Any) -> Outcome:
     """A handler may return an outcome itself; anything else is its result."""
-    return result if isinstance(result, Done | Retry | Dead | Park | Rejected) else Done(result)
+    return result if isinstance(result, _OUTCOMES) else Done(result)
 
 
 def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
@@ -59,6 +59,12 @@ class Slots:
         """Waits until there is at least one free slot; returns how many."""
         await self._room.wait()
         return self.free
+
+    async def reserve(self, wanted: int) -> int:
+        """Waits for a free slot, takes up to `wanted` of them and returns how many it took."""
+        taken = min(wanted, await self.room())
+        self.take(taken)
+        return taken
 
 
 class Lane(Protocol):
@@ -124,7 +130,6 @@ class _Loop:
         started = 0
         for verdict in verdicts:
             if verdict.run is not None and verdict.answer is Answer.RUN:
-                self._slots.take(1)
                 self._worker.start(verdict.run, self.sub)
                 started += 1
         self._worker.seen(self.sub, verdicts)
@@ -149,7 +154,7 @@ class FusedFetcher(_Loop):
         taken: Taken = await self._fused.take(
             self.sub, self._decode, limit=limit, worker=self._worker.worker
         )
-        self._start(taken.verdicts)
+        self._slots.take(self._start(taken.verdicts))
         return len(taken.verdicts), taken.next_due_s
 
 
@@ -163,10 +168,15 @@ class StoreFetcher(_Loop):
         self._solo = solo
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
-        verdicts = await self._store.claim_ready(
-            self.sub, limit=limit, worker=self._worker.worker, solo=self._solo
-        )
-        self._start(verdicts)
+        reserved = await self._slots.reserve(limit)
+        started = 0
+        try:
+            verdicts = await self._store.claim_ready(
+                self.sub, limit=reserved, worker=self._worker.worker, solo=self._solo
+            )
+            started = self._start(verdicts)
+        finally:
+            self._slots.give(reserved - started)
         return len(verdicts), await self._store.next_due_s(self.sub)
 
 
@@ -183,7 +193,7 @@ class BrokerFetcher(_Loop):
         decode: Decode,
         slots: Slots,
         worker: Lane,
-        settle: Callable[[Subscription, Sequence[Settlement]], object],
+        settle: Callable[[Subscription, Sequence[Settlement]], Awaitable[object]],
     ) -> None:
         super().__init__(sub, store, slots, worker)
         self._broker = broker
@@ -195,19 +205,29 @@ class BrokerFetcher(_Loop):
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
             return 0, None
+        self.idle = False
         candidates = [self._decode(delivery) for delivery in deliveries]
-        verdicts = await self._claimed(candidates)
-        self._start(verdicts)
+        while candidates:  # claimed when there is a slot for it: the other fetcher takes some, too
+            reserved = await self._slots.reserve(len(candidates))
+            started = 0
+            try:
+                verdicts = await self._claimed(candidates[:reserved])
+                started = self._start(verdicts)
+            finally:
+                self._slots.give(reserved - started)
+            candidates = candidates[reserved:]
+            await self._acknowledge(verdicts)
+        return len(deliveries), None
+
+    async def _acknowledge(self, verdicts: Sequence[Verdict]) -> None:
+        """What will not run here needs its broker copy no more; the reason is the verdict."""
         acks = [
-            Settlement(delivery=verdict.delivery, verb=Verb.ACK)
+            Settlement(delivery=verdict.delivery, verb=Verb.ACK, reason=verdict.answer)
             for verdict in verdicts
             if verdict.delivery is not None and verdict.answer not in (Answer.RUN, Answer.LEAVE)
         ]
         if acks:
-            result = self._settle(self.sub, acks)
-            if asyncio.iscoroutine(result):
-                await result
-        return len(deliveries), None
+            await self._settle(self.sub, acks)
 
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
         """Keyed messages go into their lanes, in broker order; the others are claimed."""

@@ -113,6 +113,7 @@ class EngineWorker:
         self._tasks: list[asyncio.Task[None]] = []
         self._fetchers: list[FusedFetcher | BrokerFetcher | StoreFetcher] = []
         self._paused: frozenset[str] = frozenset()
+        self._halted = False
         self._lease: Lease | None = None
         self._jump_until = 0.0
         self._drift: float | None = None
@@ -182,6 +183,14 @@ class EngineWorker:
     def running(self) -> int:
         return self._executor.running
 
+    def pause(self) -> None:
+        """Begin nothing new in this worker; what runs goes on."""
+        self._halted = True
+
+    def resume(self) -> None:
+        """Take up again what `pause` held back."""
+        self._halted = False
+
     def cancel(self, message_id: str) -> bool:
         """Ask a running message to stop."""
         return self._executor.cancel(message_id)
@@ -189,6 +198,8 @@ class EngineWorker:
     # -- what fetchers ask ------------------------------------------------------------------------
 
     def may_fetch(self, sub: Subscription) -> float:
+        if self._halted:
+            return 0.05
         if self.phase is not Phase.RUNNING or sub.name in self._paused:
             return 1.0
         if self._settler.waiting > self._slots[sub.name].size:
