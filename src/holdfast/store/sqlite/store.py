@@ -140,14 +140,6 @@ class SqliteStore:
             conn.execute(
                 "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
             )
-            # A claim may have been committed after its fetcher was stopped: nobody runs it.
-            conn.execute(
-                "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE"
-                " 'open' END, worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1,"
-                " due_at = ? WHERE worker_id = ? AND status = 'running'",
-                (self.clock.now_us(), worker.worker_id),
-            )
-            self.file.wake_after_commit()
 
         await self.file.write(op)
         with self._beats_lock:
