@@ -1,0 +1,143 @@
+"""One SQLite database for the protocol model: every operation is a transaction run on the spot.
+
+`SqliteFile` has a writer thread; here the caller's own step is the writer, so that a seed alone
+decides what happens in which order. A step may be told to fail in the two ways that a database has:
+nothing was written, or everything was and the answer got lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import StoreUnavailable
+from holdfast.store.migrate import SPINE
+
+T = TypeVar("T")
+Rewrite = Callable[[str], str]
+
+
+class Fault(StrEnum):
+    """How the next transaction ends."""
+
+    NONE = "none"
+    UNDONE = "undone"
+    """Rolled back; the caller is told."""
+    UNKNOWN = "unknown"
+    """Committed; the caller is told that it failed."""
+
+
+@functools.cache
+def empty_database() -> bytes:
+    """A database with the real schema, as bytes: copying it is much faster than making it."""
+    conn = sqlite3.connect(":memory:")
+    conn.executescript(SPINE.read_text())
+    conn.commit()
+    image = conn.serialize()
+    conn.close()
+    return image
+
+
+class ModelConnection(sqlite3.Connection):
+    """A connection on which faults can be planted: statements are rewritten before they run."""
+
+    rewrite: Rewrite | None = None
+    rewritten: int = 0
+    """How often a planted fault changed a statement: a plant that never applies proves nothing."""
+    leaks: str | None = None
+    """A table whose rows survive a rollback, as if they had been written elsewhere."""
+    _leaked: list[tuple[str, Any]]
+    _known: dict[str, str]
+
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        if self.rewrite is None and self.leaks is None:
+            return super().execute(sql, parameters)
+        return self._planted(sql, parameters)
+
+    def plant(self, rewrite: Rewrite | None, leaks: str | None) -> None:
+        self.rewrite, self.leaks = rewrite, leaks
+        self._leaked, self._known = [], {}
+
+    def _planted(self, sql: str, parameters: Any) -> sqlite3.Cursor:
+        text = self._known.get(sql)
+        if text is None:
+            text = self._known[sql] = sql if self.rewrite is None else self.rewrite(sql)
+        if text != sql:
+            self.rewritten += 1
+        if self.leaks is not None and f"INTO {self.leaks} " in sql:
+            self._leaked.append((text, parameters))
+        cursor = super().execute(text, parameters)
+        if sql == "ROLLBACK":
+            for leaked in self._leaked:
+                super().execute(*leaked)
+                self.rewritten += 1
+        if sql in ("ROLLBACK", "COMMIT"):
+            self._leaked.clear()
+        return cursor
+
+
+class InlineFile:
+    """What the store and the queue see as their `SqliteFile`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.path = Path("/model.db")
+        self.workers_folder = Path("/model.db.workers")
+        self.clock = clock
+        self.ledger_head = b""
+        self.fault = Fault.NONE
+        self.committed = False
+        """Was the last transaction really committed, whatever its caller was told?"""
+        self.result: Any = None
+        """What it returned, if so."""
+        self.conn = sqlite3.connect(
+            ":memory:", isolation_level=None, cached_statements=512, factory=ModelConnection
+        )
+        self.conn.deserialize(empty_database())
+        self._rollback_hooks: list[Callable[[], None]] = []
+
+    async def write(self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
+        fault, self.fault = self.fault, Fault.NONE
+        self.committed, self.result = False, None
+        self.conn.execute("BEGIN IMMEDIATE")
+        try:
+            result = op(self.conn)
+        except BaseException:
+            self._roll_back()
+            raise
+        if fault is Fault.UNDONE:
+            self._roll_back()
+            raise StoreUnavailable("nothing was written")
+        self.conn.execute("COMMIT")
+        self.committed, self.result = True, result
+        if fault is Fault.UNKNOWN:
+            self._tell_hooks()
+            raise StoreUnavailable("the answer was lost")
+        return result
+
+    def read_sync(self, op: Callable[[sqlite3.Connection], T]) -> T:
+        return op(self.conn)
+
+    async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
+        return op(self.conn)
+
+    def on_rollback(self, hook: Callable[[], None]) -> None:
+        self._rollback_hooks.append(hook)
+
+    def wake_after_commit(self) -> None:
+        """Nobody sleeps here: the scheduler decides who moves."""
+
+    def close(self) -> None:
+        self.conn.close()
+
+    def _roll_back(self) -> None:
+        self.conn.execute("ROLLBACK")
+        self._tell_hooks()
+
+    def _tell_hooks(self) -> None:
+        for hook in self._rollback_hooks:
+            hook()
