@@ -61,7 +61,7 @@ def reap(
 
 
 def hand_back(conn: sqlite3.Connection, worker_id: int, now_us: int) -> int:
-    """What a leaving worker claimed and never began (its fetch was cut short): no attempt is spent."""
+    """What a leaving worker claimed and never began: its fetch was cut short. Spends no attempt."""
     return conn.execute(
         "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END,"
         " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?"
