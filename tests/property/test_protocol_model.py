@@ -41,8 +41,8 @@ async def told(seed: int, mode: Mode, plant: Plant | None = None) -> tuple[list[
 def stories(chunk: int) -> Iterator[tuple[int, Mode]]:
     asked = os.environ.get("HOLDFAST_MODEL_SEED")
     if asked is not None:
-        mode, _, seed = asked.partition(":")
-        yield int(seed), Mode(mode)
+        name, _, number = asked.partition(":")
+        yield int(number), Mode(name)
         return
     modes = list(Mode)
     for seed in range(chunk, SEEDS, CHUNKS):
