@@ -11,13 +11,14 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
+from .liveness import sweep
 from .turnstile import Turnstile
 from .wake import Wake
 from .witness import Witness
@@ -145,6 +146,10 @@ class SqliteFile:
             if listener is not None and not self._loop.is_closed():
                 self._loop.remove_reader(listener.fileno())
             self._loop = None
+
+    def tidy(self, alive: Collection[int]) -> int:
+        """Remove what dead processes left beside the file, given the workers known to be alive."""
+        return sweep(self.workers_folder, alive) + self._wake.sweep()
 
     # -- the writer thread ------------------------------------------------------------------------
 

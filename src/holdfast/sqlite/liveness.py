@@ -10,11 +10,15 @@ import contextlib
 import fcntl
 import os
 import struct
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from holdfast.core.clock import Clock
 
 _FORM = struct.Struct("<d16s40x")
+_SETTLED_S = 60.0
+"""A younger file may be one that its worker has made and not yet locked."""
 
 
 def _boot_id() -> bytes:
@@ -71,3 +75,28 @@ def forget(folder: Path, worker_id: int) -> None:
     """Remove what a dead worker left."""
     with contextlib.suppress(OSError):
         (folder / str(worker_id)).unlink()
+
+
+def sweep(folder: Path, known: Collection[int]) -> int:
+    """Remove the files of workers that are not `known` to be alive; returns how many."""
+    removed = 0
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if not entry.name.isdigit() or int(entry.name) in known:
+                continue
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat().st_mtime > _SETTLED_S:
+                    removed += _remove_unlocked(entry.path)
+    return removed
+
+
+def _remove_unlocked(path: str) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)

@@ -60,6 +60,21 @@ class Wake:
                 while self._listener.recv(64):
                     pass
 
+    def sweep(self) -> int:
+        """Remove the sockets of processes that are gone; returns how many."""
+        removed = 0
+        for name in self._others():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect(self._address(name))  # sends nothing
+                except ConnectionRefusedError:
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=self._dir_fd)
+                        removed += 1
+                except OSError:
+                    continue
+        return removed
+
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()

@@ -8,6 +8,7 @@ the two leaves out of the file is made up for by the next step.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sqlite3
@@ -98,8 +99,9 @@ def _moved(conn: sqlite3.Connection) -> tuple[dict[Chain, Tip], int, Anchor | No
     # The last anchor's own row moved its chain; alone it is no reason for another anchor.
     moved: dict[Chain, Tip] = {}
     seen = at
-    for tips, seen in seals.tips(conn, max(0, at - 1)):
+    for tips, last in seals.tips(conn, max(0, at - 1)):
         moved.update(tips)
+        seen = last
     return None if seen <= at else (moved, seen, previous)
 
 
@@ -135,7 +137,8 @@ class AnchorFile:
             try:
                 size = _whole(fd)
                 os.ftruncate(fd, size)
-                os.pwrite(fd, lines, size)
+                if os.pwrite(fd, lines, size) != len(lines):
+                    raise OSError(errno.ENOSPC, "no room for the whole line")
                 os.fsync(fd)
             finally:
                 os.close(fd)
