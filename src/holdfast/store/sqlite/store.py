@@ -49,6 +49,18 @@ log = logging.getLogger("holdfast.store")
 
 _PRIORITIES = (3, 2, 1, 0)
 NOTHING_EXPIRES = 0
+_OURS = "IN (SELECT value FROM json_each(?1))"
+BUSY = (
+    # A worker that drains asks this over and over, with all history in the table: each part is
+    # answered by an index. NOT IN repeats the words of a partial one, or SQLite would not use it.
+    f"SELECT CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue {_OURS}) THEN 1"
+    f" WHEN EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
+    f" AND subscription {_OURS}) THEN 1"
+    " ELSE EXISTS (SELECT 1 FROM queue_executions"
+    " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
+    f" AND status NOT IN ('running', 'succeeded', 'duplicate') AND subscription {_OURS}) END"
+)
+"""Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
 _ENDS = (Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED)
 
 
@@ -113,6 +125,8 @@ class SqliteStore:
     # -- workers ----------------------------------------------------------------------------------
 
     async def register(self, name: str) -> Worker:
+        made: list[int] = []
+
         def op(conn: sqlite3.Connection) -> Worker:
             cursor = conn.execute(
                 "INSERT INTO workers (name, state, started_at) VALUES (?, 'alive', ?)",
@@ -123,9 +137,15 @@ class SqliteStore:
             beat = Beat(self.file.workers_folder, worker_id, self.clock)
             with self._beats_lock:
                 self._beats[worker_id] = beat
+            made.append(worker_id)
             return Worker(worker_id=worker_id, name=name)
 
-        return await self.file.write(op)
+        try:
+            return await self.file.write(op)
+        except StoreError:
+            for worker_id in made:  # not committed: the number goes to whoever asks next
+                self._stop_beat(worker_id)
+            raise
 
     async def leave(self, worker: Worker) -> None:
         def op(conn: sqlite3.Connection) -> None:
@@ -142,8 +162,11 @@ class SqliteStore:
             )
 
         await self.file.write(op)
+        self._stop_beat(worker.worker_id)
+
+    def _stop_beat(self, worker_id: int) -> None:
         with self._beats_lock:
-            beat = self._beats.pop(worker.worker_id, None)
+            beat = self._beats.pop(worker_id, None)
         if beat is not None:
             beat.close()
 
@@ -251,7 +274,8 @@ class SqliteStore:
             # Nobody would reap what a dead number claims. The worker registers again, and asks.
             raise StoreUnavailable(f"worker {worker.worker_id} was declared dead; nothing claimed")
         now = self.clock.now_us()
-        expiry = NOTHING_EXPIRES if self.expiry_paused else now
+        doubtful = self.expiry_paused or self.file.clock_in_doubt
+        expiry = NOTHING_EXPIRES if doubtful else now
         return Claiming(conn, sub, worker.worker_id, now, expiry, held)
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
@@ -400,15 +424,7 @@ class SqliteStore:
         marks = msgspec.json.encode(list(subscriptions)).decode()
 
         def op(conn: sqlite3.Connection) -> bool:
-            busy = conn.execute(
-                "SELECT EXISTS (SELECT 1 FROM queue_executions WHERE status IN ('ready', 'queued',"
-                " 'waiting_key', 'open') AND subscription IN (SELECT value FROM json_each(?1)))"
-                " OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
-                " AND subscription IN (SELECT value FROM json_each(?1)))"
-                " OR EXISTS (SELECT 1 FROM messages"
-                " WHERE queue IN (SELECT value FROM json_each(?1)))",
-                (marks,),
-            ).fetchone()[0]
+            busy = conn.execute(BUSY, (marks,)).fetchone()[0]
             return not busy
 
         return await self.file.read(op)
