@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import sqlite3
@@ -115,26 +116,30 @@ class AnchorFile:
         """The number of the last whole line; 0 if there is none."""
         try:
             with self.path.open("rb") as file:
-                line = _last_line(file.fileno())
+                return self._number(_last_line(file.fileno()))
         except FileNotFoundError:
             return 0
         except OSError as error:
             raise StoreUnavailable(f"the anchor file {self.path}: {error.strerror}") from error
-        if not line:
-            return 0
+
+    def _number(self, line: bytes) -> int:
         try:
-            return seals.read_anchor(line).n
+            return seals.read_anchor(line).n if line else 0
         except msgspec.MsgspecError:
             log.error("the last line of %s is no anchor", self.path)
             return 0
 
     def append(self, anchors: Sequence[Anchor]) -> None:
-        lines = b"".join(msgspec.json.encode(anchor) + b"\n" for anchor in anchors)
+        """Those that are not there yet; two processes may try at once."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(self.path, flags, 0o600)
             try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                there = self._number(_last_line(fd))
+                new = [msgspec.json.encode(anchor) for anchor in anchors if anchor.n > there]
+                lines = b"".join(line + b"\n" for line in new)
                 size = _whole(fd)
                 os.ftruncate(fd, size)
                 if os.pwrite(fd, lines, size) != len(lines):

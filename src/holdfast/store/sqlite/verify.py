@@ -169,10 +169,10 @@ class _Verifier:
             self._find(
                 "changed", chain, seq, "its content or the event before it is not what was written"
             )
-        self._heads[chain] = (seq, digest)
         self._report.not_yet_anchored += 1
         if tenant_id == TENANT and kind == events.ANCHOR:
-            self._anchored(chain, seq, data)
+            self._anchored(chain, seq, data)  # it tells of what stands before it
+        self._heads[chain] = (seq, digest)
         self._moved[chain] = seq
 
     def _pruned_row(self, row: tuple[Any, ...]) -> None:
