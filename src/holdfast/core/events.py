@@ -6,7 +6,7 @@ the commit, and what they raise is logged and goes no further.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,12 @@ EVENT_OF_STATUS = {
 }
 
 
+Entry = tuple[str, str, str, str, Mapping[str, Any]]
+"""What a write adds to the ledger: tenant_id, subscription, task_id, event type, data."""
+Listener = Callable[[Sequence[Entry]], None]
+"""Hears what was added, after the commit."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a task, after it was committed."""
 
@@ -59,7 +65,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str
     subscription: str
     task_id: str
-    data: dict[str, Any] = {}
+    data: Mapping[str, Any] = {}
+    """As it stands in the ledger."""
 
 
 Observer = Callable[[Event], None]

@@ -16,6 +16,7 @@ import msgspec
 
 from .broker import Delivery, Outgoing, Subscription
 from .errors import DecodeError
+from .events import Listener
 from .message import Message
 from .outcome import Outcome
 
@@ -91,6 +92,8 @@ class Answer(StrEnum):
     DEAD = "dead"
     """Dead-lettered at once (undecodable, id conflict): acknowledge."""
     EXPIRED = "expired"
+    KNOWN = "known"
+    """A further copy of what the store holds or runs already: acknowledge."""
     LEAVE = "leave"
     """Not ours to settle: another fetcher owns this source."""
 
@@ -254,6 +257,10 @@ class Claims(Protocol):
 
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """Take or keep a role that one worker of the fleet has at a time."""
+        ...
+
+    def on_events(self, listener: Listener) -> None:
+        """`listener` hears, on the loop, what calls of this process wrote into the ledger."""
         ...
 
     def subscribe(self) -> asyncio.Event:

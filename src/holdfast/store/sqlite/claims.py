@@ -225,7 +225,7 @@ class Claims:
         if row.held == "broker":
             tasks.hold(claim.conn, row.rowid, candidate)
             return Verdict(answer=Answer.ADOPTED, delivery=delivery)
-        return Verdict(answer=Answer.WAITING, delivery=delivery)
+        return Verdict(answer=Answer.KNOWN, delivery=delivery)
 
     def _reopen(
         self, claim: Claiming, candidate: Candidate, message: Message, row: tasks.Existing

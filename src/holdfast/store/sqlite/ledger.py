@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.core import events
 from holdfast.core.ids import uuid7_block
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
@@ -24,9 +24,7 @@ _INSERT = (
 GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
 
-Entry = tuple[str, str, str, str, Mapping[str, Any]]
-"""tenant_id, subscription, task_id, event_type, data"""
-
+Entry = events.Entry
 
 Record = tuple[int, str, str, str, str, str, int, int]
 """seq, tenant_id, subscription, task_id, event_type, data, created_at, worker_id"""
@@ -43,7 +41,15 @@ class Ledger:
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
         self._heads: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self._given_out: set[int] = set()
+        self._begun: set[tuple[str, int]] = set()
+        self.heard: list[Entry] | None = None
+        """While it is a list, what is appended is noted there, too."""
         file.on_rollback(self._heads.clear)
+
+    def begin(self, worker_id: int) -> None:
+        """A number that was given out just now has no chains: none need be searched for."""
+        self._given_out.add(worker_id)
 
     def append(
         self, conn: sqlite3.Connection, worker_id: int, entries: Sequence[Entry], now_us: int
@@ -59,7 +65,7 @@ class Ledger:
         ):
             chain = (tenant_id, worker_id)
             head = self._heads.get(chain)
-            seq, previous = head if head is not None else _read_head(conn, chain)
+            seq, previous = head if head is not None else self._find_head(conn, chain)
             text = _encode(data).decode()
             seq += 1
             record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
@@ -80,7 +86,16 @@ class Ledger:
                 )
             )
         rows.insert(conn, _INSERT, written)
+        if self.heard is not None:
+            self.heard.extend(entries)
         self._file.ledger_head = digest
+
+    def _find_head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
+        """Where a chain ends that is not in memory; a first event costs no look at the table."""
+        if chain[1] in self._given_out and chain not in self._begun:
+            self._begun.add(chain)
+            return 0, GENESIS
+        return _read_head(conn, chain)
 
 
 def _read_head(conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:

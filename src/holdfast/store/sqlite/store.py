@@ -31,7 +31,7 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
-from holdfast.sqlite.file import SqliteFile, close_file, open_file
+from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.liveness import Beat, forget, is_alive
 
 from . import reaper
@@ -86,6 +86,7 @@ class SqliteStore:
         self._opened: SqliteFile | None = None
         self._beats: dict[int, Beat] = {}
         self._beats_lock = threading.Lock()
+        self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
 
@@ -141,7 +142,9 @@ class SqliteStore:
             return Worker(worker_id=worker_id, name=name)
 
         try:
-            return await self.file.write(op)
+            worker = await self.file.write(op)
+            self._ledger.begin(worker.worker_id)
+            return worker
         except StoreError:
             for worker_id in made:  # not committed: the number goes to whoever asks next
                 self._stop_beat(worker_id)
@@ -206,7 +209,7 @@ class SqliteStore:
                 self.file.wake_after_commit()
             return found
 
-        found = await self.file.write(op)
+        found = await self._commit(op)
         for worker_id in found.workers:
             forget(folder, worker_id)
         return found
@@ -220,12 +223,12 @@ class SqliteStore:
             return taken
 
         # A claim need not be synced: if a power cut takes it back, its run is refused at the end.
-        return await self.file.write(op, durable=False)
+        return await self._commit(op, durable=False)
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]:
-        return await self.file.write(
+        return await self._commit(
             lambda conn: self._claims.admit(self._claiming(conn, sub, worker, "broker"), batch),
             durable=False,
         )
@@ -240,7 +243,7 @@ class SqliteStore:
             self.file.wake_after_commit()
             return self._claims.adopt_in_order(claim, batch)
 
-        return await self.file.write(op)
+        return await self._commit(op)
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
@@ -255,7 +258,7 @@ class SqliteStore:
             self._wake_for_next(verdicts)
             return verdicts
 
-        return await self.file.write(op, durable=False)
+        return await self._commit(op, durable=False)
 
     def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
         """What ended at its claim let go of its key and its lane: the next may be ready now."""
@@ -325,7 +328,7 @@ class SqliteStore:
                 conn, batch, worker_id=worker.worker_id, now_us=self.clock.now_us()
             )
 
-        return await self.file.write(op)
+        return await self._commit(op)
 
     async def resolve(self, *, worker: Worker) -> int:
         """A net: keys and lanes are resolved where they end, inside the same transaction."""
@@ -347,7 +350,7 @@ class SqliteStore:
                 self.file.wake_after_commit()
             return changed
 
-        return await self.file.write(op)
+        return await self._commit(op)
 
     # -- during a run -----------------------------------------------------------------------------
 
@@ -398,7 +401,7 @@ class SqliteStore:
                 (kind, subscription),
             ).fetchone()
         )
-        return await self.file.write(op) if some else 0
+        return await self._commit(op) if some else 0
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         marks = msgspec.json.encode(list(subscriptions)).decode()
@@ -446,6 +449,9 @@ class SqliteStore:
 
         return await self.file.write(op, durable=False)
 
+    def on_events(self, listener: events.Listener) -> None:
+        self._listeners.append(listener)
+
     def subscribe(self) -> asyncio.Event:
         return self.file.subscribe()
 
@@ -453,8 +459,32 @@ class SqliteStore:
         if self._opened is not None:
             self._opened.unsubscribe(event)
 
+    def look_again(self) -> None:
+        """Whoever waits for due work looks now: the clock was moved."""
+        if self._opened is not None:
+            self._opened._set_waiters()
+
     async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
-        return await self.file.write(lambda conn: op(conn, self.clock.now_us()))
+        return await self._commit(lambda conn: op(conn, self.clock.now_us()))
+
+    async def _commit(self, op: Op[T], *, durable: bool = True) -> T:
+        """One operation; what it wrote into the ledger is told once it is committed."""
+        if not self._listeners:
+            return await self.file.write(op, durable=durable)
+        heard: list[Entry] = []
+
+        def listening(conn: sqlite3.Connection) -> T:
+            self._ledger.heard = heard
+            try:
+                return op(conn)
+            finally:
+                self._ledger.heard = None
+
+        result = await self.file.write(listening, durable=durable)
+        if heard:
+            for listener in self._listeners:
+                listener(heard)
+        return result
 
 
 def _is_alive_in(conn: sqlite3.Connection, worker_id: int) -> bool:

@@ -1,0 +1,28 @@
+"""What the engine tells whoever counts: per batch, so that a message costs next to nothing.
+
+How messages end is not told here but read from the ledger's events (`Claims.on_events`), the one
+place that knows of every end, whoever brought it about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .store import Finished
+
+
+class Meter(Protocol):
+    """Counts of one process."""
+
+    def ran(self, batch: Sequence[Finished]) -> None:
+        """Attempts whose end is committed."""
+        ...
+
+    def recognized(self, queue: str, copies: int) -> None:
+        """Further copies of messages that the store knew: acknowledged, not run."""
+        ...
+
+    def dedup_unavailable(self, queue: str, messages: int) -> None:
+        """Messages that had to wait because nobody could say whether they ran before."""
+        ...
