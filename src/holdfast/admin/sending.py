@@ -7,6 +7,7 @@ long or a priority out of range would else arrive as something that nobody wrote
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -16,7 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,6 +39,12 @@ _BOM = b"\xef\xbb\xbf"
 Publish = Callable[[str, Sequence[Outgoing]], Awaitable[Sequence[Result]]]
 Encode = Callable[[Message], Send]
 """A message as the bytes that are sent, with the caller's options. Raises InvalidMessage."""
+
+
+class Lines(Protocol):
+    """As much of a file as is needed."""
+
+    def readline(self, size: int, /) -> bytes: ...
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.error is not None and not isinstance(self.error, InvalidMessage | DecodeError)
 
 
-def lines_of(file: BinaryIO, *, limit: int) -> Iterator[Line]:
+def lines_of(file: Lines, *, limit: int) -> Iterator[Line]:
     """The lines that are not blank, by number; one without an end is cut, never held whole."""
     number = 0
     while True:
@@ -167,11 +174,11 @@ async def send_lines(
 
 
 async def send_all(
-    sends: Sequence[Send], publish: Publish, *, timeout_s: float
+    sends: Iterable[Send], publish: Publish, *, timeout_s: float
 ) -> AsyncIterator[Answer]:
     """As `send_lines`, for messages that were made elsewhere; numbered from 1."""
-    for at in range(0, len(sends), BATCH):
-        batch = [(at + n + 1, send) for n, send in enumerate(sends[at : at + BATCH])]
+    numbered = enumerate(sends, 1)
+    while batch := list(itertools.islice(numbered, BATCH)):
         for answer in await _flush(batch, [], publish, timeout_s):
             yield answer
             if answer.stops:

@@ -1,0 +1,82 @@
+"""`holdfast config` and `holdfast completion`."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.core.errors import ConfigError
+
+from .examples import examples
+from .output import dump, safe
+from .root import Group
+from .session import Exit, Session, command_options, stop
+
+
+@click.group(cls=Group, epilog=examples("holdfast config show", "holdfast config check"))
+def config() -> None:
+    """Show and check the configuration."""
+
+
+@config.command(
+    epilog=examples("holdfast config show --origin", "holdfast config show worker --json")
+)
+@click.argument("prefix", required=False)
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
+@command_options
+def show(session: Session, prefix: str | None, origin: bool) -> None:
+    """Show every setting as it applies here; secrets are masked.
+
+    PREFIX shows only settings below it, such as worker or queues.orders.
+    """
+    settings = [
+        setting
+        for setting in session.config.describe()
+        if prefix is None
+        or setting.path == prefix
+        or setting.path.startswith((prefix + ".", prefix + "["))
+    ]
+    for setting in settings:
+        record = {"path": setting.path, "value": setting.value, "origin": setting.origin}
+        value = setting.value if isinstance(setting.value, str) else dump(setting.value)
+        shown = f"{safe(setting.path)}: {safe(value)}"
+        session.out.data(record, f"{shown}  # {setting.origin}" if origin else shown)
+    if not settings:
+        session.out.say(f"holdfast: there is no setting {prefix!r}")
+        stop(Exit.NOT_FOUND)
+
+
+@config.command(
+    epilog=examples("holdfast config check", "holdfast config check --config prod.yaml --json")
+)
+@command_options
+def check(session: Session) -> None:
+    """Check the configuration, and name every mistake at once (exit code 10)."""
+    try:
+        found = session.config
+    except ConfigError as error:
+        session.out.data({"ok": False, "problems": error.problems})
+        for problem in error.problems:
+            session.out.line(safe(problem))
+        stop(Exit.CHECK_FAILED)
+    where = str(found.file) if found.file else "no file: the defaults"
+    session.out.data({"ok": True, "problems": [], "file": found.file}, f"ok ({safe(where)})")
+
+
+@click.command(
+    epilog=examples(
+        'eval "$(holdfast completion bash)"',
+        "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@command_options
+def completion(session: Session, shell: str) -> None:
+    """Print a completion script for your shell."""
+    from click.shell_completion import get_completion_class
+
+    from .root import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - one of the three that click has
+    script = kind(cli, {}, "holdfast", "_HOLDFAST_COMPLETE").source()
+    session.out.data({"shell": shell, "script": script}, script)

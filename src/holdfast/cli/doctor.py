@@ -1,0 +1,106 @@
+"""`holdfast doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.core.errors import ConfigError, HoldfastError
+
+from .examples import examples
+from .output import safe
+from .session import Exit, Session, command_options, stop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.config import Config
+    from holdfast.core.checks import Check
+
+_COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
+
+
+@click.command(epilog=examples("holdfast doctor", "holdfast doctor --deep --json"))
+@click.option("--deep", is_flag=True, help="Read every page, index and body too (slow).")
+@command_options
+def doctor(session: Session, deep: bool) -> None:
+    """Check this deployment for what would lose messages.
+
+    Each check is ok, a warning, or refused, with what to do about it. Exit code 10 if one was
+    refused. Nothing is changed.
+    """
+    from holdfast.admin.doctor import healthy
+
+    findings = _findings(session, deep=deep)
+    out = session.out
+    for check in findings:
+        word = out.tinted(f"{check.finding.value:<8}", _COLOURS[check.finding])
+        out.data(check, f"{word}  {safe(check.name):<12}  {safe(check.detail)}")
+        if check.hint:
+            out.line(f"{'':<24}→ {safe(check.hint)}")
+    if not healthy(findings):
+        stop(Exit.CHECK_FAILED)
+
+
+def _findings(session: Session, *, deep: bool) -> list[Check]:
+    from holdfast.admin import doctor as use
+    from holdfast.store.sqlite import checks
+
+    try:
+        config = session.config
+    except ConfigError as error:
+        return [checks.check_version(), *use.check_problems(error.problems)]
+    path = config.store_file
+    found = [
+        _config_check(config),
+        *use.check_settings(
+            in_memory=config.broker_file is None,
+            dedup_may_stop=config.on_dedup_unavailable == "continue",
+        ),
+        checks.check_version(),
+        checks.check_file_system(path),
+        *use.check_home(config.home),
+        use.check_space(path.parent),
+    ]
+    return [*found, *_of_database(session, path, deep=deep)]
+
+
+def _config_check(config: Config) -> Check:
+    from holdfast.core.checks import ok
+
+    return ok("config", str(config.file) if config.file else "no file; the defaults")
+
+
+def _of_database(session: Session, path: Path, *, deep: bool) -> list[Check]:
+    """What the database itself shows; a broken one ends the list with what is broken."""
+    from holdfast.admin import doctor as use
+    from holdfast.core.checks import Finding, ok, refused
+    from holdfast.core.clock import SystemClock
+    from holdfast.store.sqlite import checks
+
+    if not path.exists():
+        return [ok("database", f"{path} does not exist yet; it is made at the first start")]
+    found: list[Check] = []
+    try:
+        found.append(checks.check_schema(path))
+        if found[-1].finding is Finding.OK:
+            found.append(checks.check_witness(path))
+            if deep:
+                found += [checks.check_integrity(path), checks.check_bodies(path)]
+            found.append(use.check_clock(SystemClock().now_us(), checks.last_event_us(path)))
+        if all(check.finding is not Finding.REFUSED for check in found):
+            found += session.run(_of_records(session))
+    except HoldfastError as error:
+        found.append(refused("database", str(error)))
+    return found
+
+
+async def _of_records(session: Session) -> list[Check]:
+    from holdfast.admin import doctor as use
+    from holdfast.admin.queues import list_queues
+
+    async with session.reading() as records:
+        workers = await records.workers()
+        queues = await list_queues(records, session.queues)
+    return [use.check_workers(workers), *use.check_queues(queues)]

@@ -1,0 +1,99 @@
+"""`holdfast run` and `holdfast dev`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from .examples import examples
+from .session import Exit, Session, command_options, stop
+
+_LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
+_GRACE_S = 5.0
+"""On top of the workers' own limit for finishing: time to hand back and to close."""
+BUNDLED = "holdfast.cli.demo:app"
+
+
+@click.command(
+    epilog=examples(
+        "holdfast run myagent:app --workers 4",
+        "holdfast run examples/echo.py:app --until-idle",
+    )
+)
+@click.argument("target", metavar="MODULE:APP")
+@click.option(
+    "--workers", type=click.IntRange(1, 512), default=1, show_default=True, help="Worker processes."
+)
+@click.option("--until-idle", is_flag=True, help="End when nothing is left to do.")
+@click.option("--log-level", type=_LEVELS, help="How much the workers say.")
+@command_options
+def run(
+    session: Session, target: str, workers: int, until_idle: bool, log_level: str | None
+) -> None:
+    """Run an app's handlers in one or more worker processes.
+
+    MODULE:APP is a module or a file and the name of the App in it. A worker that dies is replaced.
+    SIGTERM or Ctrl+C lets running work finish, and hands back the rest; a second one ends at once.
+    """
+    from holdfast.supervisor import Supervisor
+
+    options = [] if log_level is None else ["--log-level", log_level]
+    supervisor = Supervisor(
+        target,
+        workers=workers,
+        until_idle=until_idle,
+        grace_s=session.config.worker.shutdown_timeout_s + _GRACE_S,
+        say=session.out.say,
+        options=options,
+    )
+    code = supervisor.run()
+    session.out.data({"target": target, "workers": workers, "exit_code": _code(code)})
+    stop(_code(code))
+
+
+@click.command(
+    epilog=examples(
+        "holdfast dev",
+        "holdfast dev myagent:app",
+    )
+)
+@click.argument("target", metavar="[MODULE:APP]", required=False)
+@click.option(
+    "--log-level",
+    type=_LEVELS,
+    default="warning",
+    show_default=True,
+    help="How much the worker says.",
+)
+@command_options
+def dev(session: Session, target: str | None, log_level: str) -> None:
+    """Run an app with one worker and watch what it does.
+
+    Without MODULE:APP it runs ./app.py if there is one, else a small agent that comes along. Shows
+    replies to the terminal and a line for each message that ends. Ctrl+C drains and ends.
+    """
+    from holdfast.supervisor import Supervisor, load_app
+
+    from .display import Display
+
+    target = target or ("app.py:app" if Path("app.py").is_file() else BUNDLED)
+    app = load_app(target)
+    with Display(app, target, session.out):
+        supervisor = Supervisor(
+            target,
+            workers=1,
+            grace_s=app.config.worker.shutdown_timeout_s + _GRACE_S,
+            say=session.out.say,
+            options=["--log-level", log_level],
+        )
+        code = supervisor.run()
+    stop(_code(code))
+
+
+def _code(code: int) -> Exit:
+    """The supervisor's exit code as one of ours."""
+    if code == os.EX_CONFIG:
+        return Exit.USAGE
+    return Exit.OK if code == 0 else Exit.FAILURE

@@ -1,0 +1,292 @@
+"""One run of a command: its options, its configuration, what it opens, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import getpass
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+import click
+
+from holdfast.core.errors import (
+    Ambiguous,
+    BrokerUnavailable,
+    ConfigError,
+    Conflict,
+    HoldfastError,
+    NotFound,
+    PublishUnknown,
+    SchemaMismatch,
+    StoreUnavailable,
+)
+
+from .output import Output, safe
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+    from holdfast.config import Config
+    from holdfast.core.message import Message
+    from holdfast.core.store import Send
+    from holdfast.store.sqlite.operations import SqliteOperations
+    from holdfast.store.sqlite.records import SqliteRecords
+
+T = TypeVar("T")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 5
+    UNAVAILABLE = 6
+    PARTIAL = 7
+    CHECK_FAILED = 10
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+_CODES: tuple[tuple[type[HoldfastError], Exit], ...] = (
+    (ConfigError, Exit.USAGE),
+    (NotFound, Exit.NOT_FOUND),
+    (Conflict, Exit.CONFLICT),
+    (StoreUnavailable, Exit.UNAVAILABLE),
+    (BrokerUnavailable, Exit.UNAVAILABLE),
+    (PublishUnknown, Exit.UNAVAILABLE),
+    (HoldfastError, Exit.FAILURE),
+)
+
+
+def exit_code(error: HoldfastError) -> Exit:
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+class Acting(NamedTuple):
+    """What a command that changes something has open."""
+
+    app: App
+    records: SqliteRecords
+    operations: SqliteOperations
+
+
+class Session:
+    """Handed to every command as its first argument."""
+
+    def __init__(self, *, as_json: bool, config_path: Path | None, debug: bool) -> None:
+        self.out = Output(as_json=as_json)
+        self.debug = debug
+        self._config_path = config_path
+
+    @functools.cached_property
+    def config(self) -> Config:
+        from holdfast.config import load_config
+
+        return load_config(self._config_path)
+
+    @property
+    def queues(self) -> list[str]:
+        """Queues that stand in the configuration."""
+        return list(self.config.queues)
+
+    def codec_of(self, queue: str) -> str:
+        return self.config.queue(queue).codec
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end; a SIGTERM lets open things close first."""
+        if threading.current_thread() is not threading.main_thread():
+            return asyncio.run(work)
+        before = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            return asyncio.run(work)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def require_store(self) -> Path:
+        """The store's file, which must be there and readable for this version."""
+        from holdfast.store.migrate import HEAD, current_revision
+
+        path = self.config.store_file
+        if not path.exists():
+            raise NotFound(
+                f"there is no database yet ({path}). 'holdfast dev' or 'holdfast send' makes one; "
+                "HOLDFAST_HOME and --config say where to look"
+            )
+        revision = current_revision(path)
+        if revision != HEAD:
+            raise SchemaMismatch(
+                f"{path} has schema revision {revision or 'none'}, this holdfast needs {HEAD}. "
+                "Run 'holdfast migrate'"
+            )
+        return path
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[SqliteRecords]:
+        """The records, to look at. Makes nothing and migrates nothing."""
+        from holdfast.sqlite.file import close_file, open_file
+        from holdfast.store.sqlite.records import SqliteRecords
+
+        path = self.require_store()
+        queue_path = self.config.broker_file
+        apart = queue_path is not None and queue_path != path and queue_path.exists()
+        file = await asyncio.to_thread(open_file, path)
+        try:
+            queue = await asyncio.to_thread(open_file, queue_path) if apart and queue_path else None
+            try:
+                yield SqliteRecords(file, queue=queue, lease_s=self.config.worker.lease_s)
+            finally:
+                if queue is not None:
+                    await asyncio.to_thread(close_file, queue)
+        finally:
+            await asyncio.to_thread(close_file, file)
+
+    @asynccontextmanager
+    async def acting(self) -> AsyncIterator[Acting]:
+        """The records, and the operations on them under a worker number of this process."""
+        from holdfast.app import App
+
+        self.require_store()
+        app = App(self.config)
+        async with app, operating(app) as (records, operations):
+            yield Acting(app, records, operations)
+
+
+@asynccontextmanager
+async def operating(app: App) -> AsyncIterator[tuple[SqliteRecords, SqliteOperations]]:
+    """Records and operations of an app that is open."""
+    from holdfast.brokers.sqlite import SqliteBroker
+    from holdfast.store.sqlite.operations import SqliteOperations
+    from holdfast.store.sqlite.records import SqliteRecords
+
+    broker = app.broker if isinstance(app.broker, SqliteBroker) else None
+    lease_s = app.config.worker.lease_s
+    records = SqliteRecords(
+        app.store.file, queue=broker.file if broker is not None else None, lease_s=lease_s
+    )
+    operations = SqliteOperations(
+        app.store,
+        broker if app.store.fused else None,
+        by=operator_name(),
+        beat_every_s=lease_s / 4,
+    )
+    async with operations:
+        yield records, operations
+
+
+def encoder(app: App, **transport: float) -> Callable[[Message, str], Send]:
+    """A message and its queue as `App.send` would send it: checked, limited, encoded.
+
+    `transport`: delay_s and ttl_s for all of them.
+    """
+
+    def encode(message: Message, queue: str) -> Send:
+        fields = {name: getattr(message, name) for name in _CARRIED}
+        return app.outgoing(message.type, message.payload, queue=queue, **fields, **transport)
+
+    return encode
+
+
+_CARRIED = (
+    "id",
+    "tenant_id",
+    "source",
+    "channel",
+    "priority",
+    "correlation_id",
+    "trace",
+    "idempotency_key",
+    "ordering_key",
+    "created_at",
+    "expires_at",
+    "headers",
+    "metadata",
+    "extra",
+)
+
+
+def operator_name() -> str:
+    """Who acts, for the ledger."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def command_options(fn: Fn) -> Fn:
+    """Adds --json, --config and --debug, hands over a `Session`, and turns errors into exits."""
+
+    @click.option(
+        "--config",
+        "config_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Read this file instead of ./holdfast.yaml.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+    @click.option("--debug", is_flag=True, help="Show where an error comes from.")
+    @functools.wraps(fn)
+    def wrapped(
+        *args: Any, as_json: bool, config_path: Path | None, debug: bool, **options: Any
+    ) -> Any:
+        session = Session(as_json=as_json, config_path=config_path, debug=debug)
+        try:
+            return fn(session, *args, **options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
+            raise
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            stop(Exit.INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has gone; nobody is left to complain to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stop(Exit.FAILURE)
+        except Exception as error:
+            stop(report(error, debug=debug))
+
+    return wrapped  # type: ignore[return-value]
+
+
+def report(error: Exception, *, debug: bool) -> Exit:
+    """Say what went wrong, in one or two sentences; the exit code that it means."""
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if not isinstance(error, HoldfastError):
+        hint = "" if debug else " Run it again with --debug and report what you see."
+        _complain(f"internal error: {type(error).__name__}: {error}.{hint}")
+        return Exit.FAILURE
+    if isinstance(error, ConfigError):
+        _complain("the configuration is wrong:")
+        for problem in error.problems:
+            click.echo(f"  {safe(problem)}", err=True)
+    else:
+        _complain(str(error))
+    if isinstance(error, Ambiguous):
+        for match in error.matches:
+            click.echo(f"  {safe(match)}", err=True)
+    return exit_code(error)
+
+
+def _complain(text: str) -> None:
+    click.echo(f"holdfast: {safe(text)}", err=True)
+
+
+def stop(code: Exit) -> NoReturn:
+    """End the command with a code that is not 0, or with 0."""
+    raise click.exceptions.Exit(int(code))
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(int(Exit.TERMINATED))

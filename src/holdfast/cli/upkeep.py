@@ -1,0 +1,80 @@
+"""`holdfast migrate` and `holdfast bench`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from holdfast.core.errors import NotFound
+
+from .examples import examples
+from .output import safe
+from .session import Exit, Session, command_options, stop
+
+
+@click.command(epilog=examples("holdfast migrate", "holdfast migrate --check"))
+@click.option("--check", is_flag=True, help="Change nothing; exit code 10 if there is work to do.")
+@command_options
+def migrate(session: Session, check: bool) -> None:
+    """Bring the database to the newest schema.
+
+    Makes the database if there is none. A migration is one transaction: it happens whole or not at
+    all. Workers do the same when they start.
+    """
+    from holdfast.store.migrate import HEAD, current_revision, ensure_schema
+
+    config = session.config
+    paths = dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None)
+    behind = False
+    for path in paths:
+        before = current_revision(path)
+        changed = before != HEAD
+        behind = behind or changed
+        if changed and not check:
+            ensure_schema(path)
+        words = {
+            (False, False): f"is at {HEAD}, the newest",
+            (False, True): f"is at {HEAD}, the newest",
+            (True, True): f"is at {before or 'nothing'}, {HEAD} is the newest",
+            (True, False): f"went from {before or 'nothing'} to {HEAD}",
+        }
+        after = before if check else HEAD
+        record = {"file": path, "from": before, "to": after, "newest": HEAD}
+        session.out.data(record, f"{safe(path)} {words[(changed, check)]}")
+    if check and behind:
+        stop(Exit.CHECK_FAILED)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples("holdfast bench", "holdfast bench --quick"),
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@command_options
+def bench(session: Session, arguments: Sequence[str]) -> None:
+    """Measure how fast it is on this machine.
+
+    The bench is part of the source tree, not of the installed package; its arguments are passed on.
+    """
+    root = _checkout()
+    if root is None:
+        raise NotFound(
+            "the bench is not installed with the package: clone the repository and run "
+            "'make bench' (or this command) in it"
+        )
+    sys.stdout.flush()
+    extra = ["--json"] if session.out.as_json else []
+    os.chdir(root)
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments, *extra])  # noqa: S606
+
+
+def _checkout() -> Path | None:
+    """The source tree around the package or the current folder."""
+    for folder in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (folder / "bench" / "__main__.py").is_file() and (folder / "pyproject.toml").is_file():
+            return folder
+    return None

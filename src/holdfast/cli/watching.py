@@ -1,0 +1,232 @@
+"""`holdfast tail`, `trace` and `stats`: looking on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .examples import examples
+from .output import Output, dump, safe, span, when
+from .parameters import Moment, Span
+from .session import Session, command_options
+
+if TYPE_CHECKING:
+    from holdfast.admin.stats import Stats
+    from holdfast.admin.trace import Trace
+    from holdfast.core.records import LedgerEvent
+
+_COLOURS = {
+    "succeeded": "green",
+    "failed": "red",
+    "expired": "red",
+    "rejected": "red",
+    "dlq": "red",
+    "reclaimed": "yellow",
+    "retried": "yellow",
+    "parked": "yellow",
+}
+_TOLD = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_name")
+"""Fields of an event's data that its line shows elsewhere, or that say nothing to people."""
+
+
+@click.command(
+    epilog=examples(
+        "holdfast tail",
+        "holdfast tail --type 'task.f*' --since 1h --no-follow",
+        "holdfast tail --queue orders --json | jq .task_id",
+    )
+)
+@click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option("--type", "types", multiple=True, help="Only events like this: task.*, *failed.")
+@click.option("--tenant", help="Only this tenant.")
+@click.option("--id", "task_id", help="Only messages whose id begins so.")
+@click.option("--since", type=Moment(), help="Begin then: 15m, 2h or 2025-11-20T10:00.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Begin so many events before the end.",
+)
+@click.option("--no-follow", is_flag=True, help="Stop at the end instead of waiting.")
+@command_options
+def tail(session: Session, **options: Any) -> None:
+    """Follow what happens, event by event.
+
+    Shows the ledger as it grows: claims, retries, ends of messages, acts of operators. Ctrl+C ends.
+    """
+    session.run(_tail(session, options))
+
+
+async def _tail(session: Session, options: dict[str, Any]) -> None:
+    from holdfast.admin.tail import EventFilter, follow
+
+    where = EventFilter(
+        queues=options["queues"],
+        types=options["types"],
+        tenant_id=options["tenant"],
+        task_id=options["task_id"],
+    )
+    since = options["since"]
+    async with session.reading() as records:
+        start = 0 if since is not None else await records.last_position(back=options["lines"])
+        async for event in follow(
+            records, where, position=start, since_us=since, forever=not options["no_follow"]
+        ):
+            session.out.data(event, event_line(session.out, event))
+
+
+def event_line(out: Output, event: LedgerEvent) -> str:
+    """One event on one line."""
+    kind = event.type.rpartition(".")[2]
+    what = out.tinted(f"{safe(event.type):<16}", _COLOURS.get(kind))
+    return f"{when(event.at_us, fine=True)}  {what}  {safe(event.subscription)}  " + (
+        f"{safe(event.task_id or '-')}  {details(event.data)}".rstrip()
+    )
+
+
+def details(data: Any) -> str:
+    """What an event's data adds, in a line."""
+    parts = [
+        f"{name}={_short(value)}"
+        for name, value in data.items()
+        if name not in _TOLD and value not in (None, "", [], {})
+    ]
+    return safe(" ".join(parts))
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else dump(value)
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+@click.command(
+    epilog=examples(
+        "holdfast trace 0199a1e1-ab12-7c02",
+        "holdfast trace order-4711 --json",
+    )
+)
+@click.argument("name", metavar="ID")
+@click.option("--tenant", help="Look at this tenant only.")
+@command_options
+def trace(session: Session, name: str, tenant: str | None) -> None:
+    """Show the whole life of one message.
+
+    ID is a message id or its beginning, a correlation id, a trace id or an idempotency key. The
+    time line runs from being sent to the last reply; replays and follow-ups are named.
+    """
+    session.run(_trace(session, name, tenant))
+
+
+async def _trace(session: Session, name: str, tenant: str | None) -> None:
+    from holdfast.admin.trace import trace as find_trace
+
+    async with session.reading() as records:
+        found = await find_trace(records, name, tenant_id=tenant)
+    session.out.data(found)
+    if not session.out.as_json:
+        _show_trace(session.out, found)
+
+
+def _show_trace(out: Output, found: Trace) -> None:
+    out.line(out.strong(f"message {safe(found.message_id)}"))
+    colour = _COLOURS.get(found.status)
+    out.line(f"  status    {out.tinted(safe(found.status), colour)}")
+    out.line(f"  tenant    {safe(found.tenant_id)}")
+    for task in found.tasks:
+        took = "" if task.duration_ms is None else f", {task.duration_ms} ms"
+        out.line(
+            f"  queue     {safe(task.queue)}, type {safe(task.type or '-')}, "
+            f"attempt {task.attempt}, crashes {task.crashes}{took}"
+        )
+        for label, value in (
+            ("key", task.idempotency_key),
+            ("order", task.ordering_key),
+            ("belongs", task.correlation_id),
+            ("trace", task.trace_id),
+            ("error", task.error),
+        ):
+            if value:
+                out.line(f"  {label:<9} {safe(value)}")
+    begin = found.timeline[0].at_us if found.timeline else 0
+    out.line()
+    for moment in found.timeline:
+        after = (moment.at_us - begin) / 1e6
+        kind = moment.what.rpartition(".")[2]
+        what = out.tinted(f"{safe(moment.what):<17}", _COLOURS.get(kind))
+        who = "" if moment.worker_id is None else f"worker {moment.worker_id} "
+        out.line(
+            f"  {when(moment.at_us, fine=True)}  +{after:<9.3f} {what} "
+            f"{who}{details(moment.data)}".rstrip()
+        )
+    for reply in found.replies:
+        out.line(
+            f"  reply to {safe(reply.channel)}:{safe(reply.recipient)} ({reply.status}): "
+            f"{safe(reply.content)}"
+        )
+    for letter in found.dead_letters:
+        out.line(f"  dead letter {letter.id} ({letter.state}): {safe(letter.reason)}")
+    for link in found.links:
+        status = f" ({safe(link.status)})" if link.status else ""
+        out.line(f"  {link.relation}: {safe(link.message_id)} {safe(link.type or '')}{status}")
+
+
+@click.command(
+    epilog=examples("holdfast stats", "holdfast stats --window 1h --json"),
+)
+@click.option("--window", type=Span(), default="5m", show_default=True, help="Rates over this.")
+@command_options
+def stats(session: Session, window: float) -> None:
+    """Show counts, rates and workers.
+
+    Counts are of now; rates are per minute, over the window, from the ledger.
+    """
+    if window <= 0:
+        raise click.UsageError("--window must be above 0.")
+    session.run(_stats(session, window))
+
+
+async def _stats(session: Session, window: float) -> None:
+    from holdfast.admin.stats import stats as take_stats
+    from holdfast.core.clock import SystemClock
+
+    async with session.reading() as records:
+        found = await take_stats(records, SystemClock(), window_s=window, configured=session.queues)
+    session.out.data(found)
+    if not session.out.as_json:
+        _show_stats(session.out, found)
+
+
+def _show_stats(out: Output, found: Stats) -> None:
+    columns = ("queue", "ready", "delayed", "running", "waiting", "parked", "dead", "oldest",
+               "succeeded", "failed", "done/min", "failed/min")  # fmt: skip
+    rows = []
+    for state in found.queues:
+        counts = found.statuses.get(state.queue, {})
+        rates = found.rates.get(state.queue, {})
+        rows.append((state, (
+            state.queue + (" (paused)" if state.paused_at_us else ""),
+            state.ready, state.delayed, state.running, state.waiting, state.parked, state.dead,
+            span(state.oldest_age_s),
+            counts.get("succeeded", 0),
+            counts.get("failed", 0) + counts.get("expired", 0) + counts.get("rejected", 0),
+            rates.get("succeeded", 0.0), rates.get("failed", 0.0),
+        )))  # fmt: skip
+    if rows:
+        out.table(columns, rows)
+    else:
+        out.line("no queue is known yet")
+    alive = [worker for worker in found.workers if worker.alive]
+    out.line()
+    out.line(f"workers   {len(alive)} alive, {len(found.workers) - len(alive)} dead")
+    for worker in found.workers:
+        state_word = "alive" if worker.alive else "dead"
+        out.line(
+            f"  {worker.worker_id}  {safe(worker.name)}  {state_word}, {worker.running} running, "
+            f"since {when(worker.started_at_us)}"
+        )
+    for channel, statuses in found.replies.items():
+        shown = ", ".join(f"{count} {safe(status)}" for status, count in statuses.items())
+        out.line(f"replies   {safe(channel)}: {shown}")
