@@ -89,6 +89,7 @@ class InlineFile:
         self.workers_folder = Path("/model.db.workers")
         self.clock = clock
         self.ledger_head = b""
+        self.clock_in_doubt = False
         self.fault = Fault.NONE
         self.committed = False
         """Was the last transaction really committed, whatever its caller was told?"""

@@ -19,6 +19,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
 from .liveness import sweep
+from .timebase import TimeBase
 from .turnstile import Turnstile
 from .wake import Wake
 from .witness import Witness
@@ -63,6 +64,7 @@ class SqliteFile:
         self._turnstile = Turnstile(path)
         self._witness = Witness(path)
         self._wake = Wake(path)
+        self._time = TimeBase(clock)
         self._users = 0
         self._jobs: list[_Job] = []
         self._ready = threading.Condition()
@@ -122,6 +124,11 @@ class SqliteFile:
     def wake_after_commit(self) -> None:
         """Called inside an operation: others have something to do once this is committed."""
         self._wake_wanted = True
+
+    @property
+    def clock_in_doubt(self) -> bool:
+        """Somebody set the wall clock moments ago: do not let anything expire by it."""
+        return self._time.in_doubt
 
     def on_rollback(self, hook: Callable[[], None]) -> None:
         """`hook` is called in the writer thread whenever something written was undone."""
@@ -187,6 +194,7 @@ class SqliteFile:
                 self._sync = level
             try:
                 conn.execute("BEGIN IMMEDIATE")
+                self._time.follow(conn)
                 for job in jobs:
                     self._savepoint(conn, job)
                 if durable:
@@ -198,11 +206,19 @@ class SqliteFile:
                 if conn.in_transaction:
                     conn.execute("ROLLBACK")
                 raise
+            self._after_commit(conn, durable)
+        if self._wake_wanted:
+            self._wake.ring()
+
+    def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
+        """Nothing here may call what is committed a failure: its caller would do it again."""
+        self._time.committed()
+        try:
             if durable:
                 self._witness.write(self._commits, self.ledger_head)
             self._checkpoint_if_long(conn)
-        if self._wake_wanted:
-            self._wake.ring()
+        except (sqlite3.Error, OSError) as error:
+            log.warning("%s: committed, but not checkpointed: %s", self.path, error)
 
     def _savepoint(self, conn: sqlite3.Connection, job: _Job) -> None:
         """One operation: its failure undoes it alone, unless SQLite gave up the transaction."""
@@ -253,6 +269,8 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         refuse_network(self.path)
         try:
+            with self._turnstile:
+                self._check_witness()
             conn = sqlite3.connect(
                 self.path,
                 isolation_level=None,
@@ -264,14 +282,16 @@ class SqliteFile:
             conn.execute("PRAGMA wal_autocheckpoint=0")
             conn.execute("PRAGMA cache_size=-16000")
             conn.execute("PRAGMA temp_store=MEMORY")
-            with self._turnstile:
-                self._check_witness(conn)
         except sqlite3.DatabaseError as error:
             raise translate(error, self.path) from error
         return conn
 
-    def _check_witness(self, conn: sqlite3.Connection) -> None:
-        self._commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
+    def _check_witness(self) -> None:
+        # Read-only: closing a writable connection would copy what is left of a damaged log into the
+        # database and remove the log, and with it the bytes that a person could still read.
+        self._commits = self.read_sync(
+            lambda conn: int(conn.execute("SELECT commits FROM witness").fetchone()[0])
+        )
         witnessed = self._witness.read()
         if witnessed is not None and witnessed > self._commits:
             gap = witnessed - self._commits

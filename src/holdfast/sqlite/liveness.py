@@ -21,7 +21,8 @@ _SETTLED_S = 60.0
 """A younger file may be one that its worker has made and not yet locked."""
 
 
-def _boot_id() -> bytes:
+def boot_id() -> bytes:
+    """Which start of the machine this is: uptimes compare within one only."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return bytes.fromhex(text.replace("-", ""))
@@ -36,7 +37,7 @@ class Beat:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._path = folder / str(worker_id)
         self._clock = clock
-        self._boot = _boot_id()
+        self._boot = boot_id()
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.beat()
@@ -65,7 +66,7 @@ def is_alive(folder: Path, worker_id: int, *, lease_s: float, clock: Clock) -> b
             if len(data) < _FORM.size:
                 return True
             beat, boot = _FORM.unpack(data)
-            return bool(boot == _boot_id() and clock.monotonic() - beat <= lease_s)
+            return bool(boot == boot_id() and clock.monotonic() - beat <= lease_s)
         return False
     finally:
         os.close(fd)

@@ -1,0 +1,92 @@
+"""Due times are wall-clock times: when somebody sets the clock, what waits moves with it.
+
+A retry that is due in a second must not wait a day because the clock went back by one, and a key
+must not be forgotten an hour early because it went forward. How far the wall clock is from the
+machine's steady one stands in the database. The first transaction after a jump, in whatever
+process, finds that this has changed, and moves every waiting time by as much before it writes
+anything of its own; so no row is ever moved twice, and none that is newer than the jump.
+
+Times to live are left alone: some were set elsewhere, by another clock. The worker lets nothing
+expire for a while after a jump instead; `in_doubt` covers the moment until it has noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+
+from holdfast.core.clock import Clock
+
+from .liveness import boot_id
+
+log = logging.getLogger("holdfast.sqlite")
+
+TOLERANCE_US = 1_000_000
+"""Clocks are nudged all the time; from here on it is a jump."""
+NOTICED_AFTER_S = 5.0
+ROLE = "clock"
+WAITING = (
+    "UPDATE queue_executions SET due_at = due_at + ?1 WHERE rowid IN"
+    " (SELECT rowid FROM queue_executions WHERE status = 'ready' AND due_at IS NOT NULL)",
+    "UPDATE messages SET due_at = due_at + ?1 WHERE state = 1",
+    "UPDATE outbox SET due_at = due_at + ?1",
+    "UPDATE deliveries SET due_at = due_at + ?1 WHERE status = 'pending'",
+    "UPDATE idempotency_keys SET expires_at = expires_at + ?1 WHERE expires_at IS NOT NULL",
+)
+
+
+class TimeBase:
+    """The clock that the file's due times go by. Used in the writer thread only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._boot = boot_id().hex()
+        self._base: int | None = None
+        """Wall minus steady clock (µs) as the rows have it; None: not asked yet."""
+        self._asked: int | None = None
+        self._last: int | None = None
+        self._stepped_at: float | None = None
+
+    def follow(self, conn: sqlite3.Connection) -> None:
+        """Called first in every transaction: nothing to do, unless the clock was set."""
+        steady = self._clock.monotonic()
+        offset = self._clock.now_us() - int(steady * 1e6)
+        if self._last is not None and abs(offset - self._last) > TOLERANCE_US:
+            self._stepped_at = steady
+        self._last = offset
+        if self._base is None or abs(offset - self._base) > TOLERANCE_US:
+            self._rebase(conn, offset)
+
+    def committed(self) -> None:
+        """The transaction stands: what it found or moved is the base from now on."""
+        if self._asked is not None:
+            self._base, self._asked = self._asked, None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Was the clock set just now?"""
+        stepped = self._stepped_at
+        return stepped is not None and self._clock.monotonic() - stepped < NOTICED_AFTER_S
+
+    def _rebase(self, conn: sqlite3.Connection, offset: int) -> None:
+        found = conn.execute("SELECT state FROM roles WHERE role = ?", (ROLE,)).fetchone()
+        known = json.loads(found[0]) if found is not None and found[0] else {}
+        base = known.get("offset_us") if known.get("boot") == self._boot else None
+        if base is not None and abs(offset - base) <= TOLERANCE_US:
+            self._asked = base
+            return
+        if base is not None:
+            moved = sum(conn.execute(sql, (offset - base,)).rowcount for sql in WAITING)
+            log.warning(
+                "the clock was set by %+.0f s: %d waiting times moved with it",
+                (offset - base) / 1e6,
+                moved,
+            )
+        state = json.dumps({"boot": self._boot, "offset_us": offset})
+        conn.execute(
+            "INSERT INTO roles (role, state) VALUES (?, ?) ON CONFLICT (role)"
+            " DO UPDATE SET state = excluded.state",
+            (ROLE, state),
+        )
+        self._asked = offset
