@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InvalidMessage,
         NotFoundError,
         ParkMessage,
+        ParseError,
         PublishUnknown,
         RetryableError,
         TemporaryError,
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from holdfast.core.retry import RetryPolicy
     from holdfast.engine.context import Context, SyncContext
     from holdfast.engine.guard import Decision
+    from holdfast.queue_trigger import QueueTrigger
+    from holdfast.triggers.config import QueueTriggerConfig, validate_config
+    from holdfast.triggers.messages import MessageEnvelope, RawMessage
+    from holdfast.triggers.mock import MockQueueAdapter
+    from holdfast.triggers.parsers import BinaryParser, JSONParser, MessageParser, TextParser
+    from holdfast.triggers.ports import IdempotencyStore, QueueAdapter
 
 _HOME = {
     "App": "holdfast.app",
@@ -61,11 +68,25 @@ _HOME = {
     "AuthorizationError": "holdfast.core.errors",
     "NotFoundError": "holdfast.core.errors",
     "ParkMessage": "holdfast.core.errors",
+    "ParseError": "holdfast.core.errors",
+    "QueueTrigger": "holdfast.queue_trigger",
+    "QueueTriggerConfig": "holdfast.triggers.config",
+    "validate_config": "holdfast.triggers.config",
+    "MessageEnvelope": "holdfast.triggers.messages",
+    "RawMessage": "holdfast.triggers.messages",
+    "MockQueueAdapter": "holdfast.triggers.mock",
+    "BinaryParser": "holdfast.triggers.parsers",
+    "JSONParser": "holdfast.triggers.parsers",
+    "MessageParser": "holdfast.triggers.parsers",
+    "TextParser": "holdfast.triggers.parsers",
+    "IdempotencyStore": "holdfast.triggers.ports",
+    "QueueAdapter": "holdfast.triggers.ports",
 }
 
 __all__ = [
     "App",
     "AuthorizationError",
+    "BinaryParser",
     "Config",
     "ConfigError",
     "Context",
@@ -74,13 +95,23 @@ __all__ = [
     "Done",
     "FinalError",
     "HoldfastError",
+    "IdempotencyStore",
     "InvalidMessage",
+    "JSONParser",
     "Message",
+    "MessageEnvelope",
+    "MessageParser",
+    "MockQueueAdapter",
     "NotFoundError",
     "Park",
     "ParkMessage",
+    "ParseError",
     "Priority",
     "PublishUnknown",
+    "QueueAdapter",
+    "QueueTrigger",
+    "QueueTriggerConfig",
+    "RawMessage",
     "Receipt",
     "Rejected",
     "Retry",
@@ -88,10 +119,12 @@ __all__ = [
     "RetryableError",
     "SyncContext",
     "TemporaryError",
+    "TextParser",
     "ValidationError",
     "__version__",
     "load_config",
     "load_queue_trigger_config",
+    "validate_config",
 ]
 
 

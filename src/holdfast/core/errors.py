@@ -5,6 +5,7 @@ HoldfastError
 ├── InvalidMessage             refused at send: nothing was accepted
 │   └── MessageTooLarge
 ├── DecodeError                bytes that are no message; the message goes to dead letters
+│   └── ParseError             a trigger's body that its parser cannot read
 ├── BrokerError
 │   ├── BrokerUnavailable      the transport is away; try again
 │   └── PublishUnknown         the deadline passed before the answer; repeat with the same id
@@ -58,6 +59,10 @@ class MessageTooLarge(InvalidMessage):
 
 class DecodeError(HoldfastError):
     """The bytes are no message of the subscription's codec."""
+
+
+class ParseError(DecodeError):
+    """The body of a queue message is not what the trigger's parser reads."""
 
 
 class BrokerError(HoldfastError):

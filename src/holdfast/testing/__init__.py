@@ -1,9 +1,18 @@
 """Tools for testing what is built on holdfast, and brokers of your own.
 
 `BrokerConformance` is the suite that every broker passes; `FaultyBroker` fails on purpose;
-`FakeClock` stands still until it is moved; a `Signal` is waited for instead of a time.
+`FakeClock` stands still until it is moved; a `Signal` is waited for instead of a time. The mocks
+are what a queue trigger is tested with: agent runtime, governance, ledger, dedup memory.
 """
 
+from .agents import (
+    GovernanceResult,
+    MockAgentRuntime,
+    MockGovernanceLayer,
+    MockIdempotencyStore,
+    MockLedger,
+    TriggeredEvent,
+)
 from .clock import FakeClock
 from .conformance import BrokerConformance
 from .faulty import Fault, FaultyBroker, Plan, chaos
@@ -17,10 +26,16 @@ __all__ = [
     "FakeClock",
     "Fault",
     "FaultyBroker",
+    "GovernanceResult",
+    "MockAgentRuntime",
+    "MockGovernanceLayer",
+    "MockIdempotencyStore",
+    "MockLedger",
     "Plan",
     "Signal",
     "SignalTimeout",
     "Trial",
+    "TriggeredEvent",
     "chaos",
     "run_check",
 ]

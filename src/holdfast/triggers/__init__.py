@@ -1,1 +1,31 @@
-"""Queue triggers: foreign messages come in, agent runs start."""
+"""Queue triggers: foreign messages come in, agent runs start.
+
+`QueueTrigger` itself is `holdfast.QueueTrigger`: it names the store, which nothing here may.
+"""
+
+from holdfast.core.errors import ParseError
+
+from .config import QueueTriggerConfig, validate_config
+from .messages import MessageEnvelope, RawMessage
+from .mock import MockQueueAdapter
+from .parsers import BinaryParser, JSONParser, MessageParser, TextParser
+from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Permission, QueueAdapter
+
+__all__ = [
+    "AgentRuntime",
+    "BinaryParser",
+    "GovernanceLayer",
+    "IdempotencyStore",
+    "JSONParser",
+    "Ledger",
+    "MessageEnvelope",
+    "MessageParser",
+    "MockQueueAdapter",
+    "ParseError",
+    "Permission",
+    "QueueAdapter",
+    "QueueTriggerConfig",
+    "RawMessage",
+    "TextParser",
+    "validate_config",
+]

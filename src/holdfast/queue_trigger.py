@@ -1,0 +1,378 @@
+"""`QueueTrigger`: a queue whose messages start agent runs, put together on the real engine.
+
+The store decides who runs what, counts attempts, waits for retries and keeps what failed. The
+adapter's queue is told of a message once, when the store holds its end; a process that dies before
+leaves the message with the queue, which gives it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+from holdfast.config import Config, Worker
+from holdfast.config.secret import mask_text
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import ConfigError, InvalidMessage
+from holdfast.core.events import Entry
+from holdfast.core.retry import RetryPolicy
+from holdfast.engine.breaker import BreakerPolicy
+from holdfast.engine.decoder import decoder
+from holdfast.engine.executor import Executor
+from holdfast.engine.handlers import ANY_TYPE, Handler, Handlers
+from holdfast.engine.worker import EngineWorker, WorkerSettings
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.endings import final_events
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.triggers.announcer import Announcer, Ending, Identity
+from holdfast.triggers.broker import AdapterBroker
+from holdfast.triggers.config import QueueTriggerConfig, validate_config
+from holdfast.triggers.mapping import subscription_of
+from holdfast.triggers.parsers import parser_for
+from holdfast.triggers.ports import (
+    AgentRuntime,
+    GovernanceLayer,
+    IdempotencyStore,
+    Ledger,
+    QueueAdapter,
+)
+from holdfast.triggers.runner import AgentRunner
+
+log = logging.getLogger("holdfast.trigger")
+
+LONGEST_WAIT_S = 31_536_000.0
+"""A retry's wait grows without a limit of its own; past a year it is none any more."""
+
+
+class State(StrEnum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+
+
+class QueueTrigger:
+    """Consumes a queue and runs an agent for each message, once in effect.
+
+    `store` is where its truth lives: a path, a `SqliteStore` or a `Config`. Without one it is a
+    temporary file that goes with this object; the queue keeps what has not ended by then.
+    `governance`, `ledger` and `idempotency_store` may be None.
+    """
+
+    def __init__(  # noqa: PLR0913 - the six are the specification's
+        self,
+        config: QueueTriggerConfig,
+        adapter: QueueAdapter,
+        agent_runtime: AgentRuntime,
+        governance: GovernanceLayer | None,
+        ledger: Ledger | None,
+        idempotency_store: IdempotencyStore | None,
+        *,
+        store: SqliteStore | Config | Path | str | None = None,
+        shutdown_timeout_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        problems = validate_config(config)
+        if problems:
+            raise ConfigError(problems)
+        self.config = config
+        self.adapter = adapter
+        self.agent_runtime = agent_runtime
+        self.governance = governance
+        self.ledger = ledger
+        self.idempotency_store = idempotency_store
+        self.parser = parser_for(config.parser_type)
+        self._given_store = store
+        self._settings = store.worker if isinstance(store, Config) else Worker()
+        self._max_bytes = store.max_message_bytes if isinstance(store, Config) else None
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._clock: Clock = clock or SystemClock()
+        self._subscription = subscription_of(config)
+        self._state = State.STOPPED
+        self._store: SqliteStore | None = None
+        self._engine: _Engine | None = None
+        self._listens = False
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect and begin to consume.
+
+        Raises RuntimeError if it is running, ConnectionError if the queue cannot be reached; the
+        latter is the caller's to try again.
+        """
+        if self._state is not State.STOPPED:
+            raise RuntimeError("Trigger is already running")
+        self._state = State.STARTING
+        try:
+            await self._connect()
+            try:
+                self._engine = await self._begin()
+            except BaseException:
+                await self._close_adapter()
+                await self._close_store()
+                raise
+        except BaseException:
+            self._state = State.STOPPED
+            raise
+        self._state = State.RUNNING
+        log.info(
+            "Started %d consumer workers on %s", self.config.concurrency, self.config.queue_name
+        )
+
+    async def stop(self) -> None:
+        """Let what runs finish, hand the rest back to the queue, let go of everything. Idempotent.
+
+        Waits up to `shutdown_timeout_s` for running messages.
+        """
+        engine = self._engine
+        if engine is None or self._state is State.STOPPING:
+            return
+        self._state = State.STOPPING
+        try:
+            drained = await engine.worker.drain(self._shutdown_timeout_s)
+            engine.announcer.finish()
+            await engine.announcing
+            unfinished = engine.broker.held + drained.handed_back
+            await engine.broker.close()
+            if unfinished:
+                log.warning(
+                    "Stopped %s with %d unfinished messages; the queue has them again",
+                    self.config.queue_name,
+                    unfinished,
+                )
+        finally:
+            engine.forget_clock()
+            self._engine = None
+            await self._close_adapter()
+            await self._close_store()
+            self._state = State.STOPPED
+        log.info("Gracefully stopped %s: %d finished", self.config.queue_name, drained.finished)
+
+    async def pause(self) -> None:
+        """Begin no further message; what runs goes on. `resume` takes it up again."""
+        if self._state is State.RUNNING and self._engine is not None:
+            self._engine.broker.pause()
+            self._engine.worker.pause()
+            self._state = State.PAUSED
+            log.info("Paused consumption of %s", self.config.queue_name)
+
+    async def resume(self) -> None:
+        """Consume again after `pause`."""
+        if self._state is State.PAUSED and self._engine is not None:
+            self._engine.worker.resume()
+            self._engine.broker.resume()
+            self._state = State.RUNNING
+            log.info("Resumed consumption of %s", self.config.queue_name)
+
+    async def health_check(self) -> dict[str, Any]:
+        """status (healthy, unhealthy, paused), running, adapter_healthy and active_workers."""
+        try:
+            adapter_healthy = bool(await self.adapter.health_check())
+        except Exception as error:
+            log.warning("health of %s: %s", self.config.queue_name, mask_text(str(error)))
+            adapter_healthy = False
+        engine = self._engine
+        alive = engine is not None and not engine.worker.stopped.is_set()
+        running = alive and self._state is State.RUNNING
+        active = 0
+        if engine is not None and alive:
+            active = self.config.concurrency if running else engine.worker.running
+        if alive and self._state is State.PAUSED:
+            status = "paused"
+        else:
+            status = "healthy" if running and adapter_healthy else "unhealthy"
+        return {
+            "status": status,
+            "running": running,
+            "adapter_healthy": adapter_healthy,
+            "active_workers": active,
+        }
+
+    @property
+    def store(self) -> SqliteStore:
+        """The store behind the trigger, while it is started."""
+        if self._store is None:
+            raise RuntimeError("the trigger is not started")
+        return self._store
+
+    # -- putting it together ----------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            await self.adapter.connect()
+        except Exception as error:
+            cause = mask_text(str(error) or type(error).__name__)
+            log.error("Failed to connect to %s: %s", self.config.queue_name, cause)
+            # Without its cause, whose text may hold the credentials.
+            raise ConnectionError(f"Cannot connect to {self.config.queue_name}: {cause}") from None
+
+    async def _begin(self) -> _Engine:
+        store = self._store = await self._open_store()
+        config, subscription, handlers = self.config, self._subscription, self._handlers()
+        broker = AdapterBroker(self.adapter, config, mask_text)
+        announcer = Announcer(
+            broker,
+            self.adapter,
+            config,
+            subscription,
+            self.ledger,
+            self._endings,
+            decoder(subscription, max_bytes=self._max_bytes),
+            mask_text,
+        )
+        worker = EngineWorker(
+            name=f"trigger {config.queue_name}@{socket.gethostname()}:{os.getpid()}",
+            store=store,
+            broker=broker,
+            fused=False,
+            handlers=handlers,
+            subscriptions=[subscription],
+            slots={subscription.name: config.concurrency},
+            make_executor=partial(self._make_executor, handlers),
+            clock=self._clock,
+            settings=WorkerSettings(
+                lease_s=self._settings.lease_s,
+                crash_budget=self._settings.crash_budget,
+                shutdown_timeout_s=self._shutdown_timeout_s,
+                stall_limit_s=self._settings.stall_limit_s,
+                max_message_bytes=self._max_bytes,
+            ),
+        )
+        await worker.begin()
+        announcing = asyncio.create_task(announcer.run(), name="holdfast-trigger-announcer")
+        forget = _nothing
+        if isinstance(self._clock, _Movable):
+            forget = self._clock.on_advance(store.look_again)
+        return _Engine(worker, broker, announcer, announcing, forget)
+
+    def _handlers(self) -> Handlers:
+        config = self.config
+        runner = AgentRunner(
+            config,
+            self.agent_runtime,
+            self.governance,
+            self.idempotency_store,
+            mask=mask_text,
+            dedup_unavailable=self._dedup_unavailable,
+        )
+        retry = RetryPolicy(
+            max_retries=config.max_retries,
+            base_delay=config.retry_backoff_base,
+            max_delay=LONGEST_WAIT_S,
+            backoff_factor=config.retry_backoff_multiplier,
+            jitter=0.0,
+        )
+        handlers = Handlers()
+        handlers.add(Handler(type=ANY_TYPE, queue=config.queue_name, call=runner.run, retry=retry))
+        return handlers
+
+    def _make_executor(self, handlers: Handlers, **hooks: Any) -> Executor:
+        return Executor(
+            handlers=handlers,
+            store=self.store,
+            make_send=_no_send,
+            clock=self._clock,
+            # A breaker would hold retries back beyond the waits that the settings promise.
+            breaker=BreakerPolicy(failures=0),
+            threads=1,
+            crash_budget=self._settings.crash_budget,
+            **hooks,
+        )
+
+    def _dedup_unavailable(self) -> None:
+        pass
+
+    def _heard(self, entries: Sequence[Entry]) -> None:
+        """After each commit something may have ended."""
+        if self._engine is not None:
+            self._engine.broker.changed.set()
+
+    async def _endings(
+        self, subscription: str, identities: Sequence[Identity]
+    ) -> Mapping[Identity, Ending]:
+        found = await self.store.file.read(
+            lambda conn: final_events(conn, subscription, identities)
+        )
+        return {
+            identity: Ending(status=event.status, data=event.data, history=event.history)
+            for identity, event in found.items()
+        }
+
+    # -- store and adapter ------------------------------------------------------------------------
+
+    async def _open_store(self) -> SqliteStore:
+        given = self._given_store
+        if isinstance(given, SqliteStore):
+            await given.open()
+            if not self._listens:
+                self._listens = True
+                given.on_events(self._heard)
+            return given
+        if given is None:
+            # Kept for the life of this object: a trigger that is started again remembers.
+            folder = tempfile.mkdtemp(prefix="hf-trigger-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            given = self._given_store = Path(folder) / "trigger.db"
+        path = given.store_file if isinstance(given, Config) else Path(given)
+        await asyncio.to_thread(ensure_schema, path)
+        suspect_at = max(1, self._settings.crash_budget - 1)
+        store = SqliteStore(path, clock=self._clock, suspect_at=suspect_at)
+        await store.open()
+        store.on_events(self._heard)
+        return store
+
+    async def _close_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None and store is not self._given_store:
+            await store.close()
+
+    async def _close_adapter(self) -> None:
+        try:
+            await self.adapter.close()
+        except Exception as error:
+            log.warning("closing %s: %s", self.config.queue_name, mask_text(str(error)))
+
+
+class _Engine:
+    """The parts of a started trigger."""
+
+    def __init__(
+        self,
+        worker: EngineWorker,
+        broker: AdapterBroker,
+        announcer: Announcer,
+        announcing: asyncio.Task[None],
+        forget_clock: Callable[[], None],
+    ) -> None:
+        self.worker = worker
+        self.broker = broker
+        self.announcer = announcer
+        self.announcing = announcing
+        self.forget_clock = forget_clock
+
+
+@runtime_checkable
+class _Movable(Protocol):
+    """A clock that tells when it was moved."""
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+def _no_send(*args: Any, **options: Any) -> NoReturn:
+    raise InvalidMessage("a trigger's run has no queue to send follow-ups to")
+
+
+def _nothing() -> None:
+    """No clock to forget."""

@@ -1,0 +1,185 @@
+"""One message, one agent run: the handler that the engine calls for a trigger's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.core.errors import TemporaryError
+from holdfast.core.outcome import Duplicate, Rejected
+from holdfast.engine.context import Context
+
+from .broker import Mask
+from .config import QueueTriggerConfig
+from .mapping import DEFAULT_EVENT, envelope_of
+from .messages import MessageEnvelope
+from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore
+
+log = logging.getLogger("holdfast.trigger")
+
+GOVERNANCE_TIMEOUT_S = 10.0
+CLAIMED_ELSEWHERE_S = 1.0
+"""How long to wait for a key that another process has claimed and not yet recorded."""
+
+
+class AgentRunner:
+    """Dedup by the foreign store, then governance, then the agent. What it raises is retried."""
+
+    def __init__(
+        self,
+        config: QueueTriggerConfig,
+        runtime: AgentRuntime,
+        governance: GovernanceLayer | None,
+        idempotency_store: IdempotencyStore | None,
+        *,
+        mask: Mask,
+        dedup_unavailable: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._governance = governance
+        self._keys = idempotency_store if config.enable_dedup else None
+        self._mask = mask
+        self._dedup_unavailable = dedup_unavailable
+
+    async def run(self, ctx: Context) -> Any:
+        """The engine's handler: a result, or the outcome that the message ends with."""
+        envelope = envelope_of(ctx.message, self._config)
+        try:
+            if await self._is_taken(envelope):
+                return Duplicate(of=envelope.key)
+            try:
+                outcome = await self._permitted_run(ctx, envelope)
+            except BaseException:
+                await self._release(envelope)
+                raise
+            if isinstance(outcome, Rejected):
+                await self._release(envelope)
+            return outcome
+        except Exception as error:
+            scrub(error, self._mask)
+            raise
+
+    async def _permitted_run(self, ctx: Context, envelope: MessageEnvelope) -> Any:
+        rejected = await self._ask_governance(envelope)
+        if rejected is not None:
+            log.warning(
+                "message %s rejected by governance: %s",
+                envelope.message_id,
+                self._mask(rejected.reason),
+                extra={"trace_id": ctx.message.trace_id},
+            )
+            return rejected
+        result: Any = await self._runtime.trigger_event(
+            event_name=envelope.event_name or DEFAULT_EVENT,
+            context={
+                "message": envelope.payload,
+                "headers": envelope.headers,
+                "source": envelope.source,
+                "message_id": envelope.message_id,
+                "received_at": envelope.received_at.isoformat(),
+            },
+            focus=self._config.focus,
+            tenant_id=envelope.tenant_id,
+        )
+        _count_usage(ctx, result)
+        await self._remember(envelope, result)
+        return dict(result) if isinstance(result, Mapping) else result
+
+    async def _ask_governance(self, envelope: MessageEnvelope) -> Rejected | None:
+        """None: allowed. An error or a hang is raised, and never means allowed."""
+        if self._governance is None:
+            return None
+        permission = await asyncio.wait_for(
+            self._governance.check_permission(
+                context={
+                    "source": "queue_trigger",
+                    "queue": self._config.queue_name,
+                    "message_id": envelope.message_id,
+                    "tenant_id": envelope.tenant_id,
+                }
+            ),
+            GOVERNANCE_TIMEOUT_S,
+        )
+        if permission.allowed is True:
+            return None
+        return Rejected(
+            reason=permission.reason or "rejected by governance",
+            policies=tuple(permission.policies or ()),
+        )
+
+    # -- the foreign dedup memory -----------------------------------------------------------------
+
+    async def _is_taken(self, envelope: MessageEnvelope) -> bool:
+        """True: somebody recorded a result for this key. False: run it."""
+        keys = self._keys
+        if keys is None:
+            return False
+        key = envelope.key
+        try:
+            claimed = None
+            if isinstance(keys, IdempotencyStore):  # one with just the three simple methods is fine
+                claimed = await keys.claim(
+                    key, envelope.message_id, self._config.idempotency_window
+                )
+            if claimed:
+                return False
+            if await keys.exists(key):
+                return True
+        except Exception as error:
+            self._without_dedup("check", error)
+            return False
+        if claimed is None:
+            return False
+        raise TemporaryError(
+            f"key {key} is claimed by another process", retry_after_s=CLAIMED_ELSEWHERE_S
+        )
+
+    async def _remember(self, envelope: MessageEnvelope, result: Any) -> None:
+        if self._keys is not None:
+            try:
+                await self._keys.set(envelope.key, result, self._config.idempotency_window)
+            except Exception as error:
+                self._without_dedup("record", error)
+
+    async def _release(self, envelope: MessageEnvelope) -> None:
+        """A failed run must not keep its key."""
+        if isinstance(self._keys, IdempotencyStore):
+            try:
+                await self._keys.release(envelope.key, envelope.message_id)
+            except Exception as error:
+                self._without_dedup("release", error)
+
+    def _without_dedup(self, step: str, error: Exception) -> None:
+        """The store's own dedup goes on; only the foreign opinion is missing."""
+        log.warning(
+            "Idempotency %s failed: %s, continuing without dedup", step, self._mask(str(error))
+        )
+        self._dedup_unavailable()
+
+
+def scrub(error: BaseException, mask: Mask) -> None:
+    """Take credentials out of an error's text, and of those it came from, before anyone logs it."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        at.args = tuple(mask(arg) if isinstance(arg, str) else arg for arg in at.args)
+        at = at.__cause__ or at.__context__
+
+
+def _count_usage(ctx: Context, result: Any) -> None:
+    """What the run cost, if its result says so; a wrong form is none of the message's fault."""
+    usage = result.get("usage") if isinstance(result, Mapping) else None
+    if not isinstance(usage, Mapping):
+        return
+    try:
+        ctx.usage(
+            llm_calls=int(usage.get("llm_calls") or 0),
+            tokens=int(usage.get("tokens") or 0),
+            cost=float(usage.get("cost") or 0.0),
+        )
+    except (TypeError, ValueError, OverflowError):
+        log.warning("message %s: the result's usage cannot be counted", ctx.message.id)
