@@ -43,6 +43,8 @@ def queues(
         if at is not None:
             oldest[queue] = min(at, oldest.get(queue, at))
 
+    for queue in _named(conn):
+        of(queue)
     for queue, (ready, delayed, at) in sent.items():
         of(queue).update(ready=ready, delayed=delayed)
         older(queue, at)
@@ -65,6 +67,22 @@ def queues(
     for queue, at in oldest.items():
         of(queue).update(oldest_age_s=round(max(0.0, (now_us - at) / 1e6), 3))
     return [QueueState(queue=queue, **fields[queue]) for queue in sorted(fields)]
+
+
+def _named(conn: sqlite3.Connection) -> set[str]:
+    """Queues that ever had a message taken, by one step through an index for each."""
+    found: set[str] = set()
+    last = ("", "")
+    while True:
+        row = conn.execute(
+            "SELECT tenant_id, queue_name FROM queue_executions WHERE (tenant_id, queue_name)"
+            " > (?, ?) ORDER BY tenant_id, queue_name LIMIT 1",
+            last,
+        ).fetchone()
+        if row is None:
+            return found
+        last = (row[0], row[1])
+        found.add(row[1])
 
 
 def statuses(conn: sqlite3.Connection) -> list[Count]:

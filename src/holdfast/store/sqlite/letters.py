@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +59,8 @@ def bury(conn: sqlite3.Connection, letter: Letter, now_us: int) -> Entry:
             now_us,
         ),
     )
-    data = {"dead_letter_id": letter_id.hex(), "reason": letter.reason, "queue": letter.queue}
+    shown = str(uuid.UUID(bytes=letter_id))
+    data = {"dead_letter_id": shown, "reason": letter.reason, "queue": letter.queue}
     return letter.tenant_id, letter.subscription, letter.message_id, events.DLQ, data
 
 
