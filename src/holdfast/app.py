@@ -33,6 +33,8 @@ from holdfast.engine.guard import Guard
 from holdfast.engine.handlers import Handler, Handlers
 from holdfast.engine.relays import Relay
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
+from holdfast.observe.metrics import Metrics
+from holdfast.observe.observers import Observers
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
 
@@ -75,7 +77,9 @@ class App:
         self.target: str | None = None
         """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
         self._middleware: list[Middleware] = []
-        self._observers: list[Observer] = []
+        self._observers = Observers()
+        self.metrics = Metrics() if self.config.metrics.enabled else None
+        """The counts of this process; None if they are switched off."""
         self._guard: Guard | None = None
         self._broker: Broker | None = None
         self._store: SqliteStore | None = None
@@ -130,7 +134,7 @@ class App:
 
     def observe(self, fn: Observer) -> Observer:
         """Be told of every event after its commit. An observer can only watch."""
-        self._observers.append(fn)
+        self._observers.add(fn)
         return fn
 
     def guard(self, fn: Guard) -> Guard:
@@ -169,6 +173,9 @@ class App:
             await self._broker.close()
             self._broker = None
             raise
+        store.on_events(self._observers.hear)
+        if self.metrics is not None:
+            store.on_events(self.metrics.hear)
         self._store = store
 
     async def close(self) -> None:
@@ -376,7 +383,7 @@ class App:
                 **hooks,
             )
 
-        return EngineWorker(
+        worker = EngineWorker(
             name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
             store=self.store,
             broker=self.broker,
@@ -395,8 +402,11 @@ class App:
                 solo=solo,
             ),
             relays=relays,
-            observers=self._observers,
+            meter=self.metrics,
         )
+        if self.metrics is not None:
+            self.metrics.watch(worker.serving)
+        return worker
 
     async def work(self, *, until_idle: bool = False) -> Drained:
         """Run a worker in this process until cancelled, or until nothing is left to do."""

@@ -6,6 +6,7 @@ import logging
 import subprocess
 from typing import TYPE_CHECKING
 
+from holdfast.core.store import Worker
 from holdfast.engine.relays import Relay
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class SoloSpawner:
         self._target = target
         self._child: subprocess.Popen[bytes] | None = None
 
-    async def step(self) -> None:
-        from holdfast.supervisor import spawn  # noqa: PLC0415 - the supervisor imports us
+    async def step(self, worker: Worker) -> None:
+        from holdfast.supervisor import spawn
 
         if self._child is not None:
             if self._child.poll() is None:

@@ -79,7 +79,11 @@ class Lane(Protocol):
     def start(self, run: Run, sub: Subscription) -> None: ...
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
-        """Observers and metrics hear of verdicts that are not runs, too."""
+        """A batch of which not every message is to be run."""
+        ...
+
+    def unclaimed(self, sub: Subscription, messages: int) -> None:
+        """Messages in our hands that the store, being away, cannot decide about."""
         ...
 
 
@@ -132,7 +136,8 @@ class _Loop:
             if verdict.run is not None and verdict.answer is Answer.RUN:
                 self._worker.start(verdict.run, self.sub)
                 started += 1
-        self._worker.seen(self.sub, verdicts)
+        if started < len(verdicts):
+            self._worker.seen(self.sub, verdicts)
         return started
 
 
@@ -252,6 +257,7 @@ class BrokerFetcher(_Loop):
             except StoreError as error:
                 # The messages are in our hands and not claimed: ask again, settle nothing.
                 log.warning("%d messages wait for the store: %s", len(candidates), error)
+                self._worker.unclaimed(self.sub, len(candidates))
                 await asyncio.sleep(pause)
                 pause = min(2.0, pause * 2)
 

@@ -5,29 +5,73 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core.errors import BrokerError, StoreError
+from holdfast.core.store import Worker
 
 log = logging.getLogger("holdfast.engine")
 
+Step = Callable[[Worker], Awaitable[object]]
+
+
+class Bell(Protocol):
+    """Rings when there may be something to do before the time is up."""
+
+    def subscribe(self) -> asyncio.Event: ...
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
+
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
-    """One loop: `step` every `every_s`; with a `role`, only by the worker that holds it."""
+    """One loop: `step` every `every_s`, and whenever its bell rings."""
 
     name: str
     every_s: float
-    step: Callable[[], Awaitable[object]]
+    step: Step
+    """Given the worker that it runs in: after a lost lease that is another one."""
     role: str | None = None
+    """Only the worker that holds it makes the step."""
+    due: Callable[[], Awaitable[bool]] | None = None
+    """Asked before the role is: False, and there is nothing to do."""
+    bell: Bell | None = None
+    at_end: bool = False
+    """Once more when the worker stops in order, after its last run was committed."""
 
 
-async def run_relay(relay: Relay, hold_role: Callable[[str], Awaitable[bool]]) -> None:
+class Host(Protocol):
+    """The worker, as its relays see it."""
+
+    @property
+    def worker(self) -> Worker: ...
+
+    async def hold_role(self, role: str) -> bool: ...
+
+
+async def run_relay(relay: Relay, host: Host) -> None:
     """Runs until cancelled. The store being away is waited out; any other error ends the worker."""
-    while True:
-        try:
-            if relay.role is None or await hold_role(relay.role):
-                await relay.step()
-        except (StoreError, BrokerError) as error:
-            log.warning("%s: %s", relay.name, error)
-        await asyncio.sleep(relay.every_s)
+    rung = relay.bell.subscribe() if relay.bell is not None else asyncio.Event()
+    try:
+        while True:
+            rung.clear()
+            await step_once(relay, host)
+            try:
+                await asyncio.wait_for(rung.wait(), relay.every_s)
+            except TimeoutError:
+                continue
+    finally:
+        if relay.bell is not None:
+            relay.bell.unsubscribe(rung)
+
+
+async def step_once(relay: Relay, host: Host) -> None:
+    """One step, if it is due and this worker's to make."""
+    try:
+        if relay.due is not None and not await relay.due():
+            return
+        if relay.role is None or await host.hold_role(relay.role):
+            await relay.step(host.worker)
+    except (StoreError, BrokerError) as error:
+        log.warning("%s: %s", relay.name, error)

@@ -11,22 +11,10 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Broker, Subscription
-from holdfast.core.clock import Clock, to_us
+from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreError
-from holdfast.core.events import EVENT_OF_STATUS, PARKED, RELEASED, RETRIED, Event, Observer
-from holdfast.core.outcome import (
-    Dead,
-    Discarded,
-    Done,
-    Duplicate,
-    Expired,
-    Park,
-    ParkKind,
-    Rejected,
-    Released,
-    Retry,
-    Status,
-)
+from holdfast.core.meter import Meter
+from holdfast.core.outcome import ParkKind
 from holdfast.core.store import Answer, Claims, Commit, Finished, Run, Verdict, Worker
 
 from .decoder import decoder
@@ -34,7 +22,7 @@ from .executor import Executor
 from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
 from .handlers import Handlers
 from .lease import Lease
-from .relays import Relay, run_relay
+from .relays import Relay, run_relay, step_once
 from .settler import Settler
 
 log = logging.getLogger("holdfast.engine")
@@ -86,7 +74,7 @@ class EngineWorker:
         clock: Clock,
         settings: WorkerSettings,
         relays: Sequence[Relay] = (),
-        observers: Sequence[Observer] = (),
+        meter: Meter | None = None,
     ) -> None:
         self._name = name
         self._store = store
@@ -97,7 +85,7 @@ class EngineWorker:
         self._clock = clock
         self._settings = settings
         self._extra_relays = list(relays)
-        self._observers = list(observers)
+        self._meter = meter
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
             store,
@@ -133,13 +121,13 @@ class EngineWorker:
             raise RuntimeError("the worker was started before")
         await self._register()
         self.phase = Phase.RUNNING
-        await self._read_paused()
+        await self._read_paused(self.worker)
         for sub in self._subscriptions:
             self._fetchers += self._fetchers_of(sub)
         for fetcher in self._fetchers:
             self._spawn(fetcher.run(), f"fetch {fetcher.sub.name}")
         for relay in (*self._own_relays(), *self._extra_relays):
-            self._spawn(run_relay(relay, self._hold_role), relay.name)
+            self._spawn(run_relay(relay, self), relay.name)
 
     async def drain(self, timeout_s: float | None = None) -> Drained:
         """Stop fetching, let runs finish up to the limit, hand back the rest. Idempotent."""
@@ -183,6 +171,15 @@ class EngineWorker:
     def running(self) -> int:
         return self._executor.running
 
+    def serving(self) -> dict[str, int]:
+        """By queue, the slots that take messages: none while stopped or paused."""
+        open_to_all = self.phase is Phase.RUNNING and not self._halted
+        found: dict[str, int] = {}
+        for sub in self._subscriptions:
+            taking = open_to_all and sub.name not in self._paused
+            found[sub.queue] = found.get(sub.queue, 0) + taking * self._slots[sub.name].size
+        return found
+
     def pause(self) -> None:
         """Begin nothing new in this worker; what runs goes on."""
         self._halted = True
@@ -213,17 +210,14 @@ class EngineWorker:
         self._executor.start(run, sub)
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
-        for verdict in verdicts:
-            if verdict.answer in _ENDED_AT_CLAIM and verdict.delivery is not None:
-                self._tell(
-                    Event(
-                        type=_ENDED_AT_CLAIM[verdict.answer],
-                        tenant_id=sub.tenant or "",
-                        subscription=sub.name,
-                        task_id=verdict.delivery.identity or "",
-                        data={"queue": sub.queue},
-                    )
-                )
+        if self._meter is not None:
+            copies = sum(verdict.answer in _COPIES for verdict in verdicts)
+            if copies:
+                self._meter.recognized(sub.queue, copies)
+
+    def unclaimed(self, sub: Subscription, messages: int) -> None:
+        if self._meter is not None:
+            self._meter.dedup_unavailable(sub.queue, messages)
 
     # -- ends of runs -----------------------------------------------------------------------------
 
@@ -233,29 +227,23 @@ class EngineWorker:
         self._settler.add(finished, sub)
 
     def _committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
-        count = 0
-        for finished, commit in zip(items, commits, strict=True):
-            if commit is Commit.FENCED:
-                continue
-            count += 1
-            if self._observers:
-                self._tell(_event_of(finished))
-            if log.isEnabledFor(logging.DEBUG):
+        done = [
+            finished
+            for finished, commit in zip(items, commits, strict=True)
+            if commit is not Commit.FENCED
+        ]
+        if self._meter is not None:
+            self._meter.ran(done)
+        if log.isEnabledFor(logging.DEBUG):
+            for finished in done:
                 _stage("message.executed", finished.run)
                 _stage("message.acked", finished.run)
-        self.finished += count
-        log.info("finished %d messages", count, extra={"worker_id": self.worker.worker_id})
+        self.finished += len(done)
+        log.info("finished %d messages", len(done))
 
     def _fenced(self, finished: Finished) -> None:
         if finished.run.token.worker_id == self.worker.worker_id:
             log.warning("message %s: dropped, its claim is gone", finished.run.message.id)
-
-    def _tell(self, event: Event) -> None:
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:
-                log.exception("an observer failed on %s", event.type)
 
     # -- the lease --------------------------------------------------------------------------------
 
@@ -298,9 +286,9 @@ class EngineWorker:
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
         ]
 
-    async def _reap(self) -> None:
+    async def _reap(self, worker: Worker) -> None:
         found = await self._store.reap(
-            worker=self.worker,
+            worker=worker,
             lease_s=self._settings.lease_s,
             crash_budget=self._settings.crash_budget,
         )
@@ -312,24 +300,24 @@ class EngineWorker:
                 found.quarantined,
             )
 
-    async def _resolve(self) -> None:
-        await self._store.resolve(worker=self.worker)
+    async def _resolve(self, worker: Worker) -> None:
+        await self._store.resolve(worker=worker)
 
-    async def _read_paused(self) -> None:
+    async def _read_paused(self, worker: Worker) -> None:
         self._paused = await self._store.paused()
 
-    async def _resume_parked(self) -> None:
+    async def _resume_parked(self, worker: Worker) -> None:
         """A handler that was missing is here now: what waited for it goes on."""
         for sub in self._subscriptions:
             types = self._handlers.types(sub.queue)
             if types:
                 n = await self._store.resume_parked(
-                    ParkKind.WORKFLOW_PENDING, types, subscription=sub.name, worker=self.worker
+                    ParkKind.WORKFLOW_PENDING, types, subscription=sub.name, worker=worker
                 )
                 if n:
                     log.info("%d parked messages of %s go on: a handler is here", n, sub.name)
 
-    async def _watch_clock(self) -> None:
+    async def _watch_clock(self, worker: Worker) -> None:
         """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""
         drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
         if self._drift is not None and abs(drift - self._drift) > 1.0:
@@ -342,7 +330,7 @@ class EngineWorker:
         self._drift = drift
         self._store.expiry_paused = self._clock.monotonic() < self._jump_until
 
-    async def _hold_role(self, role: str) -> bool:
+    async def hold_role(self, role: str) -> bool:
         return await self._store.hold_role(role, worker=self.worker)
 
     # -- tasks ------------------------------------------------------------------------------------
@@ -389,8 +377,19 @@ class EngineWorker:
             left = self._settler.stop()
             log.error("%d finished runs could not be committed; they will run again", left)
 
+    async def _last_steps(self) -> None:
+        """What relays would leave undone: the last counts, the last anchor, the last replies."""
+        try:
+            async with asyncio.timeout(self._settings.lease_s):
+                for relay in self._extra_relays:
+                    if relay.at_end:
+                        await step_once(relay, self)
+        except Exception:
+            log.exception("the worker stops, but a last step failed")
+
     async def _close(self, *, leave: bool) -> None:
         await self._stop_tasks()
+        await self._last_steps()
         if self._lease is not None:
             await asyncio.to_thread(self._lease.close)
         if leave:
@@ -403,11 +402,7 @@ class EngineWorker:
         self.stopped.set()
 
 
-_ENDED_AT_CLAIM = {
-    Answer.DUPLICATE: EVENT_OF_STATUS[Status.DUPLICATE],
-    Answer.DEAD: EVENT_OF_STATUS[Status.FAILED],
-    Answer.EXPIRED: EVENT_OF_STATUS[Status.EXPIRED],
-}
+_COPIES = frozenset({Answer.FINAL, Answer.ADOPTED, Answer.KNOWN})
 
 
 def _stage(stage: str, run: Run) -> None:
@@ -417,35 +412,4 @@ def _stage(stage: str, run: Run) -> None:
         stage,
         run.message.id,
         extra={"event": stage, "trace_id": run.message.trace_id, "queue": run.queue},
-    )
-
-
-def _event_of(finished: Finished) -> Event:
-    """What observers are told of a committed run."""
-    run, outcome = finished.run, finished.outcome
-    kind = {
-        Done: EVENT_OF_STATUS[Status.SUCCEEDED],
-        Dead: EVENT_OF_STATUS[Status.FAILED],
-        Rejected: EVENT_OF_STATUS[Status.REJECTED],
-        Expired: EVENT_OF_STATUS[Status.EXPIRED],
-        Discarded: EVENT_OF_STATUS[Status.DISCARDED],
-        Duplicate: EVENT_OF_STATUS[Status.DUPLICATE],
-        Retry: RETRIED,
-        Park: PARKED,
-        Released: RELEASED,
-    }[type(outcome)]
-    return Event(
-        type=kind,
-        tenant_id=run.message.tenant_id,
-        subscription=run.subscription,
-        task_id=run.message.id,
-        data={
-            "queue": run.queue,
-            "event_name": run.message.type,
-            "attempt": run.attempt,
-            "duration_s": (finished.finished_at_us - finished.started_at_us) / 1e6,
-            "delay_s": (run.claimed_at_us - to_us(run.message.created_at)) / 1e6,
-            "usage": finished.usage,
-            "trace_id": run.message.trace_id,
-        },
     )

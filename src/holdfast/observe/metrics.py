@@ -1,0 +1,265 @@
+"""The counts of one process, under the names that dashboards and alerts know.
+
+| name                                   | labels        | kind      | what                        |
+|----------------------------------------|---------------|-----------|-----------------------------|
+| queue_messages_consumed_total          | queue, status | counter   | messages that ended         |
+| queue_processing_duration_seconds      | queue         | histogram | one run of a handler        |
+| queue_consume_delay_seconds            | queue         | histogram | created until first claimed |
+| queue_active_workers                   | queue         | gauge     | slots that take messages    |
+| queue_dedup_hits_total                 | queue         | counter   | duplicates, further copies  |
+| queue_dedup_unavailable_total          | queue         | counter   | waited: nobody could say    |
+| queue_llm_calls_total                  | queue         | counter   | as `ctx.usage` said         |
+| queue_llm_tokens_total                 | queue         | counter   | as `ctx.usage` said         |
+| queue_retries_total                    | queue         | counter   | failed, runs again          |
+| queue_reclaimed_total                  | queue         | counter   | taken from a dead worker    |
+| queue_dead_lettered_total              | queue         | counter   | kept as a dead letter       |
+
+`status` is success, failed, rejected, duplicate, expired or discarded.
+
+How messages end is heard from the ledger, so that each final event counts once, whoever brought it
+about. The hot path adds to plain numbers; Prometheus' objects are made when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core import events
+from holdfast.core.clock import to_us
+from holdfast.core.outcome import SEED_WORDS, Dead, Discarded, Done, Park, Released, Retry
+from holdfast.core.store import Finished
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+CONSUMED = "queue_messages_consumed_total"
+DURATION = "queue_processing_duration_seconds"
+DELAY = "queue_consume_delay_seconds"
+ACTIVE = "queue_active_workers"
+DEDUP_HITS = "queue_dedup_hits_total"
+DEDUP_UNAVAILABLE = "queue_dedup_unavailable_total"
+LLM_CALLS = "queue_llm_calls_total"
+LLM_TOKENS = "queue_llm_tokens_total"
+RETRIES = "queue_retries_total"
+RECLAIMED = "queue_reclaimed_total"
+DEAD_LETTERED = "queue_dead_lettered_total"
+
+HELP = {
+    CONSUMED: "Messages that ended, by how they ended",
+    DURATION: "Seconds that one run of a handler took",
+    DELAY: "Seconds from the creation of a message until it was first taken up",
+    ACTIVE: "Slots of this process that take messages",
+    DEDUP_HITS: "Duplicates and further copies that were recognized",
+    DEDUP_UNAVAILABLE: "Messages that waited because the dedup store was away",
+    LLM_CALLS: "Calls of language models",
+    LLM_TOKENS: "Tokens of language models",
+    RETRIES: "Failed runs that are tried again",
+    RECLAIMED: "Messages taken back from dead workers",
+    DEAD_LETTERED: "Messages kept as dead letters",
+}
+COUNTERS = (
+    DEDUP_HITS,
+    DEDUP_UNAVAILABLE,
+    LLM_CALLS,
+    LLM_TOKENS,
+    RETRIES,
+    RECLAIMED,
+    DEAD_LETTERED,
+)
+STATUSES = tuple(SEED_WORDS.values())
+BUCKETS = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    3600.0,
+)  # fmt: skip
+"""From a no-op to an agent that thinks for an hour."""
+
+_STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in SEED_WORDS.items()}
+_COUNTER_OF_EVENT = {
+    events.RETRIED: RETRIES,
+    events.RECLAIMED: RECLAIMED,
+    events.DLQ: DEAD_LETTERED,
+    events.DUPLICATE: DEDUP_HITS,
+}
+_RAN = (Done, Retry, Dead, Discarded)
+_NOT_BEGUN = (Park, Released)
+
+
+class Histogram:
+    """Counts by bucket, and the sum."""
+
+    __slots__ = ("buckets", "sum")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.buckets[bisect_left(BUCKETS, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
+class QueueCounts:
+    """Everything that is counted for one queue."""
+
+    __slots__ = ("consumed", "counters", "delay", "duration")
+
+    def __init__(self) -> None:
+        self.consumed = dict.fromkeys(STATUSES, 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.duration = Histogram()
+        self.delay = Histogram()
+
+
+class Metrics:
+    """A meter of the engine and a listener of the store; `registry` is for Prometheus."""
+
+    def __init__(self, *, queue_of: Mapping[str, str] | None = None) -> None:
+        self._queues: dict[str, QueueCounts] = {}
+        self._queue_of = dict(queue_of or {})
+        """Queues by subscription, where the two differ."""
+        self._serving: list[Callable[[], Mapping[str, int]]] = []
+        self._registry: CollectorRegistry | None = None
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def hear(self, entries: Sequence[events.Entry]) -> None:
+        """Events of the ledger, committed."""
+        for _tenant, subscription, _task, kind, data in entries:
+            status = _STATUS_OF_EVENT.get(kind)
+            counter = _COUNTER_OF_EVENT.get(kind)
+            if status is None and counter is None:
+                continue
+            counts = self._of(data.get("queue") or self._queue_of.get(subscription, subscription))
+            if status is not None:
+                counts.consumed[status] += 1
+            if counter is not None:
+                counts.counters[counter] += 1
+
+    def ran(self, batch: Sequence[Finished]) -> None:
+        for item in batch:
+            run = item.run
+            counts = self._of(run.queue)
+            kind = type(item.outcome)
+            if kind in _RAN:
+                counts.duration.observe((item.finished_at_us - item.started_at_us) / 1e6)
+            if run.failures == 0 and kind not in _NOT_BEGUN:  # the message's first time
+                delay_us = run.claimed_at_us - to_us(run.message.created_at)
+                counts.delay.observe(max(0.0, delay_us / 1e6))
+            if item.usage is not None:
+                counts.counters[LLM_CALLS] += item.usage.llm_calls
+                counts.counters[LLM_TOKENS] += item.usage.tokens
+
+    def recognized(self, queue: str, copies: int) -> None:
+        self._of(queue).counters[DEDUP_HITS] += copies
+
+    def dedup_unavailable(self, queue: str, messages: int) -> None:
+        self._of(queue).counters[DEDUP_UNAVAILABLE] += messages
+
+    def watch(self, serving: Callable[[], Mapping[str, int]]) -> None:
+        """Ask this for `queue_active_workers`: slots that take messages, by queue."""
+        self._serving.append(serving)
+
+    def _of(self, queue: str) -> QueueCounts:
+        counts = self._queues.get(queue)
+        if counts is None:
+            counts = self._queues[queue] = QueueCounts()
+        return counts
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def read(self, name: str, **labels: str) -> float:
+        """The value now, over all labels that are not given; 0 if it was never counted.
+
+        A histogram is read as `<name>_count` and `<name>_sum`.
+        """
+        if name not in NAMES:
+            raise KeyError(f"there is no metric {name!r}; there are {', '.join(sorted(NAMES))}")
+        return sum(
+            value
+            for found, of, value in self.values()
+            if found == name and all(of.get(key) == text for key, text in labels.items())
+        )
+
+    def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Every value: name, labels, number. Histograms as their sum and count."""
+        for queue, number in self.active().items():
+            yield ACTIVE, {"queue": queue}, number
+        for queue, counts in list(self._queues.items()):
+            labels = {"queue": queue}
+            for status, number in counts.consumed.items():
+                yield CONSUMED, {**labels, "status": status}, number
+            for name, number in counts.counters.items():
+                yield name, labels, number
+            for name, histogram in ((DURATION, counts.duration), (DELAY, counts.delay)):
+                yield f"{name}_sum", labels, histogram.sum
+                yield f"{name}_count", labels, histogram.count
+
+    def active(self) -> dict[str, int]:
+        """Slots that take messages, by queue."""
+        found: dict[str, int] = {}
+        for serving in self._serving:
+            for queue, number in serving().items():
+                found[queue] = found.get(queue, 0) + number
+        return found
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For Prometheus: `prometheus_client.generate_latest(metrics.registry)`."""
+        if self._registry is None:
+            from prometheus_client import CollectorRegistry
+
+            self._registry = CollectorRegistry(auto_describe=False)
+            self._registry.register(self)
+        return self._registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus asks for the families; see `registry`."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        queues = list(self._queues.items())
+        consumed = CounterMetricFamily(CONSUMED, HELP[CONSUMED], labels=["queue", "status"])
+        for queue, counts in queues:
+            for status, number in counts.consumed.items():
+                consumed.add_metric([queue, status], number)
+        yield consumed
+        for name in COUNTERS:
+            family = CounterMetricFamily(name, HELP[name], labels=["queue"])
+            for queue, counts in queues:
+                family.add_metric([queue], counts.counters[name])
+            yield family
+        active = GaugeMetricFamily(ACTIVE, HELP[ACTIVE], labels=["queue"])
+        for queue, number in self.active().items():
+            active.add_metric([queue], number)
+        yield active
+        for name, field in ((DURATION, "duration"), (DELAY, "delay")):
+            histogram = HistogramMetricFamily(name, HELP[name], labels=["queue"])
+            for queue, counts in queues:
+                of: Histogram = getattr(counts, field)
+                histogram.add_metric([queue], _cumulative(of), of.sum)
+            yield histogram
+
+
+NAMES = frozenset(
+    {CONSUMED, ACTIVE, *COUNTERS}
+    | {f"{name}_{part}" for name in (DURATION, DELAY) for part in ("sum", "count")}
+)
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, Any]]:
+    total = 0
+    found: list[tuple[str, Any]] = []
+    for limit, number in zip((*map(str, BUCKETS), "+Inf"), histogram.buckets, strict=True):
+        total += number
+        found.append((limit, total))
+    return found
