@@ -31,6 +31,7 @@ from holdfast.engine.decoder import decoder
 from holdfast.engine.executor import Executor
 from holdfast.engine.handlers import ANY_TYPE, Handler, Handlers
 from holdfast.engine.worker import EngineWorker, WorkerSettings
+from holdfast.observe.metrics import Metrics
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.endings import final_events
 from holdfast.store.sqlite.store import SqliteStore
@@ -67,7 +68,8 @@ class QueueTrigger:
 
     `store` is where its truth lives: a path, a `SqliteStore` or a `Config`. Without one it is a
     temporary file that goes with this object; the queue keeps what has not ended by then.
-    `governance`, `ledger` and `idempotency_store` may be None.
+    `governance`, `ledger` and `idempotency_store` may be None; `worker` has the engine's own
+    limits (lease, crash budget), `metrics` counts.
     """
 
     def __init__(  # noqa: PLR0913 - the six are the specification's
@@ -81,6 +83,8 @@ class QueueTrigger:
         *,
         store: SqliteStore | Config | Path | str | None = None,
         shutdown_timeout_s: float = 30.0,
+        worker: Worker | None = None,
+        metrics: Metrics | None = None,
         clock: Clock | None = None,
     ) -> None:
         problems = validate_config(config)
@@ -94,11 +98,13 @@ class QueueTrigger:
         self.idempotency_store = idempotency_store
         self.parser = parser_for(config.parser_type)
         self._given_store = store
-        self._settings = store.worker if isinstance(store, Config) else Worker()
+        self._settings = worker or (store.worker if isinstance(store, Config) else Worker())
         self._max_bytes = store.max_message_bytes if isinstance(store, Config) else None
         self._shutdown_timeout_s = shutdown_timeout_s
         self._clock: Clock = clock or SystemClock()
         self._subscription = subscription_of(config)
+        self.metrics = metrics or Metrics(queue_of={self._subscription.name: config.queue_name})
+        self.metrics.watch(self._serving)
         self._state = State.STOPPED
         self._store: SqliteStore | None = None
         self._engine: _Engine | None = None
@@ -183,8 +189,7 @@ class QueueTrigger:
         except Exception as error:
             log.warning("health of %s: %s", self.config.queue_name, mask_text(str(error)))
             adapter_healthy = False
-        engine = self._engine
-        alive = engine is not None and not engine.worker.stopped.is_set()
+        engine, alive = self._engine, self._is_alive
         running = alive and self._state is State.RUNNING
         active = 0
         if engine is not None and alive:
@@ -249,6 +254,7 @@ class QueueTrigger:
                 stall_limit_s=self._settings.stall_limit_s,
                 max_message_bytes=self._max_bytes,
             ),
+            meter=self.metrics,
         )
         await worker.begin()
         announcing = asyncio.create_task(announcer.run(), name="holdfast-trigger-announcer")
@@ -292,10 +298,20 @@ class QueueTrigger:
         )
 
     def _dedup_unavailable(self) -> None:
-        pass
+        self.metrics.dedup_unavailable(self.config.queue_name, 1)
+
+    def _serving(self) -> dict[str, int]:
+        """For `queue_active_workers`."""
+        serving = self._state is State.RUNNING and self._is_alive
+        return {self.config.queue_name: self.config.concurrency if serving else 0}
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._engine is not None and not self._engine.worker.stopped.is_set()
 
     def _heard(self, entries: Sequence[Entry]) -> None:
-        """After each commit something may have ended."""
+        """After each commit: count, and see what has ended."""
+        self.metrics.hear(entries)
         if self._engine is not None:
             self._engine.broker.changed.set()
 
