@@ -38,6 +38,7 @@ _PEOPLE = {
 }
 _HEALTH = {
     "doctor": Entry("doctor:doctor", "Check this deployment for what would lose messages."),
+    "ledger": Entry("upkeep:ledger", "Prove that nobody changed the ledger."),
     "migrate": Entry("upkeep:migrate", "Bring the database to the newest schema."),
     "config": Entry("configuration:config", "Show and check the configuration."),
     "bench": Entry("upkeep:bench", "Measure how fast it is on this machine."),

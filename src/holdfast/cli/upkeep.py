@@ -1,4 +1,4 @@
-"""`holdfast migrate` and `holdfast bench`."""
+"""`holdfast ledger`, `migrate` and `bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import click
 from holdfast.core.errors import NotFound
 
 from .examples import examples
-from .output import safe
+from .output import plain, safe, when
+from .root import Group
 from .session import Exit, Session, command_options, stop
 
 
@@ -46,6 +47,51 @@ def migrate(session: Session, check: bool) -> None:
         record = {"file": path, "from": before, "to": after, "newest": HEAD}
         session.out.data(record, f"{safe(path)} {words[(changed, check)]}")
     if check and behind:
+        stop(Exit.CHECK_FAILED)
+
+
+@click.group(cls=Group, epilog=examples("holdfast ledger verify", "holdfast ledger verify --json"))
+def ledger() -> None:
+    """Prove that nobody changed the ledger."""
+
+
+@ledger.command(epilog=examples("holdfast ledger verify", "holdfast ledger verify --json"))
+@command_options
+def verify(session: Session) -> None:
+    """Read the whole ledger and compare it with its chains and anchors.
+
+    Works beside running workers. Exit code 10 if anything before the last anchor was changed, added
+    or taken away. The key of the anchors is read from HOLDFAST_LEDGER_KEY or ledger.key_file.
+    """
+    from holdfast.store.ledger_key import ledger_key
+    from holdfast.store.sqlite.verify import verify_ledger
+
+    config, out = session.config, session.out
+    path = session.require_store()
+    key = ledger_key(config.ledger_key_file)
+    with out.progress("events", None) as advance:
+        seen = 0
+
+        def progress(done: int, _total: int) -> None:
+            nonlocal seen
+            advance(done - seen)
+            seen = done
+
+        report = verify_ledger(path, key, config.ledger_anchor_file, progress)
+    out.data({"ok": report.ok, **plain(report)})
+    for finding in report.findings:
+        out.line(out.tinted(safe(finding), "red"))
+    if report.more_findings:
+        out.line(f"and {report.more_findings} more")
+    for note in report.notes:
+        out.line(safe(note))
+    last = f", the last at {when(report.last_anchor_at_us)} UTC" if report.anchors else ""
+    out.line(
+        f"{report.events} events in {report.chains} chains, {report.anchors} anchors{last}; "
+        f"{report.not_yet_anchored} not yet anchored"
+    )
+    out.line("the ledger is whole" if report.ok else "the ledger was changed")
+    if not report.ok:
         stop(Exit.CHECK_FAILED)
 
 

@@ -1,0 +1,85 @@
+"""What `import holdfast` offers, pinned; and how little it loads."""
+
+import subprocess
+import sys
+
+import holdfast
+
+PUBLIC = {
+    "__version__",
+    "App",
+    "AuthorizationError",
+    "BinaryParser",
+    "Config",
+    "ConfigError",
+    "Context",
+    "Dead",
+    "Decision",
+    "Done",
+    "FinalError",
+    "HoldfastError",
+    "IdempotencyStore",
+    "InvalidMessage",
+    "JSONParser",
+    "Message",
+    "MessageEnvelope",
+    "MessageParser",
+    "MockQueueAdapter",
+    "NotFoundError",
+    "Park",
+    "ParkMessage",
+    "ParseError",
+    "Priority",
+    "PublishUnknown",
+    "QueueAdapter",
+    "QueueTrigger",
+    "QueueTriggerConfig",
+    "RawMessage",
+    "Receipt",
+    "Rejected",
+    "Retry",
+    "RetryPolicy",
+    "RetryableError",
+    "SyncContext",
+    "TemporaryError",
+    "TextParser",
+    "ValidationError",
+    "load_config",
+    "load_queue_trigger_config",
+    "validate_config",
+}
+HEAVY = ("sqlalchemy", "alembic", "click", "rich", "prometheus_client", "yaml", "sqlite3")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages that a new interpreter has after the statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_public_names_are_these():
+    assert set(holdfast.__all__) == PUBLIC
+    assert set(dir(holdfast)) == PUBLIC
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not():
+    for name in holdfast.__all__:
+        assert getattr(holdfast, name) is not None
+    try:
+        holdfast.nonsense  # noqa: B018
+    except AttributeError as error:
+        assert "nonsense" in str(error)
+    else:
+        raise AssertionError("an unknown name was found")
+
+
+def test_importing_holdfast_loads_nothing_heavy():
+    assert loaded_by("import holdfast").isdisjoint(HEAVY)
+
+
+def test_an_app_needs_no_schema_tools_and_no_terminal_tools():
+    found = loaded_by("from holdfast import App, Context, Message")
+    assert found.isdisjoint({"sqlalchemy", "alembic", "click", "rich", "prometheus_client"})
