@@ -6,8 +6,10 @@ place that knows of every end, whoever brought it about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from .store import Finished
 
@@ -26,3 +28,18 @@ class Meter(Protocol):
     def dedup_unavailable(self, queue: str, messages: int) -> None:
         """Messages that had to wait because nobody could say whether they ran before."""
         ...
+
+
+class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of one queue, as it is kept in `queue_metrics`."""
+
+    queue: str
+    name: str
+    value: float
+    tags: Mapping[str, str | int] = {}
+
+
+class MetricRows(Protocol):
+    """Where exported counts are kept."""
+
+    async def add(self, batch: Sequence[MetricRow]) -> None: ...
