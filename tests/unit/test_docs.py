@@ -1,0 +1,206 @@
+"""The documents say what the code does: every table that can drift is compared with its source."""
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+import holdfast
+from holdfast.config.settings import NOT_SETTINGS, Config, Queue, Trigger
+from holdfast.core import errors, events
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+CODE = re.compile(r"`([^`]+)`")
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def rows_of(name: str) -> Iterator[list[str]]:
+    """The cells of every row of every table, heads and rulers left out."""
+    for line in text_of(name).splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+        if line.startswith("| `") and len(cells) > 1:
+            yield cells
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def number(value: float) -> str:
+    return f"{value:.10g}"
+
+
+def default_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return number(value)
+        case tuple() | dict():
+            return "[]" if isinstance(value, tuple) else "{}"
+        case "":
+            return '""'
+        case _:
+            return str(value)
+
+
+def allowed(declared: Any) -> str:
+    """What a setting of this type may be, in the words of the reference."""
+    origin = get_origin(declared)
+    if origin in (Union, UnionType):
+        inner = [allowed(each) for each in get_args(declared) if each is not NoneType]
+        return f"{', '.join(inner)} or null"
+    if origin is Annotated:
+        kind, *notes = get_args(declared)
+        meta = next(note for note in notes if isinstance(note, Meta))
+        assert kind in (int, float)
+        assert meta.le is not None
+        if meta.gt is not None:
+            return f"over {number(meta.gt)}, up to {number(meta.le)}"
+        assert meta.ge is not None
+        return f"{number(meta.ge)} to {number(meta.le)}"
+    if origin is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(declared))
+    if origin is tuple:
+        return f"list of {allowed(get_args(declared)[0])}"
+    if origin is dict:
+        return "section"
+    words = {bool: "true, false", str: "text", Path: "path", int: "whole number", float: "number"}
+    return words[declared]
+
+
+def settings_of(struct: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Path, default and allowed values of every setting."""
+    for field in msgspec.structs.fields(struct):
+        if not path and field.name in NOT_SETTINGS:
+            continue
+        here = f"{path}.{field.name}" if path else field.name
+        if here in ("queues", "triggers"):
+            inner = Queue if here == "queues" else Trigger
+            yield from settings_of(inner, "queues.<name>" if here == "queues" else "triggers[n]")
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from settings_of(field.type, here)
+        else:
+            made = field.default_factory is not msgspec.NODEFAULT
+            default = field.default_factory() if made else field.default
+            yield here, default_of(default), allowed(field.type)
+
+
+def test_every_setting_stands_in_the_reference() -> None:
+    declared = {path: (default, kind) for path, default, kind in settings_of(Config)}
+    documented: dict[str, tuple[str, str]] = {}
+    for cells in rows_of("reference/config.md"):
+        if len(cells) == 4:
+            path = cells[0].strip("`")
+            assert path not in documented, f"{path} stands there twice"
+            assert len(cells[3]) > 5, f"{path}: its meaning is missing"
+            documented[path] = (cells[1].strip("`"), cells[2])
+    assert documented == declared
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_tree_of_errors_is_the_one_of_the_module() -> None:
+    assert errors.__doc__ is not None
+    tree = errors.__doc__[errors.__doc__.index("HoldfastError\n") :].strip()
+    assert f"```\n{tree}\n```" in text_of("reference/errors.md")
+    names = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.HoldfastError)
+    }
+    assert set(re.findall(r"\b[A-Z]\w+", _drawn_names(tree))) == names
+
+
+def _drawn_names(tree: str) -> str:
+    """The name at the end of each branch."""
+    found = (
+        re.match(r"[│ ]*(?:[├└]── )?([A-Z]\w+)(?:\s{2,}|$)", line) for line in tree.split("\n")
+    )
+    return " ".join(match[1] for match in found if match)
+
+
+def test_drawn_parents_are_real_ones() -> None:
+    """Depth in the drawing is inheritance in the code; the last branch is a remark, not a class."""
+    assert errors.__doc__ is not None
+    lines = errors.__doc__[errors.__doc__.index("HoldfastError\n") :].strip().split("\n")
+    parents: dict[int, type] = {}
+    for line in lines:
+        branch = re.match(r"([│ ]*(?:[├└]── )?)(.*)", line)
+        assert branch is not None
+        depth = len(branch[1]) // 4
+        name = branch[2].split()[0]
+        if not name[0].isupper():
+            parents[depth] = errors.HoldfastError
+            continue
+        error = getattr(errors, name)
+        if depth:
+            assert parents[depth - 1] in error.__bases__, f"{name} is drawn below another parent"
+        parents[depth] = error
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_event_stands_in_the_reference() -> None:
+    named = {
+        value
+        for name, value in vars(events).items()
+        if name.isupper() and isinstance(value, str) and "." in value
+    }
+    documented = {cells[0].strip("`") for cells in rows_of("reference/events.md")}
+    assert documented | {events.CREATED} == named, "task.created is explained below the tables"
+    final = text_of("reference/events.md").partition("## Final events")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z.]+)`", final, re.MULTILINE)) == events.FINAL_EVENTS
+
+
+# ── the interface ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_public_name_stands_in_the_reference() -> None:
+    words = set(CODE.findall(text_of("reference/api.md")))
+    named = {word.split("(")[0] for word in words}
+    missing = [name for name in holdfast.__all__ if name not in named]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "name", ["App", "Context", "Message", "RetryPolicy", "Receipt", "Decision"]
+)
+def test_every_member_stands_in_the_reference(name: str) -> None:
+    section = text_of("reference/api.md").partition(f"\n## `{name}`")[2].partition("\n## ")[0]
+    assert section, f"there is no section about {name}"
+    words = {re.split(r"[(\[ =:]", word)[0] for word in CODE.findall(section)}
+    kind = getattr(holdfast, name)
+    members = {member for member in vars(kind) if not member.startswith("_")}
+    if issubclass(kind, msgspec.Struct):
+        members |= set(kind.__struct_fields__)
+    members -= {"struct_config", "struct_fields"}
+    assert sorted(members - words) == []
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_reference_of_commands_is_current() -> None:
+    script = DOCS / "make_cli_reference.py"
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hint = "run: .venv/bin/python docs/make_cli_reference.py"
+    assert text_of("reference/cli.md") == module.render(), hint
