@@ -9,7 +9,7 @@ PEERS    := .venv-peers
 BIN      := $(VENV)/bin
 PYTHON   ?=
 # Other queues that `make bench` measures beside this one, in an environment of their own.
-PEER_PACKAGES ?= huey~=3.5
+PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9
 # More arguments for pytest, holdfast dev or the bench: make test ARGS="-k lanes -x"
 ARGS     ?=
 

@@ -1,0 +1,34 @@
+"""The app that the bench's workers run: `python -m holdfast.supervisor bench/app.py`.
+
+Only defaults: dedup by identity, ledger chain, final event, lease, synchronous=FULL.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from holdfast import App, Context
+
+SAMPLE = struct.Struct("<qq")
+"""Number of the message, and nanoseconds from its send to its handler's first line."""
+
+app = App(name="bench")
+_samples: int | None = None
+
+
+@app.on("bench.noop")
+async def noop(ctx: Context) -> None:
+    """Nothing: what is measured is everything around it."""
+
+
+@app.on("bench.latency")
+async def latency(ctx: Context) -> None:
+    """Write down how long the way here was. CLOCK_MONOTONIC is one clock for all processes."""
+    now = time.monotonic_ns()
+    global _samples  # noqa: PLW0603 - one file per process, opened at the first message
+    if _samples is None:
+        path = os.environ["HOLDFAST_BENCH_SAMPLES"]
+        _samples = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(_samples, SAMPLE.pack(ctx.payload["n"], now - ctx.payload["sent_ns"]))

@@ -1,0 +1,1 @@
+"""Programs for the interpreter of the other queues; they import nothing of this package."""

@@ -1,0 +1,185 @@
+"""`--profile`: where the time of one message goes, by thread, step, statement and function."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import processes, workload
+from .figures import markdown
+from .measure import Bench
+from .sections.drain import drain, read_back
+
+LOOP, WRITER = "event loop", "writer thread"
+_TOP = 25
+_LEAST_US = 0.3
+STEPS = {
+    "brokers/sqlite": "take rows of the queue",
+    "engine/decoder": "decode",
+    "core/codec": "decode",
+    "core/message": "decode",
+    "core/ids": "ids",
+    "store/sqlite/claims": "claim",
+    "store/sqlite/tasks": "claim",
+    "store/sqlite/ledger": "ledger: JSON and hash chain",
+    "store/sqlite/finish": "finish",
+    "store/sqlite/store": "finish",
+    "sqlite/rows": "values of statements",
+    "sqlite/file": "writer thread's own work",
+    "sqlite/turnstile": "turnstile",
+    "sqlite/witness": "witness",
+    "sqlite/wake": "wake-up",
+    "engine/executor": "run: task, context, handler, outcome",
+    "engine/context": "run: task, context, handler, outcome",
+    "engine/deadlines": "run: task, context, handler, outcome",
+    "engine/breaker": "run: task, context, handler, outcome",
+    "engine/fetcher": "fetch and settle loops",
+    "engine/settler": "fetch and settle loops",
+    "engine/worker": "fetch and settle loops",
+    "asyncio": "asyncio itself",
+}
+"""Modules by the step of a message that they are; one that is not named stands for itself."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """CPU µs per message."""
+
+    messages: int
+    wall_us: float
+    plain_wall_us: float
+    """The same drain without instruments."""
+    steps: dict[tuple[str, str], float]
+    """By (thread, step)."""
+    functions: dict[tuple[str, str], float]
+    statements: dict[str, tuple[float, float, float]]
+    """Calls per 1,000 messages, clock µs and CPU µs per message."""
+
+    def total(self, thread: str) -> float:
+        return sum(us for (where, _), us in self.steps.items() if where == thread)
+
+
+def measure(bench: Bench, *, keyed: bool = False) -> Profile:
+    """Drain once without and once with the instruments."""
+    count = bench.size(20_000, least=500)
+    with bench.home() as home:
+        workload.fill(home, count, keyed=keyed)
+        plain = drain(home, count)
+    with bench.home() as home:
+        workload.fill(home, count, keyed=keyed)
+        report = home / "profile.json"
+        command = [sys.executable, "-m", "bench.sampler", processes.APP, str(report)]
+        env = {"HOLDFAST_HOME": str(home)}
+        with processes.Measured(
+            command, log=home / "worker.log", cwd=processes.ROOT, env=env
+        ) as child:
+            child.wait()
+        drained = read_back(home)
+        window = _window(home)
+        found = json.loads(report.read_text())
+    return summarise(
+        found, count=count, seconds=drained.seconds, plain=plain.seconds, window=window
+    )
+
+
+def _window(home: Path) -> tuple[int, int]:
+    with closing(sqlite3.connect(workload.database(home))) as conn:
+        first, last = conn.execute(
+            "SELECT min(started_at), max(completed_at) FROM queue_executions"
+        ).fetchone()
+    return first, last
+
+
+def summarise(
+    found: dict[str, Any], *, count: int, seconds: float, plain: float, window: tuple[int, int]
+) -> Profile:
+    """Samples and statements as µs per message. Samples before and after the drain are left out."""
+    begin, end = window
+    steps: Counter[tuple[str, str]] = Counter()
+    functions: Counter[tuple[str, str]] = Counter()
+    for at, thread, step, function, cpu_ns in found["samples"]:
+        if begin <= at <= end:
+            where = _thread(thread)
+            steps[where, _step(step)] += cpu_ns
+            functions[where, function] += cpu_ns
+    return Profile(
+        messages=count,
+        wall_us=seconds / count * 1e6,
+        plain_wall_us=plain / count * 1e6,
+        steps={key: ns / 1e3 / count for key, ns in steps.items()},
+        functions={key: ns / 1e3 / count for key, ns in functions.items()},
+        statements={
+            name: (calls / count * 1000, wall / 1e3 / count, cpu / 1e3 / count)
+            for name, (calls, wall, cpu) in found["statements"].items()
+        },
+    )
+
+
+def _thread(name: str) -> str:
+    if name == "MainThread":
+        return LOOP
+    return WRITER if name.startswith("holdfast-writer") else "other threads"
+
+
+def _step(step: str) -> str:
+    return STEPS.get(step, step)
+
+
+def text(profile: Profile) -> str:
+    """The profile as Markdown."""
+    both = profile.total(LOOP) + profile.total(WRITER)
+    head = (
+        f"{profile.messages:,} messages, {profile.wall_us:.1f} µs each on the clock with the "
+        f"instruments, {profile.plain_wall_us:.1f} µs without. CPU time: {LOOP} "
+        f"{profile.total(LOOP):.1f} µs, {WRITER} {profile.total(WRITER):.1f} µs, together "
+        f"{both:.1f} µs a message."
+    )
+    parts = [
+        head,
+        "CPU µs per message, by step:",
+        _steps_table(profile),
+        "Statements, per message:",
+        _statements_table(profile),
+        f"The {_TOP} functions with the most CPU time, with what they call outside the package:",
+        _functions_table(profile),
+    ]
+    return "\n\n".join(parts)
+
+
+def _steps_table(profile: Profile) -> str:
+    names = {step for _, step in profile.steps}
+    lines: list[tuple[str, float, float, float]] = []
+    for name in names:
+        each = [profile.steps.get((thread, name), 0.0) for thread in (LOOP, WRITER)]
+        lines.append((name, each[0], each[1], sum(each)))
+    lines.sort(key=lambda line: -line[3])
+    kept = [line for line in lines if line[3] >= _LEAST_US]
+    small = [line for line in lines if line[3] < _LEAST_US]
+    loop, writer = sum(line[1] for line in small), sum(line[2] for line in small)
+    kept.append(("everything smaller", loop, writer, loop + writer))
+    return _numbers(("step", LOOP, WRITER, "both"), kept)
+
+
+def _statements_table(profile: Profile) -> str:
+    lines = [(name, *values) for name, values in profile.statements.items()]
+    lines.sort(key=lambda line: -line[2])
+    kept = [line for line in lines if line[2] >= _LEAST_US / 3]
+    return _numbers(("statement", "calls per 1,000", "clock µs", "CPU µs"), kept)
+
+
+def _functions_table(profile: Profile) -> str:
+    top = sorted(profile.functions.items(), key=lambda item: -item[1])[:_TOP]
+    lines = [(f"{function} ({thread})", us) for (thread, function), us in top]
+    return _numbers(("function", "CPU µs"), lines)
+
+
+def _numbers(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
+    cells = [(line[0], *(f"{value:.1f}" for value in line[1:])) for line in lines]
+    return markdown([head, *cells], right=frozenset(range(1, len(head))))

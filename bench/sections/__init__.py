@@ -1,0 +1,1 @@
+"""The sections of the bench, in the order of the table."""

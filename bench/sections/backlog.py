@@ -1,0 +1,75 @@
+"""Backlog: a million waiting messages must not slow the drain, nor fill the worker's memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bench import processes, workload
+from bench.figures import Row, at_least, at_most
+from bench.measure import Bench
+
+from .drain import Drained, drain, read_back
+
+FEW, MANY = 10_000, 1_000_000
+_SECONDS = 10.0
+
+
+def section(bench: Bench) -> list[Row]:
+    """The same worker on a short and on a long queue, in turns."""
+    few, many = bench.size(FEW, least=200), bench.size(MANY, least=1000)
+    seconds = max(1.0, min(1.0, bench.scale) * _SECONDS)
+
+    def short() -> dict[str, float]:
+        with bench.home() as home:
+            workload.fill(home, few)
+            return {"short": drain(home, few).rate}
+
+    with bench.home() as long_home:
+        bench.say(f"filling a queue with {many:,} messages")
+        workload.fill(long_home, many)
+        state = {"done": 0, "begun_us": 0}
+
+        def long() -> dict[str, float]:
+            workload.fill(long_home, state["done"], first=many)  # as many as the last round took
+            drained, peak = _drain_for(long_home, seconds, state["begun_us"])
+            state["done"] = drained.count
+            state["begun_us"] = time.time_ns() // 1000
+            return {"long": drained.rate, "memory": peak}
+
+        seen = bench.take_turns({f"{few:,} waiting": short, f"{many:,} waiting": long})
+    base = Row(
+        section="backlog", name=f"drain, {few:,} waiting", unit="msg/s", values=seen["short"]
+    )
+    return [
+        base,
+        Row(
+            section="backlog",
+            name=f"drain, {many:,} waiting",
+            unit="msg/s",
+            values=seen["long"],
+            beside=base,
+            goal=at_least(0.9),
+        ),
+        Row(
+            section="backlog",
+            name="the worker's memory, peak",
+            unit="MB",
+            values=seen["memory"],
+            lower_is_better=True,
+            goal=at_most(150),
+        ),
+    ]
+
+
+def _drain_for(home: Path, seconds: float, after_us: int) -> tuple[Drained, float]:
+    """Let one worker drain for a while; its rate, and the most memory it held."""
+    with processes.worker(home, until_idle=False) as child:
+        deadline = time.monotonic() + seconds
+        peak = 0.0
+        while time.monotonic() < deadline:
+            child.check()
+            peak = max(peak, child.peak_mb())
+            time.sleep(0.05)
+        child.stop()
+    return read_back(home, after_us=after_us), peak

@@ -1,0 +1,152 @@
+"""Peers: other queues on SQLite, at their best settings, in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import processes, workload
+from bench.figures import Row, at_least
+from bench.measure import Bench, Unavailable
+
+from .drain import drain
+
+_HERE = Path(__file__).parent.parent / "peers"
+_TICKS = struct.Struct("<qdd")
+_LIMIT_S = 120.0
+
+
+def section(bench: Bench) -> list[Row]:
+    """Huey with and without syncs, litequeue, and holdfast with every guarantee."""
+    python = bench.peers
+    if python is None:
+        raise Unavailable("HOLDFAST_BENCH_PEERS names no interpreter; 'make bench' sets it")
+    versions = _versions(python)
+    few, count = bench.size(4_000, least=50), bench.size(20_000, least=200)
+
+    def ours() -> dict[str, float]:
+        with bench.home() as home:
+            workload.fill(home, count)
+            return {"ours": drain(home, count).rate}
+
+    contenders: dict[str, Callable[[], dict[str, float]]] = {
+        "holdfast": ours,
+        "huey, synced": lambda: {"huey": _huey(bench, python, few, "full")},
+        "huey, not synced": lambda: {"huey off": _huey(bench, python, few, "off")},
+    }
+    if "litequeue" in versions:
+        contenders["litequeue"] = lambda: {"lite": _litequeue(bench, python, few)}
+    seen = bench.take_turns(contenders)
+    huey = _row(f"Huey {versions['huey']}, fsync=True", seen["huey"])
+    huey_off = _row(
+        f"Huey {versions['huey']}, fsync=False", seen["huey off"], note="loses at a power cut"
+    )
+    rows = [
+        huey,
+        huey_off,
+        _row("holdfast, 1 process, beside Huey", seen["ours"], beside=huey, goal=5),
+        _row("holdfast, beside Huey without syncs", seen["ours"], beside=huey_off),
+    ]
+    if "lite" in seen:
+        lite = _row(
+            f"litequeue {versions['litequeue']}, pop and done",
+            seen["lite"],
+            note="synchronous=NORMAL",
+        )
+        rows += [lite, _row("holdfast, beside litequeue", seen["ours"], beside=lite)]
+    return rows
+
+
+def _versions(python: Path) -> dict[str, str]:
+    script = (
+        "import importlib.metadata as m, json\n"
+        "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
+    )
+    try:
+        done = subprocess.run(
+            [str(python), "-c", script], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Unavailable(f"{python} does not run: {error}") from error
+    found: dict[str, str] = json.loads(done.stdout)
+    if "huey" not in found:
+        raise Unavailable(f"{python} has no huey: run 'make bench', which installs it")
+    return found
+
+
+def _huey(bench: Bench, python: Path, count: int, fsync: str) -> float:
+    """One consumer thread, polling without pause: more of them wait for the same lock."""
+    with bench.home() as home:
+        ticks = home / "ticks"
+        ticks.write_bytes(bytes(_TICKS.size))
+        env = {"BENCH_DB": str(home / "huey.db"), "BENCH_TICKS": str(ticks)}
+        fill = [str(python), "-m", "huey_fill", str(_messages(home, count))]
+        with processes.Measured(
+            fill,
+            log=home / "fill.log",
+            cwd=_HERE,
+            env={**env, "BENCH_FSYNC": "off"},
+        ) as filling:
+            filling.wait()
+        os.sync()
+        consumer = [str(python.with_name("huey_consumer")), "huey_app.huey"]
+        with processes.Measured(
+            [*consumer, "-w", "1", "-k", "thread", "-q", "-n", "-C", "-d", "0.001"],
+            log=home / "huey.log",
+            cwd=_HERE,
+            env={**env, "BENCH_FSYNC": fsync, "PYTHONPATH": str(_HERE)},
+        ) as child:
+            return _rate(ticks, count, child)
+
+
+def _rate(ticks: Path, count: int, child: processes.Measured) -> float:
+    deadline = time.monotonic() + _LIMIT_S
+    while True:
+        done, first, last = _TICKS.unpack(ticks.read_bytes())
+        if done >= count:
+            return float((count - 1) / (last - first))
+        child.check()
+        if time.monotonic() > deadline:
+            raise processes.ProcessFailed(f"Huey drained {done} of {count}\n{child.tail}")
+        time.sleep(0.02)
+
+
+def _litequeue(bench: Bench, python: Path, count: int) -> float:
+    with bench.home() as home:
+        script = str(_HERE / "litequeue_loop.py")
+        with processes.Measured(
+            [str(python), script, str(_messages(home, count)), str(home / "lite.db")],
+            log=home / "lite.log",
+        ) as child:
+            child.wait()
+            return float(json.loads(child.tail)["rate"])
+
+
+def _messages(home: Path, count: int) -> Path:
+    path = home / "messages.jsonl"
+    path.write_text("".join(json.dumps(workload.payload(n)) + "\n" for n in range(count)))
+    return path
+
+
+def _row(
+    name: str,
+    values: tuple[float, ...],
+    *,
+    beside: Row | None = None,
+    goal: float | None = None,
+    note: str = "",
+) -> Row:
+    return Row(
+        section="peers",
+        name=name,
+        unit="msg/s",
+        values=values,
+        beside=beside,
+        goal=None if goal is None else at_least(goal),
+        note=note,
+    )

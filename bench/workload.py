@@ -1,0 +1,65 @@
+"""The messages of the bench, and queues filled with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast import App, Config
+from holdfast.core.broker import Outgoing
+
+QUEUE = "default"
+NOOP = "bench.noop"
+_CHUNK = 5000
+
+
+def payload(n: int) -> dict[str, Any]:
+    """About 200 bytes of JSON, as an order or a chat message may have."""
+    return {
+        "order": f"{n:020d}",
+        "customer": f"customer-{n % 1000:06d}",
+        "channel": "telegram",
+        "text": "Where is my parcel? It was promised for Tuesday.",
+        "amount": 1234.56,
+        "currency": "EUR",
+        "items": [{"sku": "ABC-12345", "n": 2}],
+    }
+
+
+def open_app(home: Path) -> App:
+    """An app on the database of `home`, with the defaults and nothing from the environment."""
+    return App(Config(home=home), name="bench-sender")
+
+
+def database(home: Path) -> Path:
+    return home / "holdfast.db"
+
+
+def fill(home: Path, count: int, *, keyed: bool = False, first: int = 0) -> None:
+    """Publish so many messages, in large batches, and let go of the file."""
+    asyncio.run(_fill(home, count, keyed, first))
+    os.sync()  # what the kernel still has to write is not the next contender's to pay
+
+
+async def _fill(home: Path, count: int, keyed: bool, first: int) -> None:
+    async with open_app(home) as app:
+        for chunk in _chunks(app, count, keyed, first):
+            for result in await app.broker.publish(QUEUE, chunk):
+                if result.error is not None:
+                    raise result.error
+
+
+def _chunks(app: App, count: int, keyed: bool, first: int) -> Iterator[list[Outgoing]]:
+    for begin in range(first, first + count, _CHUNK):
+        yield [
+            app.outgoing(
+                NOOP,
+                payload(n),
+                queue=QUEUE,
+                idempotency_key=f"order-{n:020d}" if keyed else None,
+            ).outgoing
+            for n in range(begin, min(begin + _CHUNK, first + count))
+        ]
