@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from holdfast.config import Config, Worker
-from holdfast.config.secret import mask_text
+from holdfast.config.secret import mask_line
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, InvalidMessage
 from holdfast.core.events import Entry
@@ -187,7 +187,7 @@ class QueueTrigger:
         try:
             adapter_healthy = bool(await self.adapter.health_check())
         except Exception as error:
-            log.warning("health of %s: %s", self.config.queue_name, mask_text(str(error)))
+            log.warning("health of %s: %s", self.config.queue_name, mask_line(str(error)))
             adapter_healthy = False
         engine, alive = self._engine, self._is_alive
         running = alive and self._state is State.RUNNING
@@ -218,7 +218,7 @@ class QueueTrigger:
         try:
             await self.adapter.connect()
         except Exception as error:
-            cause = mask_text(str(error) or type(error).__name__)
+            cause = mask_line(str(error) or type(error).__name__)
             log.error("Failed to connect to %s: %s", self.config.queue_name, cause)
             # Without its cause, whose text may hold the credentials.
             raise ConnectionError(f"Cannot connect to {self.config.queue_name}: {cause}") from None
@@ -226,7 +226,7 @@ class QueueTrigger:
     async def _begin(self) -> _Engine:
         store = self._store = await self._open_store()
         config, subscription, handlers = self.config, self._subscription, self._handlers()
-        broker = AdapterBroker(self.adapter, config, mask_text)
+        broker = AdapterBroker(self.adapter, config, mask_line)
         announcer = Announcer(
             broker,
             self.adapter,
@@ -235,7 +235,7 @@ class QueueTrigger:
             self.ledger,
             self._endings,
             decoder(subscription, max_bytes=self._max_bytes),
-            mask_text,
+            mask_line,
         )
         worker = EngineWorker(
             name=f"trigger {config.queue_name}@{socket.gethostname()}:{os.getpid()}",
@@ -270,7 +270,7 @@ class QueueTrigger:
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
-            mask=mask_text,
+            mask=mask_line,
             dedup_unavailable=self._dedup_unavailable,
         )
         retry = RetryPolicy(
@@ -358,7 +358,7 @@ class QueueTrigger:
         try:
             await self.adapter.close()
         except Exception as error:
-            log.warning("closing %s: %s", self.config.queue_name, mask_text(str(error)))
+            log.warning("closing %s: %s", self.config.queue_name, mask_line(str(error)))
 
 
 class _Engine:

@@ -13,6 +13,9 @@ _SECRET_WORDS = {
 _SECRET_NAMES = {"connection_string", "sasl_jaas_config"}
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 _USERINFO = re.compile(r"(://)[^\s\"']*@")
+_SCHEME = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]+", re.IGNORECASE)
+_NAMED = re.compile(r"""([A-Za-z_][\w.-]*)["']?\s*[=:]\s*""")
+_VALUE = re.compile(r"""(Bearer |Basic )?("[^"]*"|'[^']*'|[^\s"',;&})\]]+)""", re.IGNORECASE)
 _QUERY = re.compile(r"([?&;]([^=&;\s]+)=)[^&;\s]*")
 
 
@@ -59,6 +62,19 @@ def mask_text(text: str) -> str:
     """The text without user and password of a URL, and without secret parameters."""
     text = _USERINFO.sub(rf"\1{MASK}@", text)
     return _QUERY.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
+
+
+def mask_line(text: str) -> str:
+    """A line for a log or an error: also without `password=…`, `"token": "…"` and `Bearer …`."""
+    text = _SCHEME.sub(rf"\1 {MASK}", mask_text(text))
+    parts: list[str] = []
+    at = 0
+    for name in _NAMED.finditer(text):
+        value = _VALUE.match(text, name.end())
+        if name.start() >= at and value is not None and is_secret_name(name[1]):
+            parts += text[at : name.end()], MASK
+            at = value.end()
+    return "".join(parts) + text[at:]
 
 
 def protect(value: Any, *, secret: bool) -> Any:

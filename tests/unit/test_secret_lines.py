@@ -1,0 +1,21 @@
+"""What is taken out of a line before anybody reads it."""
+
+import pytest
+
+from holdfast.config.secret import mask_line
+
+
+@pytest.mark.parametrize(
+    ("line", "masked"),
+    [
+        ("RuntimeError: password=hunter2 on port 5", "RuntimeError: password=*** on port 5"),
+        ('{"api_key": "abc", "n": 1}', '{"api_key": ***, "n": 1}'),
+        ("{'sasl_password': 'two words'}", "{'sasl_password': ***}"),
+        ("Authorization: Bearer abc.def-1", "Authorization: Bearer ***"),
+        ("amqp://user:pw@host/v?token=1", "amqp://***@host/v?token=***"),
+        ("KeyError: 'name'", "KeyError: 'name'"),
+        ("attempt: 3, queue=orders", "attempt: 3, queue=orders"),
+    ],
+)
+def test_secrets_are_masked_and_the_rest_is_kept(line: str, masked: str) -> None:
+    assert mask_line(line) == masked
