@@ -39,6 +39,7 @@ QUEUE_PAUSED = "queue.paused"
 QUEUE_RESUMED = "queue.resumed"
 ANCHOR = "ledger.anchor"
 PRUNED = "ledger.pruned"
+RECOVERED = "ledger.recovered"
 
 FINAL_EVENTS = frozenset({SUCCEEDED, FAILED, REJECTED, EXPIRED, DISCARDED, DUPLICATE})
 
