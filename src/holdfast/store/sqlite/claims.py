@@ -86,9 +86,11 @@ class Claims:
             raise StoreCorrupt("taking from the queue needs a queue in the same file")
         conn, sub = claim.conn, claim.sub
         queue_due = queue.promote_in(conn, claim.now_us)
+        verdicts: list[Verdict] = []
         if sub.ordered:
             self._fill_lanes(claim, queue, decode, limit)
-        verdicts: list[Verdict] = []
+        else:  # half of the room: neither those with a key nor those without starve the others
+            verdicts += self._take_keyed(claim, queue, decode, (limit + 1) // 2)
         due = [p for (p,) in conn.execute(DUE_PRIORITIES, (sub.name, claim.now_us))]
         for floor in due if due and due[-1] == 0 else (*due, 0):
             if floor in due:
@@ -98,11 +100,20 @@ class Claims:
                     conn, sub, limit=limit - len(verdicts), keyed=False, floor=floor
                 )
                 verdicts += self.admit(claim, [decode(delivery) for delivery in new])
+        if len(verdicts) < limit and not sub.ordered:
+            verdicts += self._take_keyed(claim, queue, decode, limit - len(verdicts))
         next_due_s = None
         if len(verdicts) < limit:
             waits = [at for at in (next_due(claim), queue_due) if at is not None]
             next_due_s = (min(waits) - claim.now_us) / 1e6 if waits else None
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
+
+    def _take_keyed(
+        self, claim: Claiming, queue: Transactional, decode: Decode, limit: int
+    ) -> list[Verdict]:
+        """Where no order is asked for, a message with an ordering key is one like any other."""
+        taken = queue.take_in(claim.conn, claim.sub, limit=limit, keyed=True, floor=0)
+        return self.admit(claim, [decode(delivery) for delivery in taken])
 
     def _fill_lanes(
         self, claim: Claiming, queue: Transactional, decode: Decode, limit: int
