@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.services")
 
+SOLO_CHILDREN = 4
+"""At most so many processes for suspects."""
+SOLO_PAUSE_S = 2.0
+"""Before another one is started: the last one needs a moment to take its first message."""
+
 
 def relays_of(app: App, *, spawn_solo: bool) -> list[Relay]:
     """What this process does beside running messages."""
@@ -25,21 +30,31 @@ def relays_of(app: App, *, spawn_solo: bool) -> list[Relay]:
 
 
 class SoloSpawner:
-    """Starts the child that runs suspects alone, while there are any."""
+    """Starts the children that run suspects, one message each, while there are any.
+
+    A kill of a busy worker makes suspects of innocents; several children keep a long one among them
+    from holding up the rest.
+    """
 
     def __init__(self, app: App, target: str) -> None:
         self._app = app
         self._target = target
-        self._child: subprocess.Popen[bytes] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._spawned_at = -SOLO_PAUSE_S
 
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        if self._child is not None:
-            if self._child.poll() is None:
-                return
-            self._child = None
+        running = [child for child in self._children if child.poll() is None]
+        ended = len(running) < len(self._children)
+        self._children = running
+        now = self._app.clock.monotonic()
+        if len(running) >= SOLO_CHILDREN or (
+            running and not ended and now - self._spawned_at < SOLO_PAUSE_S
+        ):
+            return
         names = [sub.name for sub in self._app.subscriptions()]
         if await self._app.store.has_suspects(names):
             log.warning("a message crashed its worker twice: it runs alone in a child process now")
-            self._child = spawn(self._target, ["--solo"])
+            self._children.append(spawn(self._target, ["--solo"]))
+            self._spawned_at = now

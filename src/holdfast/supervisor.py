@@ -23,9 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+    from holdfast.engine.worker import EngineWorker
 
 log = logging.getLogger("holdfast.supervisor")
 
@@ -198,7 +202,8 @@ async def work(target: str, *, solo: bool, until_idle: bool) -> int:
             asyncio.create_task(worker.stopped.wait()),
         }
         if until_idle or solo:
-            waits.add(asyncio.create_task(app.idle(worker) if not solo else _no_suspects(app)))
+            over = _no_suspects(app, worker) if solo else app.idle(worker)
+            waits.add(asyncio.create_task(over))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
@@ -209,15 +214,14 @@ async def work(target: str, *, solo: bool, until_idle: bool) -> int:
     return 0 if worker.failure is None else 1
 
 
-async def _no_suspects(app: object) -> None:
-    from holdfast.app import App
-
-    assert isinstance(app, App)  # noqa: S101 - work() has checked
+async def _no_suspects(app: App, worker: EngineWorker) -> None:
+    """Returns once this child runs none and none waits. However long a suspect runs, it may."""
     names = [sub.name for sub in app.subscriptions()]
     quiet = 0
     while quiet < 3:
         await asyncio.sleep(0.5)
-        quiet = 0 if await app.store.has_suspects(names) else quiet + 1
+        waits = worker.running > 0 or await app.store.has_suspects(names)
+        quiet = 0 if waits else quiet + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
