@@ -137,8 +137,8 @@ def recover(path: Path, *, accept_loss: bool) -> Report:
         return before
     if not accept_loss:
         raise StoreCorrupt(
-            f"{before.summary}. Nothing was changed. Restore the files from a copy, if there is one; to"
-            " go on without what is missing, say that the loss is accepted"
+            f"{before.summary}. Nothing was changed. Restore the files from a copy, if there is "
+            "one; to go on without what is missing, say that the loss is accepted"
         )
     try:
         with contextlib.closing(Turnstile(path)) as turnstile, turnstile:
