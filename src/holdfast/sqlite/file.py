@@ -21,7 +21,7 @@ from holdfast.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnava
 from .liveness import sweep
 from .timebase import TimeBase
 from .turnstile import Turnstile
-from .wake import Wake
+from .wake import OUTGOING, WORK, Wake
 from .witness import Witness
 
 T = TypeVar("T")
@@ -69,11 +69,14 @@ class SqliteFile:
         self._jobs: list[_Job] = []
         self._ready = threading.Condition()
         self._closing = False
-        self._wake_wanted = False
+        self._wake_wanted = b""
         self._sync = ""
         self._commits = 0
         self._shm_fd: int | None = None
-        self._waiters: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
+        self._waiters: dict[bytes, weakref.WeakSet[asyncio.Event]] = {
+            WORK: weakref.WeakSet(),
+            OUTGOING: weakref.WeakSet(),
+        }
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ledger_head = b""
         self._rollback_hooks: list[Callable[[], None]] = []
@@ -121,9 +124,10 @@ class SqliteFile:
         """`read_sync` off the loop."""
         return await asyncio.to_thread(self.read_sync, op)
 
-    def wake_after_commit(self) -> None:
+    def wake_after_commit(self, topic: bytes = WORK) -> None:
         """Called inside an operation: others have something to do once this is committed."""
-        self._wake_wanted = True
+        if topic not in self._wake_wanted:
+            self._wake_wanted += topic
 
     @property
     def clock_in_doubt(self) -> bool:
@@ -134,11 +138,15 @@ class SqliteFile:
         """`hook` is called in the writer thread whenever something written was undone."""
         self._rollback_hooks.append(hook)
 
-    def subscribe(self) -> asyncio.Event:
-        """An event of the running loop, set whenever this or another process made work."""
+    def subscribe(self, *topics: bytes) -> asyncio.Event:
+        """An event of the running loop, set whenever this or another process made work.
+
+        Or replies and follow-ups, if the topics say so.
+        """
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
-        self._waiters.add(event)
+        for topic in topics or (WORK,):
+            self._waiters[topic].add(event)
         if self._loop is not loop:
             self._loop = loop
             listener = self._wake.listen()
@@ -147,8 +155,9 @@ class SqliteFile:
         return event
 
     def unsubscribe(self, event: asyncio.Event) -> None:
-        self._waiters.discard(event)
-        if not self._waiters and self._loop is not None:
+        for waiters in self._waiters.values():
+            waiters.discard(event)
+        if not any(self._waiters.values()) and self._loop is not None:
             listener = self._wake.listen()
             if listener is not None and not self._loop.is_closed():
                 self._loop.remove_reader(listener.fileno())
@@ -186,7 +195,7 @@ class SqliteFile:
     def _transaction(self, jobs: list[_Job]) -> None:
         durable = any(job.durable for job in jobs)
         conn = self._conn
-        self._wake_wanted = False
+        self._wake_wanted = b""
         with self._turnstile:
             level = _FULL if durable else _NORMAL
             if level != self._sync:
@@ -208,7 +217,7 @@ class SqliteFile:
                 raise
             self._after_commit(conn, durable)
         if self._wake_wanted:
-            self._wake.ring()
+            self._wake.ring(self._wake_wanted)
 
     def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
         """Nothing here may call what is committed a failure: its caller would do it again."""
@@ -254,15 +263,16 @@ class SqliteFile:
                 each.call_soon_threadsafe(_resolve_all, theirs)
         if waking and loop is not None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._set_waiters)
+                loop.call_soon_threadsafe(self._set_waiters, waking)
 
     def _woken(self) -> None:
-        self._wake.drain()
-        self._set_waiters()
+        self._set_waiters(self._wake.drain())
 
-    def _set_waiters(self) -> None:
-        for event in self._waiters:
-            event.set()
+    def _set_waiters(self, topics: bytes = WORK) -> None:
+        for topic, waiters in self._waiters.items():
+            if topic in topics:
+                for event in waiters:
+                    event.set()
 
     # -- the file ---------------------------------------------------------------------------------
 

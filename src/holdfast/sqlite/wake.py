@@ -11,6 +11,8 @@ import os
 import socket
 from pathlib import Path
 
+WORK, OUTGOING = b"w", b"o"
+"""What there may be: messages to run; replies and follow-ups to carry out."""
 _MAX_PATH = 100
 """A socket's path ends at 108 bytes."""
 
@@ -42,23 +44,25 @@ class Wake:
             self._listener = sock
         return self._listener
 
-    def ring(self) -> None:
+    def ring(self, topics: bytes) -> None:
         """Wake every other process."""
         for name in self._others():
             try:
-                self._sender.sendto(b"!", self._address(name))
+                self._sender.sendto(topics, self._address(name))
             except (BlockingIOError, InterruptedError):
                 continue  # its buffer is full: it has been woken already
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self._dir_fd)  # its process is gone
 
-    def drain(self) -> None:
-        """Empty this process's socket."""
+    def drain(self) -> bytes:
+        """Empty this process's socket; returns the topics that it was woken for."""
+        topics = b""
         if self._listener is not None:
             with contextlib.suppress(BlockingIOError):
-                while self._listener.recv(64):
-                    pass
+                while rung := self._listener.recv(64):
+                    topics += rung if rung not in topics else b""
+        return topics
 
     def sweep(self) -> int:
         """Remove the sockets of processes that are gone; returns how many."""

@@ -31,6 +31,7 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.store import Commit, Finished, Run
 from holdfast.sqlite import rows
+from holdfast.sqlite.wake import OUTGOING
 
 from . import tasks
 from .keys import free_key, keep_result, resolve_key
@@ -70,7 +71,7 @@ class Finisher:
     """The finish half of the protocol. Runs inside a transaction of the writer thread."""
 
     def __init__(
-        self, ledger: Ledger, queue: Transactional | None, wake: Callable[[], None]
+        self, ledger: Ledger, queue: Transactional | None, wake: Callable[..., None]
     ) -> None:
         self._ledger = ledger
         self._queue = queue
@@ -253,6 +254,8 @@ class Finisher:
             rows.insert(conn, DELIVERY, replies)
         if waiting:
             rows.insert(conn, OUTBOX, waiting)
+        if replies or waiting:
+            self._wake(OUTGOING)
         for queue, batch in sends.items():
             assert self._queue is not None  # noqa: S101 - only then were they collected
             self._queue.publish_in(conn, queue, batch)

@@ -9,6 +9,7 @@ from holdfast.core import records
 from holdfast.core.records import LetterFilter
 from holdfast.sqlite.file import SqliteFile
 from holdfast.sqlite.liveness import is_alive
+from holdfast.sqlite.wake import OUTGOING, WORK
 
 from . import counts, views
 
@@ -120,7 +121,7 @@ class SqliteRecords:
         return await self._file.read(lambda conn: views.last_position(conn, back))
 
     def subscribe(self) -> asyncio.Event:
-        return self._file.subscribe()
+        return self._file.subscribe(WORK, OUTGOING)
 
     def unsubscribe(self, event: asyncio.Event) -> None:
         self._file.unsubscribe(event)

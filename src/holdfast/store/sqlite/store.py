@@ -33,6 +33,7 @@ from holdfast.core.store import (
 )
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.liveness import Beat, forget, is_alive
+from holdfast.sqlite.wake import OUTGOING
 
 from . import reaper
 from .claiming import Claiming
@@ -367,7 +368,11 @@ class SqliteStore:
         await self._write(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
-        return await self._write(lambda conn, now: self._runs.reply_now(conn, run, reply, n, now))
+        def op(conn: sqlite3.Connection, now_us: int) -> str:
+            self.file.wake_after_commit(OUTGOING)
+            return self._runs.reply_now(conn, run, reply, n, now_us)
+
+        return await self._write(op)
 
     # -- relays -----------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Channels that carry replies out. `terminal.py`: the one that needs nobody."""
