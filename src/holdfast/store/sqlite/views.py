@@ -140,7 +140,7 @@ def letter_of_row(row: Sequence[Any]) -> DeadLetter:
         history=_history(row[13]),
         body=body,
         body_info=info,
-        intact=body is None or crc is None or zlib.crc32(body) == crc,
+        intact=_is_intact(body, crc),
     )
 
 
@@ -231,7 +231,7 @@ def task_of_row(row: Sequence[Any]) -> Task:
         result=row[26],
         body=body,
         body_info=info,
-        intact=body is None or crc is None or zlib.crc32(body) == crc,
+        intact=_is_intact(body, crc),
     )
 
 
@@ -374,7 +374,7 @@ def waiting_with(conn: sqlite3.Connection, text: str, limit: int) -> list[Waitin
             expires_at_us=expires,
             headers=_mapping(headers),
             body=body,
-            intact=zlib.crc32(body) == crc,
+            intact=_is_intact(body, crc),
         )
         for queue, message_id, state, priority, lane, sent, due, expires, headers, body, crc in rows
     ]
@@ -397,6 +397,13 @@ def _mapping(text: str) -> dict[str, Any]:
     except msgspec.DecodeError:
         found = text
     return found if isinstance(found, dict) else {"text": found}
+
+
+def _is_intact(body: object, crc: int | None) -> bool:
+    """Is the body the one that was written? A body that is no longer bytes is not."""
+    if body is None or crc is None:
+        return True
+    return isinstance(body, bytes) and zlib.crc32(body) == crc
 
 
 def _text_id(blob: bytes) -> str:

@@ -1,0 +1,94 @@
+"""An operator's desk: a real app on a real file, its records and the operations on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast import App, Context, FinalError
+from holdfast.admin.dead_letters import DeadLetters, Handled
+from holdfast.admin.parked import Parked
+from holdfast.cli.session import encoder, operating
+from holdfast.config import Config, Queue, Retry
+from holdfast.core.records import LedgerEvent
+from holdfast.store.sqlite.operations import SqliteOperations
+from holdfast.store.sqlite.records import SqliteRecords
+
+
+class Desk:
+    """What an operator has in front of them."""
+
+    def __init__(self, app: App, records: SqliteRecords, operations: SqliteOperations) -> None:
+        self.app = app
+        self.records = records
+        self.operations = operations
+        self.seen: list[Any] = []
+        """Payloads that the handler of `good` was given."""
+        self.letters = DeadLetters(
+            records,
+            operations,
+            encode=encoder(app),
+            codec_of=lambda queue: app.config.queue(queue).codec,
+        )
+        self.parked = Parked(records, operations)
+        self._handlers()
+
+    def _handlers(self) -> None:
+        async def good(ctx: Context) -> dict[str, Any]:
+            self.seen.append(ctx.payload)
+            return {"seen": len(self.seen)}
+
+        async def bad(ctx: Context) -> None:
+            if ctx.payload == {"mended": True}:
+                self.seen.append(ctx.payload)
+                return
+            raise FinalError("it is broken")
+
+        for queue in ("default", "other"):
+            self.app.on("good", queue=queue)(good)
+            self.app.on("bad", queue=queue)(bad)
+
+    async def work(self) -> None:
+        """Run a worker until nothing is left to do."""
+        worker = self.app.worker()
+        await worker.begin()
+        names = [sub.name for sub in self.app.subscriptions()]
+        try:
+            async with asyncio.timeout(30):
+                while not await self.app.store.is_empty(names):
+                    await asyncio.sleep(0.005)
+        finally:
+            await worker.drain()
+        assert worker.failure is None
+
+    async def events(self, message_id: str, tenant_id: str = "default") -> list[str]:
+        return [event.type for event in await self.events_of(message_id, tenant_id)]
+
+    async def events_of(self, message_id: str, tenant_id: str = "default") -> Sequence[LedgerEvent]:
+        return await self.records.events_of(tenant_id, message_id)
+
+    async def replayed(self, *args: Any, **options: Any) -> list[Handled]:
+        return [each async for each in self.letters.replay(*args, **options)]
+
+    async def discarded(self, *args: Any, **options: Any) -> list[Handled]:
+        return [each async for each in self.letters.discard(*args, **options)]
+
+    async def status(self, message_id: str) -> str:
+        (task,) = await self.records.tasks(None, message_id)
+        return task.status
+
+
+@asynccontextmanager
+async def open_desk(home: Path, *, two_files: bool = False, **queues: Queue) -> AsyncIterator[Desk]:
+    """Everything opened, and closed again."""
+    places = {}
+    if two_files:
+        places = {"broker": f"sqlite:///{home}/queue.db", "store": f"sqlite:///{home}/store.db"}
+    config = Config(
+        home=home, queues=queues, retry=Retry(base_delay_s=0.01, max_delay_s=0.02), **places
+    )
+    async with App(config) as app, operating(app) as (records, operations):
+        yield Desk(app, records, operations)
