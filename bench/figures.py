@@ -16,11 +16,13 @@ class Goal:
     sign: Literal[">=", "<="]
     limit: float
 
-    def met_by(self, row: Row) -> bool:
-        """Whether the row reaches it."""
+    def met_by(self, row: Row) -> bool | None:
+        """Whether the row reaches it; None: the figure beside it is nothing to compare with."""
+        if self.of == "ratio" and row.beside is None:
+            raise ValueError(f"{row.name}: a goal of a ratio needs a figure beside it")
         seen = row.ratio if self.of == "ratio" else row.best
         if seen is None:
-            raise ValueError(f"{row.name}: a goal of a ratio needs a figure beside it")
+            return None
         return seen >= self.limit if self.sign == ">=" else seen <= self.limit
 
     def text(self, unit: str) -> str:
@@ -78,7 +80,7 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """None: there is no goal."""
+        """None: there is no goal, or nothing to hold it against."""
         return None if self.goal is None else self.goal.met_by(self)
 
     def plain(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from . import processes, workload
 from .figures import markdown
 from .measure import Bench
+from .sampler import WAITING
 from .sections.drain import drain, read_back
 
 LOOP, WRITER = "event loop", "writer thread"
@@ -67,7 +68,15 @@ class Profile:
 
 
 def measure(bench: Bench, *, keyed: bool = False) -> Profile:
-    """Drain once without and once with the instruments."""
+    """Drain without and with the instruments; of all rounds the one with the least CPU time.
+
+    Whatever else runs on the machine can only add to it.
+    """
+    found = [_measure(bench, keyed) for _ in range(bench.rounds)]
+    return min(found, key=lambda profile: profile.total(LOOP) + profile.total(WRITER))
+
+
+def _measure(bench: Bench, keyed: bool) -> Profile:
     count = bench.size(20_000, least=500)
     with bench.home() as home:
         workload.fill(home, count, keyed=keyed)
@@ -102,19 +111,27 @@ def summarise(
 ) -> Profile:
     """Samples and statements as µs per message. Samples before and after the drain are left out."""
     begin, end = window
+    used: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     steps: Counter[tuple[str, str]] = Counter()
     functions: Counter[tuple[str, str]] = Counter()
     for at, thread, step, function, cpu_ns in found["samples"]:
         if begin <= at <= end:
             where = _thread(thread)
-            steps[where, _step(step)] += cpu_ns
-            functions[where, function] += cpu_ns
+            used[where] += cpu_ns
+            if step != WAITING:
+                seen[where] += cpu_ns
+                steps[where, STEPS.get(step, step)] += cpu_ns
+                functions[where, function] += cpu_ns
+    # A thread that waits at the look may have worked since the last one: that work is spread over
+    # what the thread was seen at.
+    share = {where: used[where] / cpu for where, cpu in seen.items() if cpu}
     return Profile(
         messages=count,
         wall_us=seconds / count * 1e6,
         plain_wall_us=plain / count * 1e6,
-        steps={key: ns / 1e3 / count for key, ns in steps.items()},
-        functions={key: ns / 1e3 / count for key, ns in functions.items()},
+        steps={key: ns * share[key[0]] / 1e3 / count for key, ns in steps.items() if ns},
+        functions={key: ns * share[key[0]] / 1e3 / count for key, ns in functions.items() if ns},
         statements={
             name: (calls / count * 1000, wall / 1e3 / count, cpu / 1e3 / count)
             for name, (calls, wall, cpu) in found["statements"].items()
@@ -126,10 +143,6 @@ def _thread(name: str) -> str:
     if name == "MainThread":
         return LOOP
     return WRITER if name.startswith("holdfast-writer") else "other threads"
-
-
-def _step(step: str) -> str:
-    return STEPS.get(step, step)
 
 
 def text(profile: Profile) -> str:

@@ -1,7 +1,7 @@
 """A worker that watches itself: `python -m bench.sampler TARGET REPORT` drains, then reports.
 
 Two instruments, both cheap enough to leave the rates nearly as they are:
-- a thread looks at the stacks of all others about a thousand times a second, and at the CPU time
+- a thread looks at the stacks of all others about five hundred times a second, and at the CPU time
   that each has used since the last look. A sample weighs as much as that CPU time, so a thread that
   waits weighs nothing.
 - connections are a subclass that times every statement, on the clock and in CPU time.
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 from holdfast import supervisor
 from holdfast.observe.logs import configure_logs
 
-EVERY_S = 0.001
-SWITCH_S = 0.00002
+EVERY_S = 0.002
+SWITCH_S = 0.0001
 """The interpreter's switch interval: with the usual 5 ms the sampler would mostly get its turn
 where another thread lets go of the lock by itself, and would see those places too often."""
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE|JOIN)\s+([a-z_]+)")
 _VERB = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE)\b")
 _WAITS = {("threading.py", "wait"), ("selectors.py", "select"), ("threading.py", "_wait")}
+WAITING = "waiting"
 _statement: dict[int, str] = {}
 """The statement that each thread is in."""
 
@@ -141,7 +142,7 @@ def place(ident: int, frame: FrameType | None) -> tuple[str, str]:
     """The step and the function of ours that a stack is in; a statement is a step of its own."""
     leaf = frame
     if leaf is not None and (Path(leaf.f_code.co_filename).name, leaf.f_code.co_name) in _WAITS:
-        return "waiting", "waiting"
+        return WAITING, WAITING
     statement = _statement.get(ident)
     while frame is not None:
         code = frame.f_code
