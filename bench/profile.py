@@ -15,7 +15,7 @@ from typing import Any
 from . import processes, workload
 from .figures import markdown
 from .measure import Bench
-from .sampler import WAITING
+from .sampler import SQL, WAITING
 from .sections.drain import drain, read_back
 
 LOOP, WRITER = "event loop", "writer thread"
@@ -61,7 +61,7 @@ class Profile:
     """By (thread, step)."""
     functions: dict[tuple[str, str], float]
     statements: dict[str, tuple[float, float, float]]
-    """Calls per 1,000 messages, clock µs and CPU µs per message."""
+    """Of the writer thread: calls per 1,000 messages, clock µs and CPU µs per message."""
 
     def total(self, thread: str) -> float:
         return sum(us for (where, _), us in self.steps.items() if where == thread)
@@ -119,24 +119,41 @@ def summarise(
         if begin <= at <= end:
             where = _thread(thread)
             used[where] += cpu_ns
-            if step != WAITING:
+            if step != WAITING and not step.startswith(SQL):
                 seen[where] += cpu_ns
                 steps[where, STEPS.get(step, step)] += cpu_ns
                 functions[where, function] += cpu_ns
-    # A thread that waits at the look may have worked since the last one: that work is spread over
-    # what the thread was seen at.
-    share = {where: used[where] / cpu for where, cpu in seen.items() if cpu}
+    statements = _statements(found["statements"], count)
+    # Statements are timed, exactly; the rest of a thread's CPU time is shared out by what it was
+    # seen at. A thread that waits at the look may have worked since the last one.
+    exact = Counter({WRITER: sum(cpu for _, _, cpu in statements.values())})
+    share = {
+        where: max(0.0, used[where] / 1e3 / count - exact[where]) / ns
+        for where, ns in seen.items()
+        if ns
+    }
+    by_step = {key: ns * share[key[0]] for key, ns in steps.items() if ns}
+    by_step |= {(WRITER, SQL + name): cpu for name, (_, _, cpu) in statements.items()}
     return Profile(
         messages=count,
         wall_us=seconds / count * 1e6,
         plain_wall_us=plain / count * 1e6,
-        steps={key: ns * share[key[0]] / 1e3 / count for key, ns in steps.items() if ns},
-        functions={key: ns * share[key[0]] / 1e3 / count for key, ns in functions.items() if ns},
-        statements={
-            name: (calls / count * 1000, wall / 1e3 / count, cpu / 1e3 / count)
-            for name, (calls, wall, cpu) in found["statements"].items()
-        },
+        steps=by_step,
+        functions={key: ns * share[key[0]] for key, ns in functions.items() if ns},
+        statements=statements,
     )
+
+
+def _statements(
+    found: dict[str, dict[str, tuple[int, int, int]]], count: int
+) -> dict[str, tuple[float, float, float]]:
+    """Those of the writer thread; others only read, off the way of a message."""
+    return {
+        name: (calls / count * 1000, wall / 1e3 / count, cpu / 1e3 / count)
+        for thread, theirs in found.items()
+        if _thread(thread) == WRITER
+        for name, (calls, wall, cpu) in theirs.items()
+    }
 
 
 def _thread(name: str) -> str:
@@ -160,7 +177,7 @@ def text(profile: Profile) -> str:
         _steps_table(profile),
         "Statements, per message:",
         _statements_table(profile),
-        f"The {_TOP} functions with the most CPU time, with what they call outside the package:",
+        f"The {_TOP} functions with the most CPU time outside of SQL:",
         _functions_table(profile),
     ]
     return "\n\n".join(parts)

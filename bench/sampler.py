@@ -35,6 +35,7 @@ _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE|JOIN)\s+([a-z_]+)")
 _VERB = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE)\b")
 _WAITS = {("threading.py", "wait"), ("selectors.py", "select"), ("threading.py", "_wait")}
 WAITING = "waiting"
+SQL = "SQL "
 _statement: dict[int, str] = {}
 """The statement that each thread is in."""
 
@@ -52,10 +53,10 @@ def label(sql: str) -> str:
 
 
 class Statements:
-    """Calls, clock and CPU time by statement, of the threads of this process."""
+    """Calls, clock and CPU time by thread and statement."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[int]] = {}
+        self.found: dict[str, dict[str, list[int]]] = {}
 
     def timed(self, sql: str, call: Callable[[], T]) -> T:
         name = label(sql)
@@ -67,7 +68,8 @@ class Statements:
         finally:
             wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
             _statement.pop(ident, None)
-            entry = self.found.setdefault(name, [0, 0, 0])
+            thread = self.found.setdefault(threading.current_thread().name, {})
+            entry = thread.setdefault(name, [0, 0, 0])
             entry[0] += 1
             entry[1] += wall
             entry[2] += cpu
@@ -149,7 +151,7 @@ def place(ident: int, frame: FrameType | None) -> tuple[str, str]:
         _, found, inside = code.co_filename.partition("/holdfast/")
         if found and not code.co_filename.startswith("<"):
             module = inside.removesuffix(".py")
-            return (f"SQL {statement}" if statement else module), f"{module}:{code.co_qualname}"
+            return (SQL + statement if statement else module), f"{module}:{code.co_qualname}"
         frame = frame.f_back
     if leaf is None:
         return "other", "other"

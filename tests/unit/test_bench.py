@@ -142,19 +142,25 @@ def test_a_profile_counts_only_what_lies_in_the_window() -> None:
             [5, "MainThread", "engine/executor", "engine/executor:run", 9_000_000],
             [10, "MainThread", "engine/executor", "engine/executor:run", 2_000],
             [12, "MainThread", "waiting", "waiting", 1_000],
-            [15, "holdfast-writer:x", "SQL COMMIT", "sqlite/file:go", 6_000],
+            [15, "holdfast-writer:x", "SQL COMMIT", "sqlite/file:go", 5_000],
+            [16, "holdfast-writer:x", "sqlite/file", "sqlite/file:go", 1_000],
             [99, "MainThread", "engine/executor", "engine/executor:run", 9_000_000],
         ],
-        "statements": {"COMMIT": [4, 8_000, 6_000]},
+        "statements": {
+            "holdfast-writer:x": {"COMMIT": [4, 8_000, 2_000]},
+            "pool": {"SELECT": [1, 1, 1]},
+        },
     }
     seen = profile.summarise(found, count=2, seconds=0.1, plain=0.05, window=(10, 20))
     assert seen.total(profile.LOOP) == 1.5, "what a waiting thread did before is spread"
     assert list(seen.steps) == [
         (profile.LOOP, "run: task, context, handler, outcome"),
+        (profile.WRITER, "writer thread's own work"),
         (profile.WRITER, "SQL COMMIT"),
     ]
+    assert seen.steps[profile.WRITER, "SQL COMMIT"] == 1.0, "timed, not guessed from samples"
     assert seen.total(profile.WRITER) == 3.0
-    assert seen.statements == {"COMMIT": (2000.0, 4.0, 3.0)}
+    assert seen.statements == {"COMMIT": (2000.0, 4.0, 1.0)}
     shown = profile.text(seen)
     assert "run: task, context, handler, outcome" in shown
     assert "SQL COMMIT" in shown
