@@ -56,6 +56,11 @@ class ParkKind(StrEnum):
     EFFECT_UNKNOWN = "effect_unknown"
 
 
+NO_HANDLER = "no handler for type"
+"""How the reason of a message begins that waits for a handler; one that a handler itself set aside
+has words of its own, and is not resumed because that handler is still there."""
+
+
 class Done(msgspec.Struct, frozen=True):
     """The handler returned."""
 

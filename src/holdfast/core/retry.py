@@ -11,6 +11,9 @@ import msgspec
 from .errors import FinalError, RetryableError
 from .outcome import Dead, Retry
 
+LONGEST_S = 31_536_000.0
+"""No wait is longer than a year, whatever an upstream asks for."""
+
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how long to wait. `max_retries` counts retries after the first attempt."""
@@ -72,25 +75,25 @@ def decide(
         return Dead(reason="retries_exhausted", error=reason)
     delay = applied.get_delay(failures - 1)
     delay += delay * applied.jitter * chance()
-    asked = retry_after(error)
-    if asked is not None:
-        delay = max(delay, asked) if asked > 0 else delay
-    return Retry(after_s=delay, reason=reason)
+    return Retry(after_s=max(delay, retry_after(error) or 0.0), reason=reason)
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Seconds that the upstream asked us to wait, if the error says so."""
+    """Seconds that the upstream asked us to wait, if the error says so; at most a year."""
     value: Any = getattr(error, "retry_after_s", None)
     if value is None:
         value = getattr(error, "retry_after", None)
     try:
-        return None if value is None else max(0.0, float(value))
-    except (TypeError, ValueError):
+        return None if value is None else min(max(0.0, float(value)), LONGEST_S)
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
 def describe(error: BaseException) -> str:
     """One line for ledgers and people: the type and what it said."""
-    text = str(error).strip()
     name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:  # an error that cannot even say what it is
+        text = ""
     return f"{name}: {text}"[:2000] if text else name

@@ -244,7 +244,7 @@ class Claims(Protocol):
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
-        """Parked messages of these types become ready (a handler appeared)."""
+        """Messages of these types that were parked for want of a handler become ready."""
         ...
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:

@@ -41,10 +41,15 @@ class Breaker:
         """May the next message run?"""
         if not self.is_open:
             return Passage.GO
-        if self._probing or self._monotonic() < self._probe_at:
+        if not self.may_probe:
             return Passage.WAIT
         self._probing = True
         return Passage.PROBE
+
+    @property
+    def may_probe(self) -> bool:
+        """Open, and the time for the next probe has come."""
+        return self.is_open and not self._probing and self._monotonic() >= self._probe_at
 
     @property
     def wait_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.outcome import (
+    NO_HANDLER,
     Dead,
     Done,
     Duplicate,
@@ -148,7 +150,7 @@ class Executor:
         for handler in self._handlers:
             if handler.queue == queue:
                 breaker = self._breakers.get(_breaker_key(handler))
-                if breaker is None or not breaker.is_open:
+                if breaker is None or not breaker.is_open or breaker.may_probe:
                     return None
                 waits.append(breaker.wait_s)
         return min(waits) if waits else None
@@ -180,55 +182,57 @@ class Executor:
         run = active.run
         handler = self._handlers.find(run.queue, run.message.type)
         if handler is None:
-            reason = f"no handler for type {run.message.type!r} on queue {run.queue!r}"
+            reason = f"{NO_HANDLER} {run.message.type!r} on queue {run.queue!r}"
             return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
+        if active.cause:  # stopped before its first step
+            return self._cancelled(active, handler)
         breaker = self._breaker(handler)
-        passage = Passage.GO if breaker is None else breaker.ask()
-        if breaker is not None and passage is Passage.WAIT:
+        if breaker is not None and breaker.ask() is Passage.WAIT:
             return Released(after_s=breaker.wait_s)
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._attempt(active, handler, context)
+        finally:  # whatever happens: a probe that never reports back would keep the breaker open
+            if breaker is not None:
+                self._tell_breaker(breaker, handler, outcome)
+        return outcome
+
+    async def _attempt(self, active: Active, handler: Handler, context: Context) -> Outcome | None:
+        """Guard and handler. Nothing that they raise goes further, but the loss of the claim."""
         try:
             denied = await self._ask_guard(active)
             if denied is not None:
                 return denied
-            result = await self._call(active, handler, context)
-            outcome: Outcome | None = _done(result)
+            return _done(await self._call(active, handler, context))
         except ParkMessage as error:
-            outcome = Park(kind=error.kind, reason=str(error))
+            return Park(kind=error.kind, reason=str(error))
         except EffectUnknown as error:
-            outcome = Park(kind=ParkKind.EFFECT_UNKNOWN, reason=str(error))
-        except asyncio.CancelledError:
-            outcome = self._cancelled(active, handler)
-        except (LeaseLost, StoreUnavailable) as error:
-            if isinstance(error, LeaseLost):
-                raise
-            outcome = Retry(after_s=1.0, reason=describe(error))
-        except (SystemExit, KeyboardInterrupt) as error:
-            outcome = self._failed(handler, run, HandlerFailed(f"the handler raised {error!r}"))
-        except Exception as error:
-            outcome = self._failed(handler, run, error)
-        if breaker is not None:
-            self._tell_breaker(breaker, handler, outcome)
-        return outcome
+            return Park(kind=ParkKind.EFFECT_UNKNOWN, reason=str(error))
+        except LeaseLost:
+            raise
+        except BaseException as error:
+            if active.cause:  # however the handler put it, it ended because it was told to
+                return self._cancelled(active, handler)
+            if isinstance(error, StoreUnavailable):
+                return Retry(after_s=1.0, reason=describe(error))
+            return self._failed(handler, active.run, _as_failure(error))
 
     async def _ask_guard(self, active: Active) -> Outcome | None:
         """None: allowed. A guard that raises or hangs never means allow."""
         if self._guard is None:
             return None
         message = active.run.message
-        decision = await asyncio.wait_for(
-            self._guard(
-                {
-                    "source": "queue_trigger",
-                    "queue": active.run.queue,
-                    "message_id": message.id,
-                    "tenant_id": message.tenant_id,
-                    "type": message.type,
-                    "attempt": active.run.attempt,
-                }
-            ),
-            self._guard_timeout_s,
-        )
-        if decision.allowed:
+        asked = {
+            "source": "queue_trigger",
+            "queue": active.run.queue,
+            "message_id": message.id,
+            "tenant_id": message.tenant_id,
+            "type": message.type,
+            "attempt": active.run.attempt,
+        }
+        async with asyncio.timeout(self._guard_timeout_s):
+            decision = await self._guard(asked)
+        if decision.allowed is True:  # nothing else that looks like a yes
             return None
         return Rejected(reason=decision.reason, policies=tuple(decision.policies))
 
@@ -264,7 +268,7 @@ class Executor:
         sync = SyncContext(context, loop)
         active.thread = True
         carried = contextvars.copy_context()
-        future = loop.run_in_executor(self._threads, carried.run, handler.call, sync)
+        future = loop.run_in_executor(self._threads, carried.run, _call_plain, handler, sync)
         while True:
             try:
                 result = await asyncio.shield(future)
@@ -272,9 +276,9 @@ class Executor:
                 if active.cause == "lost" or future.done():
                     raise
                 continue  # wait for the thread; what it does until then is still this attempt's
-            if active.cause:
+            if active.cause and active.cause != "drain":
                 raise asyncio.CancelledError
-            return result
+            return result  # while draining, too: what is done need not be done again
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -288,9 +292,7 @@ class Executor:
             from holdfast.core.outcome import Discarded
 
             return Discarded(reason="cancelled")
-        if active.cause == "lost":
-            return None
-        return self._failed(handler, active.run, HandlerFailed("the handler cancelled itself"))
+        return None  # lost
 
     def _failed(self, handler: Handler, run: Run, error: BaseException) -> Outcome:
         if isinstance(error, HandlerCrashed):
@@ -345,7 +347,9 @@ class Executor:
     def _cancel(self, active: Active, cause: str) -> None:
         if not active.cause:
             active.cause = cause
-            if active.task is not None:
+            # A task that is cancelled before its first step never runs at all, and its end would
+            # be heard by nobody: that one finds the cause by itself.
+            if active.task is not None and active.started_us:
                 active.task.cancel()
 
     def _timed_out(self, active: Active, handler: Handler) -> None:
@@ -377,7 +381,7 @@ class Executor:
 
     def _tell_breaker(self, breaker: Breaker, handler: Handler, outcome: Outcome | None) -> None:
         match outcome:
-            case Done() | Rejected():
+            case Done():
                 if breaker.succeeded():
                     log.warning("%s works again", handler.name)
             case Retry(crashed=False) | Dead(reason="retries_exhausted"):
@@ -402,6 +406,29 @@ _OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate)
 def _done(result: Any) -> Outcome:
     """A handler may return an outcome itself; anything else is its result."""
     return result if isinstance(result, _OUTCOMES) else Done(result)
+
+
+def _as_failure(error: BaseException) -> Exception:
+    """What a handler raised as an ordinary error: none of them may end the worker."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return HandlerFailed("the handler cancelled itself")
+    return HandlerFailed(f"the handler raised {describe(error)}")
+
+
+def _call_plain(handler: Handler, context: SyncContext) -> Any:
+    """Runs in a thread."""
+    try:
+        result = handler.call(context)
+    except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
+        raise RuntimeError(f"{handler.name} raised StopIteration") from error
+    except BaseException as error:  # a future would throw it into the engine's own coroutines
+        raise _as_failure(error) from error.__cause__
+    if inspect.iscoroutine(result):
+        result.close()
+        raise HandlerFailed(f"{handler.name} returned a coroutine: define it with 'async def'")
+    return result
 
 
 def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, StoreError
@@ -26,6 +26,7 @@ from holdfast.core.store import (
 )
 
 log = logging.getLogger("holdfast.engine")
+T = TypeVar("T")
 
 NET_S = 1.0
 """How often a waiting fetcher looks by itself, should a wake-up get lost."""
@@ -156,8 +157,8 @@ class FusedFetcher(_Loop):
         self._decode = decode
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
-        taken: Taken = await self._fused.take(
-            self.sub, self._decode, limit=limit, worker=self._worker.worker
+        taken: Taken = await _answered(
+            self._fused.take(self.sub, self._decode, limit=limit, worker=self._worker.worker)
         )
         self._slots.take(self._start(taken.verdicts))
         return len(taken.verdicts), taken.next_due_s
@@ -176,8 +177,10 @@ class StoreFetcher(_Loop):
         reserved = await self._slots.reserve(limit)
         started = 0
         try:
-            verdicts = await self._store.claim_ready(
-                self.sub, limit=reserved, worker=self._worker.worker, solo=self._solo
+            verdicts = await _answered(
+                self._store.claim_ready(
+                    self.sub, limit=reserved, worker=self._worker.worker, solo=self._solo
+                )
             )
             started = self._start(verdicts)
         finally:
@@ -237,22 +240,22 @@ class BrokerFetcher(_Loop):
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
         """Keyed messages go into their lanes, in broker order; the others are claimed."""
         pause = 0.05
+        worker = self._worker.worker
         while True:
             try:
                 if not self.sub.ordered:
-                    return await self._store.claim(self.sub, candidates, worker=self._worker.worker)
+                    return await _answered(self._store.claim(self.sub, candidates, worker=worker))
                 keyed = [c for c in candidates if c.message and c.message.ordering_key]
                 free = [c for c in candidates if not (c.message and c.message.ordering_key)]
                 verdicts: list[Verdict] = []
                 if keyed:
-                    adopted = await self._store.adopt_in_order(
-                        self.sub, keyed, worker=self._worker.worker
-                    )
+                    adopted = await self._store.adopt_in_order(self.sub, keyed, worker=worker)
                     verdicts += adopted or [
                         Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
                     ]
                 if free:
-                    verdicts += await self._store.claim(self.sub, free, worker=self._worker.worker)
+                    claim = self._store.claim(self.sub, free, worker=worker)
+                    verdicts += await _answered(claim)
                 return verdicts
             except StoreError as error:
                 # The messages are in our hands and not claimed: ask again, settle nothing.
@@ -262,10 +265,32 @@ class BrokerFetcher(_Loop):
                 pause = min(2.0, pause * 2)
 
 
+async def _answered(claim: Coroutine[Any, Any, T]) -> T:
+    """The answer of a claim, even if this fetcher is stopped meanwhile: it stops right after.
+
+    The store makes a claim that it was asked for, whether anybody still waits or not. Forgotten,
+    its messages would be running for ever, in a worker that has signed off.
+    """
+    asked = asyncio.ensure_future(claim)
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        me = asyncio.current_task()
+        if me is None or asked.cancelled():
+            raise
+        try:
+            return await asked
+        finally:
+            me.cancel()  # at its next await
+
+
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     if event.is_set():
         return
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        # Not wait_for: before Python 3.12 it drops a cancellation that meets the event, and a
+        # drain would wait for this loop for ever.
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return

@@ -27,7 +27,10 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.call)
+        call = self.call
+        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004 - an object whose call is async
+        )
 
     @property
     def name(self) -> str:

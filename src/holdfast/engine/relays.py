@@ -58,7 +58,8 @@ async def run_relay(relay: Relay, host: Host) -> None:
             rung.clear()
             await step_once(relay, host)
             try:
-                await asyncio.wait_for(rung.wait(), relay.every_s)
+                async with asyncio.timeout(relay.every_s):
+                    await rung.wait()
             except TimeoutError:
                 continue
     finally:

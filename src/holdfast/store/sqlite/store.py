@@ -16,7 +16,7 @@ from holdfast.core import events
 from holdfast.core.broker import Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
-from holdfast.core.outcome import Dead
+from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -380,16 +380,18 @@ class SqliteStore:
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
         marks = msgspec.json.encode(list(types)).decode()
+        waiting = (
+            " WHERE status = 'parked' AND parked_kind = ? AND subscription = ?"
+            " AND error_message GLOB ? AND (? OR event_name IN (SELECT value FROM json_each(?)))"
+        )
+        asked = (kind, subscription, f"{NO_HANDLER}*", "*" in types, marks)
 
         def op(conn: sqlite3.Connection) -> int:
             now = self.clock.now_us()
-            every = "*" in types
             found = conn.execute(
                 "UPDATE queue_executions SET status = 'ready', due_at = ?, parked_kind = NULL"
-                " WHERE status = 'parked' AND parked_kind = ? AND subscription = ? AND (? OR"
-                " event_name IN (SELECT value FROM json_each(?)))"
-                " RETURNING tenant_id, subscription, message_id",
-                (now, kind, subscription, every, marks),
+                f"{waiting} RETURNING tenant_id, subscription, message_id",
+                (now, *asked),
             ).fetchall()
             entries: list[Entry] = [
                 (t, s, m, events.RESUMED, {"kind": kind, "by": "handler"}) for t, s, m in found
@@ -401,9 +403,7 @@ class SqliteStore:
 
         some = await self.file.read(
             lambda conn: conn.execute(
-                "SELECT 1 FROM queue_executions WHERE status = 'parked' AND parked_kind = ?"
-                " AND subscription = ? LIMIT 1",
-                (kind, subscription),
+                f"SELECT 1 FROM queue_executions{waiting} LIMIT 1", asked
             ).fetchone()
         )
         return await self._commit(op) if some else 0
