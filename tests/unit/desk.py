@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,13 @@ from holdfast.config import Config, Queue, Retry
 from holdfast.core.records import LedgerEvent
 from holdfast.store.sqlite.operations import SqliteOperations
 from holdfast.store.sqlite.records import SqliteRecords
+
+
+async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that must happen, however slow the machine is."""
+    async with asyncio.timeout(60):
+        while not await happened():  # noqa: ASYNC110 - the store is asked, it tells nobody
+            await asyncio.sleep(0.005)
 
 
 class Desk:
@@ -57,12 +64,14 @@ class Desk:
         await worker.begin()
         names = [sub.name for sub in self.app.subscriptions()]
         try:
-            async with asyncio.timeout(30):
-                while not await self.app.store.is_empty(names):
-                    await asyncio.sleep(0.005)
+            await until(lambda: self._is_done(names))
         finally:
             await worker.drain()
         assert worker.failure is None
+
+    async def _is_done(self, names: Sequence[str]) -> bool:
+        queues = await self.records.queues()
+        return not any(state.ready for state in queues) and await self.app.store.is_empty(names)
 
     async def events(self, message_id: str, tenant_id: str = "default") -> list[str]:
         return [event.type for event in await self.events_of(message_id, tenant_id)]
@@ -76,6 +85,15 @@ class Desk:
     async def discarded(self, *args: Any, **options: Any) -> list[Handled]:
         return [each async for each in self.letters.discard(*args, **options)]
 
+    async def has_seen(self, *payloads: Any) -> None:
+        """Wait until the handlers were given exactly these, in any order."""
+        wanted = sorted(map(repr, payloads))
+
+        async def seen() -> bool:
+            return sorted(map(repr, self.seen)) == wanted
+
+        await until(seen)
+
     async def status(self, message_id: str) -> str:
         (task,) = await self.records.tasks(None, message_id)
         return task.status
@@ -84,7 +102,7 @@ class Desk:
 @asynccontextmanager
 async def open_desk(home: Path, *, two_files: bool = False, **queues: Queue) -> AsyncIterator[Desk]:
     """Everything opened, and closed again."""
-    places = {}
+    places: dict[str, Any] = {}
     if two_files:
         places = {"broker": f"sqlite:///{home}/queue.db", "store": f"sqlite:///{home}/store.db"}
     config = Config(

@@ -236,7 +236,6 @@ async def test_a_wrong_codec_is_mended_by_setting_it_right(home: Path):
         await desk.work()
         assert (await desk.letters.find("m-1")).reason == "undecodable"
     async with open_desk(home, texts=Queue(codec="text")) as desk:
-        desk.app.on("queue_message", queue="texts")(desk.app.handlers.find("other", "good").call)
         letter = await desk.letters.find("m-1")
         (handled,) = await desk.replayed([letter])
         assert handled.error is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -42,7 +42,7 @@ async def follow(
     position: int,
     since_us: int | None = None,
     forever: bool = True,
-) -> AsyncIterator[LedgerEvent]:
+) -> AsyncGenerator[LedgerEvent, None]:
     """Events behind `position`, then each new one as it is committed."""
     woken = records.subscribe()
     try:

@@ -46,9 +46,9 @@ class SqliteRecords:
     async def parked(
         self,
         *,
-        queue: str | None,
-        kind: str | None,
-        tenant_id: str | None,
+        queue: str | None = None,
+        kind: str | None = None,
+        tenant_id: str | None = None,
         limit: int,
         before: int | None = None,
     ) -> Sequence[tuple[int, records.Task]]:
