@@ -172,7 +172,9 @@ def _look(conn: sqlite3.Connection, table: str) -> TableReport:
                 f"SELECT body, body_crc FROM {table} WHERE body IS NOT NULL"
                 " AND body_crc IS NOT NULL"
             )
-            bad = sum(zlib.crc32(body) != crc for body, crc in stored)
+            bad = sum(
+                not isinstance(body, bytes) or zlib.crc32(body) != crc for body, crc in stored
+            )
     return TableReport(name=table, rows=rows, bad_checksums=bad)
 
 
@@ -234,21 +236,29 @@ def _rebuild(path: Path, copy: Path) -> list[Saved]:
     from holdfast.store.migrate import ensure_schema
 
     fresh = Path(f"{path}.salvage")
-    for part in ("", "-wal", "-shm", ".gate", ".lock", ".migrate.lock"):
-        Path(f"{fresh}{part}").unlink(missing_ok=True)
-    ensure_schema(fresh)
-    saved = salvage(copy / path.name, fresh)
-    with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as conn:
-        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    _sync(fresh)
+    _remove(fresh)
+    try:
+        ensure_schema(fresh)
+        saved = salvage(copy / path.name, fresh)
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as conn:
+            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        _sync(fresh)
+    except BaseException:
+        _remove(fresh)
+        shutil.rmtree(copy)  # nothing was changed yet
+        raise
     # The old log first: replayed into the new file it would destroy it. Both are in the copy.
     for part in ("-wal", "-shm"):
         Path(f"{path}{part}").unlink(missing_ok=True)
     fresh.replace(path)
-    for part in ("-wal", "-shm", ".gate", ".lock", ".migrate.lock"):
-        Path(f"{fresh}{part}").unlink(missing_ok=True)
+    _remove(fresh)
     _sync(path.parent)
     return saved
+
+
+def _remove(database: Path) -> None:
+    for part in ("", "-wal", "-shm", ".gate", ".lock", ".migrate.lock"):
+        Path(f"{database}{part}").unlink(missing_ok=True)
 
 
 def _go_on(path: Path, before: Report, copy: Path, saved: Sequence[Saved]) -> None:

@@ -36,8 +36,13 @@ def salvage(source: Path, target: Path) -> list[Saved]:
         contextlib.closing(sqlite3.connect(target, isolation_level=None)) as new,
     ):
         old.text_factory = lambda data: data.decode("utf-8", "replace")
+        readable = _tables(old)  # raises where not even the list of tables can be read
         new.execute("BEGIN IMMEDIATE")
-        found = [_table(old, new, name) for name in _tables(new) if name not in _NOT_COPIED]
+        found = [
+            _table(old, new, name)
+            for name in _tables(new)
+            if name in readable and name not in _NOT_COPIED
+        ]
         _never_use_a_number_twice(old, new)
         new.execute("COMMIT")
     return found
@@ -63,14 +68,21 @@ def _table(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> Save
     names = ", ".join(f'"{name}"' for name in columns)
     marks = ", ".join("?" * (len(columns) + 1))
     insert = f"INSERT OR IGNORE INTO {table} (rowid, {names}) VALUES ({marks})"
+    select = f"SELECT rowid, {names} FROM {table} NOT INDEXED"
     kept: set[int] = set()
-    refused = 0
-    for row in _rows(old, f"SELECT rowid, {names} FROM {table} NOT INDEXED"):
-        if new.execute(insert, row).rowcount == 1:
-            kept.add(row[0])
-        else:
-            refused += 1
-    return Saved(table, len(kept), max(refused, len(_rowids_by_index(old, table) - kept)))
+    refused: set[int] = set()
+
+    def keep(row: tuple[Any, ...]) -> None:
+        taken = new.execute(insert, row).rowcount == 1
+        (kept if taken else refused).add(row[0])
+
+    for row in _rows(old, select):
+        keep(row)
+    known = _rowids_by_index(old, table)
+    for rowid in sorted(known - kept - refused):  # stepped over between two damaged pages
+        for row in _ask(old, f"{select} WHERE rowid = ?", rowid) or ():
+            keep(row)
+    return Saved(table, len(kept), len((known | refused) - kept))
 
 
 def _columns(conn: sqlite3.Connection, table: str) -> list[str]:
@@ -80,8 +92,8 @@ def _columns(conn: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _rows(conn: sqlite3.Connection, select: str) -> Iterator[tuple[Any, ...]]:
-    """Every row that can be read, by rowid."""
-    at = -LAST_ROWID
+    """The rows that can be read, by rowid. Ours begin at 1."""
+    at = 1
     while True:
         found = _ask(conn, f"{select} WHERE rowid >= ? ORDER BY rowid LIMIT {CHUNK}", at)
         if found is None:
