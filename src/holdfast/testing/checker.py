@@ -85,6 +85,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     """How often each committed run replied; None: not known, not checked."""
     may_park: Collection[str] = ()
     """Ids of messages that may be parked instead of ended."""
+    may_be_hollow: Collection[str] = ()
+    """Ids whose committed attempt need not act: an earlier one did, or a policy skipped it."""
     unsure: Collection[str] = ()
     """Ids whose send was never answered: they may exist, and need not."""
     reclaim_limit_s: float | None = None
@@ -208,7 +210,7 @@ def _hollow(story: Story) -> Iterator[Finding]:
     if story.effects is None:
         return
     acted = {(effect.message_id, effect.attempt) for effect in story.effects}
-    mine = {sent.task for sent in story.sent}
+    mine = {sent.task for sent in story.sent if sent.id not in story.may_be_hollow}
     for event in story.history.of_type(SUCCEEDED):
         attempt = event.data.get("attempt")
         if event.task in mine and (event.task_id, attempt) not in acted:

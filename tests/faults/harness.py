@@ -1,0 +1,361 @@
+"""Real worker processes, a killer, and questions to the database. Nothing here sleeps for luck."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.app import App
+from holdfast.config import load_config
+from holdfast.core.message import Message
+from holdfast.testing.checker import Kill, Report, Sent, Story, check
+from holdfast.testing.history import History
+from holdfast.testing.oracle import Oracle
+
+T = TypeVar("T")
+TARGET = f"{Path(__file__).with_name('app.py')}:app"
+PATIENCE_S = 60.0
+"""How long something that must happen may take on a slow machine that many share."""
+POLL_S = 0.02
+SETTINGS = {
+    "WORKER__LEASE_S": "2",
+    "WORKER__SHUTDOWN_TIMEOUT_S": "2",
+    "RETRY__BASE_DELAY_S": "0.01",
+    "RETRY__MAX_DELAY_S": "0.6",
+    "BREAKER__FAILURES": "1000000",
+    "SEND_TIMEOUT_S": "60",
+}
+FINAL = "('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
+
+
+class Busy(NamedTuple):
+    """A living worker and how many tasks it runs."""
+
+    worker_id: int
+    pid: int
+    running: int
+
+
+class Fleet:
+    """Worker processes on one file, the messages sent to them and the kills they suffered."""
+
+    def __init__(self, home: Path, *, seed: int, **settings: object) -> None:
+        self.home = home
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.oracle = Oracle(home / "effects")
+        self.database = home / "holdfast.db"
+        self.sent: list[Sent] = []
+        self.kills: list[Kill] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+        own = {f"HOLDFAST__{name}": str(value) for name, value in settings.items()}
+        self.variables = {
+            "HOLDFAST_HOME": str(home),
+            "HOLDFAST_ORACLE": str(self.oracle.path),
+            **{f"HOLDFAST__{name}": value for name, value in SETTINGS.items()},
+            **own,
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.variables}
+
+    @staticmethod
+    def now_us() -> int:
+        return time.time_ns() // 1000
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def start(self, count: int = 1) -> list[subprocess.Popen[bytes]]:
+        """Start workers and wait until each has registered."""
+        new = [self._spawn() for _ in range(count)]
+        for process in new:
+            self.wait_for(partial(self._is_up, process), f"worker process {process.pid} registers")
+        return new
+
+    def _is_up(self, process: subprocess.Popen[bytes]) -> bool:
+        assert process.poll() is None, f"worker process {process.pid} ended\n{self.dump()}"
+        return self.worker_of(process.pid) is not None
+
+    def supervise(self, workers: int) -> subprocess.Popen[bytes]:
+        """A supervisor with its own workers, as `holdfast run` starts it."""
+        code = (
+            "import sys; from holdfast.supervisor import Supervisor;"
+            f" sys.exit(Supervisor({TARGET!r}, workers={workers}, grace_s=20,"
+            " say=lambda text: print(text, file=sys.stderr, flush=True)).run())"
+        )
+        return self._launch([sys.executable, "-c", code])
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return self._launch(
+            [sys.executable, "-m", "holdfast.supervisor", TARGET, "--log-level", "warning"]
+        )
+
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        self._started += 1
+        with (self.home / f"worker-{self._started}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # its own group: children that it starts end with it
+            )
+        self.processes.append(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> int | None:
+        """SIGKILL; returns the number under which the victim worked."""
+        worker_id = self.worker_of(process.pid)
+        at_us = self.now_us()
+        process.kill()
+        process.wait()
+        self.processes.remove(process)
+        if worker_id is not None:
+            self.kills.append(Kill(worker_id=worker_id, at_us=at_us))
+        return worker_id
+
+    def pause(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGSTOP, outside of a write: a writer that stands still holds up the whole file."""
+        lock = os.open(f"{self.database}.lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while True:
+                process.send_signal(signal.SIGSTOP)
+                self.wait_for(lambda: _is_stopped(process.pid), "the worker stands still")
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    process.send_signal(signal.SIGCONT)
+                    time.sleep(POLL_S * self.random.random())
+                    continue
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                return
+        finally:
+            os.close(lock)
+
+    def resume(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGCONT)
+
+    def terminate(self, process: subprocess.Popen[bytes], *, grace_s: float = PATIENCE_S) -> int:
+        """SIGTERM, and SIGKILL at the end of the grace; returns how it ended."""
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        self.processes.remove(process)
+        return process.wait()
+
+    def close(self) -> None:
+        """End whatever is left, children of workers included."""
+        groups = [process.pid for process in self.processes]
+        groups += [pid for _, pid in self.pids()]
+        for group in groups:
+            if _belongs_to(group, self.home):
+                _end_group(group)
+        for process in self.processes:
+            process.wait()
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def app(self) -> App:
+        return App(load_config(environ=self.variables, cwd=self.home), name="sender")
+
+    def send(self, messages: Iterable[Mapping[str, Any]], *, at_once: int = 200) -> list[Sent]:
+        """Send `{"type": …, "payload": …, options}`; returns when all were accepted."""
+        accepted = asyncio.run(_send(self.app(), list(messages), at_once))
+        self.sent += accepted
+        return accepted
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        if not self.database.exists():
+            return []
+        uri = f"file:{self.database}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=30)) as conn:
+            try:
+                return conn.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):  # the first worker is just making them
+                    return []
+                raise
+
+    def one(self, sql: str, *values: object) -> Any:
+        found = self.rows(sql, *values)
+        return found[0][0] if found else None
+
+    def pids(self) -> list[tuple[int, int]]:
+        """(worker_id, pid) of all workers that ever registered."""
+        found = self.rows("SELECT worker_id, name FROM workers WHERE name LIKE 'faults@%'")
+        return [(worker_id, int(name.rsplit(":", 1)[1])) for worker_id, name in found]
+
+    def worker_of(self, pid: int) -> int | None:
+        """The number under which a process works now."""
+        found = self.one(
+            "SELECT max(worker_id) FROM workers WHERE state = 'alive' AND name LIKE ?",
+            f"faults@%:{pid}",
+        )
+        return None if found is None else int(found)
+
+    def busy(self) -> list[Busy]:
+        """Workers of this fleet that run something, by the database."""
+        mine = {process.pid for process in self.processes}
+        found = self.rows(
+            "SELECT w.worker_id, w.name, count(*) FROM queue_executions q JOIN workers w"
+            " ON w.worker_id = q.worker_id WHERE q.status = 'running' AND w.state = 'alive'"
+            " GROUP BY 1, 2"
+        )
+        every = [Busy(i, int(name.rsplit(":", 1)[1]), running) for i, name, running in found]
+        return [each for each in every if each.pid in mine]
+
+    def process(self, pid: int) -> subprocess.Popen[bytes]:
+        return next(process for process in self.processes if process.pid == pid)
+
+    def finished(self) -> int:
+        return int(self.one(f"SELECT count(*) FROM queue_executions WHERE status IN {FINAL}") or 0)
+
+    def has_finished(self, messages: float) -> bool:
+        return self.finished() >= messages
+
+    def events(self, event_type: str, task_id: str | None = None) -> int:
+        """How many there are of it, of one task or of all."""
+        return int(
+            self.one(
+                "SELECT count(*) FROM event_log WHERE event_type = ?1"
+                " AND (?2 IS NULL OR task_id = ?2)",
+                event_type,
+                task_id,
+            )
+            or 0
+        )
+
+    def status(self, message_id: str) -> str | None:
+        found = self.one("SELECT status FROM queue_executions WHERE message_id = ?", message_id)
+        return None if found is None else str(found)
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def wait_for(self, look: Callable[[], T], what: str, *, patience_s: float = PATIENCE_S) -> T:
+        """Ask until the answer is true; what stands in the way is shown when it never is."""
+        end = time.monotonic() + patience_s
+        while True:
+            found = look()
+            if found:
+                return found
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {patience_s:.0f} s for: {what}\n{self.dump()}")
+            time.sleep(POLL_S)
+
+    def wait_until_final(self, *, patience_s: float = PATIENCE_S, parked: int = 0) -> None:
+        """Until every message sent has ended or was set aside. Progress renews patience."""
+        wanted = len(self.sent)
+        seen = (-1, 0)
+        end = time.monotonic() + patience_s
+        while True:
+            aside = self.one("SELECT count(*) FROM queue_executions WHERE status = 'parked'") or 0
+            done = self.finished()
+            if done >= wanted - parked and done + aside >= wanted:
+                return
+            if (done, aside) != seen:
+                seen, end = (done, aside), time.monotonic() + patience_s
+            if time.monotonic() > end:
+                raise AssertionError(
+                    f"{done} of {wanted} messages ended ({aside} parked), no progress for"
+                    f" {patience_s:.0f} s\n{self.dump()}"
+                )
+            time.sleep(0.1)
+
+    def dump(self) -> str:
+        """The state of things, for whoever has to find out."""
+        counts = self.rows("SELECT status, count(*) FROM queue_executions GROUP BY 1")
+        left = self.rows(
+            "SELECT message_id, status, worker_id, attempt, crashes, due_at, lane, idem_key"
+            f" FROM queue_executions WHERE status NOT IN {FINAL} LIMIT 10"
+        )
+        workers = self.rows("SELECT worker_id, name, state FROM workers ORDER BY 1 DESC LIMIT 12")
+        lines = [
+            f"seed {self.seed}, {len(self.sent)} sent, {len(self.kills)} kills",
+            f"tasks {dict(counts)}, queued {self.one('SELECT count(*) FROM messages')}",
+            *(f"  {row}" for row in left),
+            *(f"  worker {row}" for row in workers),
+            f"processes {[(p.pid, p.poll()) for p in self.processes]}",
+        ]
+        logs = sorted(self.home.glob("worker-*.log"), key=lambda log: log.stat().st_mtime)
+        for log in logs[-4:]:
+            lines.append(f"--- {log.name}")
+            lines.append(log.read_text(errors="replace")[-1500:])
+        return "\n".join(lines)
+
+    # -- verdict ----------------------------------------------------------------------------------
+
+    def check(self, **known: Any) -> Report:
+        """Judge, print, and fail with the findings if there are any."""
+        story = Story(
+            history=History(self.database),
+            sent=self.sent,
+            effects=self.oracle.effects(),
+            kills=self.kills,
+            **known,
+        )
+        report = check(story, seed=self.seed)
+        print(f"\n{report.table()}")
+        assert report.ok, f"{report.table()}\n{self.dump()}"
+        return report
+
+
+async def _send(app: App, messages: Sequence[Mapping[str, Any]], at_once: int) -> list[Sent]:
+    accepted: list[Sent] = []
+    async with app:
+        for start in range(0, len(messages), at_once):
+            part = [Message(**message) for message in messages[start : start + at_once]]
+            await app.send_many(part)
+            accepted += [
+                Sent(id=m.id, key=m.idempotency_key, conversation=m.ordering_key) for m in part
+            ]
+    return accepted
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_stopped(pid: int) -> bool:
+    """All threads: a signal stops them one after the other."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return all(_state(int(thread)) in ("T", "t") for thread in threads)
+
+
+def _belongs_to(pid: int, home: Path) -> bool:
+    """Is it a process of this test? Numbers are used again."""
+    try:
+        return f"HOLDFAST_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _end_group(pid: int) -> None:
+    try:
+        os.killpg(os.getpgid(pid), signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
