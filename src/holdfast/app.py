@@ -410,8 +410,10 @@ class App:
 
     async def work(self, *, until_idle: bool = False) -> Drained:
         """Run a worker in this process until cancelled, or until nothing is left to do."""
+        from holdfast.services import relays_of
+
         async with self:
-            worker = self.worker()
+            worker = self.worker(relays=relays_of(self, spawn_solo=False))
             await worker.begin()
             try:
                 if until_idle:

@@ -7,26 +7,110 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from holdfast.core.store import Worker
+from holdfast.delivery.terminal import Terminal
 from holdfast.engine.relays import Relay
+from holdfast.observe.export import Exporter
+from holdfast.store.ledger_key import ledger_key
+from holdfast.store.sqlite.anchors import Anchors
+from holdfast.store.sqlite.deliveries import SqliteDeliveries
+from holdfast.store.sqlite.metric_rows import SqliteMetricRows
+from holdfast.store.sqlite.outbox import Outbox
+from holdfast.store.sqlite.prune import Pruner
+from holdfast.store.sqlite.retention import Keep, Retention
 
 if TYPE_CHECKING:
     from holdfast.app import App
 
 log = logging.getLogger("holdfast.services")
 
+LOOK_S = 1.0
+"""How often a relay with a bell looks by itself, should a ring get lost."""
+RETENTION_S = 60.0
+PRUNE_S = 600.0
 SOLO_CHILDREN = 4
 """At most so many processes for suspects."""
 SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
 
 
-def relays_of(app: App, *, spawn_solo: bool) -> list[Relay]:
-    """What this process does beside running messages."""
-    relays: list[Relay] = []
+def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Relay]:
+    """What this process does beside running messages. The app must be open.
+
+    `terminal`: it prints the replies of the terminal channel.
+    """
+    relays = [*_ledger_relays(app), _retention(app)]
+    if app.metrics is not None:
+        exporter = Exporter(app.metrics, SqliteMetricRows(app.store))
+        every_s = app.config.metrics.export_interval_s
+        relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
+    if not app.store.fused:
+        relays.append(_outbox(app))
+    if terminal:
+        relays.append(_terminal(app))
     if spawn_solo and app.target is not None:
         solo = SoloSpawner(app, app.target)
         relays.append(Relay(name="suspects", every_s=0.5, step=solo.step, role="suspects"))
     return relays
+
+
+def _ledger_relays(app: App) -> list[Relay]:
+    config = app.config
+    key = ledger_key(config.ledger_key_file, create=True)
+    anchors = Anchors(app.store, key=key, anchor_file=config.ledger_anchor_file)
+    relays = [
+        Relay(
+            name="ledger anchor",
+            every_s=config.ledger.anchor_interval_s,
+            step=anchors.step,
+            role="anchor",
+            at_end=True,
+        )
+    ]
+    if config.retention.events_days is not None:
+        pruner = Pruner(app.store, key=key, keep_days=config.retention.events_days)
+        relays.append(
+            Relay(name="ledger pruning", every_s=PRUNE_S, step=pruner.step, role="retention")
+        )
+    return relays
+
+
+def _retention(app: App) -> Relay:
+    days = app.config.retention
+    keep = Keep(
+        tasks_days=days.tasks_days,
+        metrics_days=days.metrics_days,
+        deliveries_days=days.deliveries_days,
+        dead_letters_days=days.dead_letters_days,
+    )
+    retention = Retention(app.store, keep)
+    return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
+
+
+def _outbox(app: App) -> Relay:
+    outbox = Outbox(app.store, app.broker, codec_of=lambda queue: app.config.queue(queue).codec)
+    return Relay(
+        name="outbox",
+        every_s=LOOK_S,
+        step=outbox.step,
+        role="outbox",
+        due=outbox.due,
+        bell=outbox,
+        at_end=True,
+    )
+
+
+def _terminal(app: App) -> Relay:
+    deliveries = SqliteDeliveries(app.store)
+    printer = Terminal(deliveries)
+    return Relay(
+        name="terminal",
+        every_s=LOOK_S,
+        step=printer.step,
+        role="terminal",
+        due=printer.due,
+        bell=deliveries,
+        at_end=True,
+    )
 
 
 class SoloSpawner:

@@ -182,20 +182,32 @@ def _reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-async def work(target: str, *, solo: bool, until_idle: bool) -> int:
-    """The body of one worker process."""
+async def work(
+    target: str,
+    *,
+    solo: bool = False,
+    until_idle: bool = False,
+    terminal: bool = False,
+    log_level: str | None = None,
+) -> int:
+    """The body of one worker process. `terminal`: it prints the replies of that channel."""
     from holdfast.app import App
+    from holdfast.observe.logs import configure_logs, identify
     from holdfast.services import relays_of
 
     app = load_app(target)
     if not isinstance(app, App):
         raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
+    configure_logs(level=log_level or app.config.log.level, format=app.config.log.format)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with app:
-        worker = app.worker(solo=solo, relays=relays_of(app, spawn_solo=not solo))
+        worker = app.worker(
+            solo=solo, relays=relays_of(app, spawn_solo=not solo, terminal=terminal)
+        )
+        identify(lambda: worker.worker.worker_id)
         await worker.begin()
         waits: set[asyncio.Task[Any]] = {
             asyncio.create_task(stop.wait()),
@@ -229,13 +241,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target")
     parser.add_argument("--solo", action="store_true")
     parser.add_argument("--until-idle", action="store_true")
+    parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--log-level", default=None)
     options = parser.parse_args(arguments)
     from holdfast.observe.logs import configure_logs
 
     configure_logs(level=options.log_level)
     try:
-        code = asyncio.run(work(options.target, solo=options.solo, until_idle=options.until_idle))
+        code = asyncio.run(work(**vars(options)))
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)  # noqa: T201

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.core.broker import Subscription
 from holdfast.core.clock import Clock
 from holdfast.core.codec import dumps
+from holdfast.core.current import current_message
 from holdfast.core.errors import (
     EffectUnknown,
     HandlerCrashed,
@@ -164,6 +165,7 @@ class Executor:
     # -- one run ----------------------------------------------------------------------------------
 
     async def _run(self, active: Active) -> None:
+        current_message.set(active.run.message)  # this task's own context
         context = Context(active.run, self._store, self._make_send)
         active.started_us = self._clock.now_us()
         try:

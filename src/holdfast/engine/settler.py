@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
+from holdfast.core.current import current_message
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.outcome import Dead, Expired, Released
 from holdfast.core.store import Claims, Commit, Finished, Worker
@@ -69,6 +70,7 @@ class Settler:
         return left
 
     async def _run(self) -> None:
+        current_message.set(None)  # the task was made by a run, and is nobody's
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
