@@ -129,7 +129,7 @@ class InlineFile:
     def on_rollback(self, hook: Callable[[], None]) -> None:
         self._rollback_hooks.append(hook)
 
-    def wake_after_commit(self) -> None:
+    def wake_after_commit(self, *_: object) -> None:
         """Nobody sleeps here: the scheduler decides who moves."""
 
     def close(self) -> None:

@@ -206,6 +206,7 @@ def test_every_business_table_has_a_tenant_and_its_indexes_begin_with_it(db: Pat
         "idx_tasks_ready",
         "idx_tasks_running",
         "idx_outbox_due",
+        "idx_tasks_parked",
         "idx_deliveries_pending",
         *(name for name in shape.indexes if name.startswith("idx_messages_")),
     }

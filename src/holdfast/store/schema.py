@@ -191,6 +191,12 @@ _partial(
     queue_executions.c.lane_seq,
     where=NOT_FINAL.text,
 )
+_partial(
+    "idx_tasks_parked",
+    queue_executions.c.subscription,
+    queue_executions.c.parked_kind,
+    where="status = 'parked'",
+)
 
 queue_metrics = Table(
     "queue_metrics",

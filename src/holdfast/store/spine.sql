@@ -61,6 +61,7 @@ CREATE INDEX idx_tasks_ready ON queue_executions (subscription, priority, due_at
 CREATE INDEX idx_tasks_running ON queue_executions (worker_id) WHERE status = 'running';
 CREATE INDEX idx_tasks_waiting_key ON queue_executions (tenant_id, subscription, idem_key) WHERE status = 'waiting_key';
 CREATE INDEX idx_tasks_lane ON queue_executions (tenant_id, subscription, lane, lane_seq) WHERE status NOT IN ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate') AND lane IS NOT NULL;
+CREATE INDEX idx_tasks_parked ON queue_executions (subscription, parked_kind) WHERE status = 'parked';
 CREATE TABLE queue_metrics (
     id BLOB NOT NULL,
     tenant_id VARCHAR(64) DEFAULT 'default' NOT NULL,

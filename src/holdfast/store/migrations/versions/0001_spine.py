@@ -135,6 +135,9 @@ def _tasks() -> None:
         "status NOT IN ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
         " AND lane IS NOT NULL",
     )
+    _partial_index(
+        "idx_tasks_parked", "queue_executions", ["subscription", "parked_kind"], "status = 'parked'"
+    )
 
 
 def _records() -> None:

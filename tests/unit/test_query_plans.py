@@ -1,0 +1,126 @@
+"""Plans of the hot statements: none sorts, none reads a big table from end to end.
+
+The statements are those that the protocol's model really runs, caught on their way to the
+database, so that a new one is looked at without anybody thinking of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+
+import pytest
+
+from holdfast.sqlite.timebase import WAITING
+from tests.property.protocol_file import empty_database
+from tests.property.protocol_world import Mode, World
+
+BIG = (
+    "queue_executions",
+    "messages",
+    "event_log",
+    "idempotency_keys",
+    "dead_letters",
+    "deliveries",
+    "effects",
+)
+"""Tables that grow with every message."""
+SMALL_INDEXES = (
+    "idx_tasks_ready",
+    "idx_tasks_running",
+    "idx_tasks_waiting_key",
+    "idx_tasks_lane",
+    "idx_tasks_parked",
+    "idx_messages_delayed",
+)
+"""They hold only what is on its way, so a walk over one of them is a walk over that."""
+ON_PURPOSE = "SELECT seq, hash FROM event_log NOT INDEXED"
+"""The head of a chain, from the end of the ledger backwards: it stops at the first it finds."""
+OF_THE_MODEL = re.compile(
+    r"^(BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE)"
+    # The model's own questions.
+    r"|^SELECT (message_id, status, held|message_id, state FROM|worker_id, epoch, status FROM"
+    r" queue_executions WHERE tenant_id = \? AND message_id|tenant_id, subscription, message_id,"
+    r" parked_kind)"
+)
+
+
+@pytest.fixture(scope="module")
+def statements() -> list[str]:
+    """Everything that some stories send to the database."""
+    seen: dict[str, None] = {}
+
+    def note(sql: str) -> str:
+        seen[sql] = None
+        return sql
+
+    for mode in Mode:
+        for seed in range(15):
+            world = World(seed, mode)
+            world.file.conn.plant(note, None)
+            asyncio.run(world.run())
+            world.file.close()
+    return [sql for sql in seen if not OF_THE_MODEL.match(sql) and not sql.startswith(ON_PURPOSE)]
+
+
+def plan_of(conn: sqlite3.Connection, sql: str) -> list[str]:
+    marks = max(
+        len(re.findall(r"\?(?!\d)", sql)), *(int(n) for n in re.findall(r"\?(\d+)", sql)), 0, 0
+    )
+    rows = conn.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * marks)
+    return [str(row[3]) for row in rows]
+
+
+def complaints(plan: list[str]) -> list[str]:
+    found = [step for step in plan if "TEMP B-TREE" in step and "DISTINCT" not in step]
+    for step in plan:
+        table = re.match(r"SCAN (\w+)", step)
+        small = any(index in step for index in SMALL_INDEXES)
+        if table is not None and table.group(1) in (*BIG, "a", "b", "w") and not small:
+            found.append(step)
+    return found
+
+
+def test_the_model_shows_the_hot_statements(statements: list[str]) -> None:
+    text = "\n".join(statements)
+    for part in (
+        "SET status = 'running'",
+        "SET status = 'succeeded'",
+        "INSERT OR IGNORE INTO queue_executions",
+        "INSERT INTO event_log",
+        "DELETE FROM messages",
+        "FROM messages WHERE queue",
+    ):
+        assert part in text, part
+    assert len(statements) > 60
+
+
+def test_no_hot_statement_sorts_or_reads_a_big_table(statements: list[str]) -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    bad = {}
+    for sql in statements:
+        found = complaints(plan_of(conn, sql))
+        if found:
+            bad[sql] = found
+    conn.close()
+    assert not bad, "\n".join(f"{sql}\n   {steps}" for sql, steps in bad.items())
+
+
+def test_setting_the_clock_moves_only_what_waits() -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    plans = [plan_of(conn, sql) for sql in WAITING]
+    conn.close()
+    assert not [step for plan in plans[:2] for step in complaints(plan)]
+
+
+def test_a_bad_plan_is_seen() -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    sorts = "SELECT rowid FROM queue_executions WHERE status = 'ready' ORDER BY attempt"
+    reads = "SELECT rowid FROM queue_executions WHERE worker_id = ?"
+    assert complaints(plan_of(conn, sorts))
+    assert complaints(plan_of(conn, reads))
+    conn.close()
