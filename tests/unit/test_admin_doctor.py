@@ -1,6 +1,5 @@
 """Findings: each thing that `doctor` looks at, sound and broken."""
 
-import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -72,7 +71,8 @@ def test_a_changed_body_is_found_in_each_table(database: Path):
         assert name in check.detail
 
 
-def test_a_damaged_page_is_found(database: Path):
+@pytest.mark.parametrize("damage", [b"\0" * 2000, b"\xff" * 2000, bytes(range(256)) * 8])
+def test_a_damaged_page_is_found(database: Path, damage: bytes):
     with closing(sqlite3.connect(database)) as conn:
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         page = conn.execute(
@@ -80,7 +80,7 @@ def test_a_damaged_page_is_found(database: Path):
         ).fetchone()[0]
     with database.open("r+b") as file:
         file.seek((page - 1) * 4096 + 8)
-        file.write(os.urandom(2000))
+        file.write(damage)
     assert checks.check_integrity(database).finding is Finding.REFUSED
 
 

@@ -1,4 +1,4 @@
-"""What `holdfast dev` shows: where things are, what to try, replies, and the ends of messages."""
+"""What `holdfast dev` shows: where things are, what to try, and what becomes of each message."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import contextlib
 import os
 import shlex
 import threading
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from holdfast.core import events
 from holdfast.core.errors import HoldfastError
-from holdfast.core.records import LedgerEvent, Operations, Records
+from holdfast.core.records import LedgerEvent
 
 from .output import Output, safe
 
 if TYPE_CHECKING:
     from holdfast.app import App
 
-TERMINAL = "terminal"
 _SHOWN = (*sorted(events.FINAL_EVENTS), events.RETRIED, events.PARKED, events.RECLAIMED)
-_LOOK_S = 0.25
 _COLOURS = {
     events.SUCCEEDED: "green",
     events.DUPLICATE: None,
@@ -45,6 +44,7 @@ class Display:
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
+        self._position = 0
         self._thread = threading.Thread(target=self._watch, name="holdfast-display")
 
     def __enter__(self) -> Display:
@@ -81,58 +81,37 @@ class Display:
     async def _main(self) -> None:
         from holdfast.admin.tail import EventFilter, follow
         from holdfast.app import App
-
-        from .session import operating
+        from holdfast.store.sqlite.records import SqliteRecords
 
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        async with App(self._app.config) as app, operating(app) as (records, operations):
-            position = await records.last_position()
+        async with App(self._app.config) as app:
+            records = SqliteRecords(app.store.file)
+            self._position = await records.last_position()
             self._greet()
             self._ready.set()
-            replies = asyncio.create_task(self._replies(records, operations))
-            where = EventFilter(types=_SHOWN)
-
-            async def show_events() -> None:
-                async for event in follow(records, where, position=position):
-                    self._show(event)
-
-            shown = asyncio.create_task(show_events())
             stopped = asyncio.create_task(self._stop.wait())
-            tasks = {replies, shown, stopped}
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
+            shown = asyncio.create_task(
+                self._follow(follow(records, EventFilter(types=_SHOWN), position=self._position))
+            )
+            await asyncio.wait({stopped, shown}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (stopped, shown):
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._show_replies(operations)
-        for error in ended:
-            if isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError):
+            *_, error = await asyncio.gather(stopped, shown, return_exceptions=True)
+            if isinstance(error, Exception):
                 raise error
+            # What was committed while the worker drained.
+            async for event in follow(
+                records, EventFilter(types=_SHOWN), position=self._position, forever=False
+            ):
+                self._show(event)
 
-    async def _replies(self, records: Records, operations: Operations) -> None:
-        """Replies to the terminal are printed, then marked as sent: at least once."""
-        woken = records.subscribe()
-        try:
-            while True:
-                woken.clear()
-                if await self._show_replies(operations):
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), _LOOK_S)
-        finally:
-            records.unsubscribe(woken)
-
-    async def _show_replies(self, operations: Operations) -> int:
-        found = await operations.pending_replies(TERMINAL, limit=100)
-        for reply in found:
-            text = self._out.strong(safe(reply.content, lines=True))
-            to = "" if reply.recipient == "-" else f" to {safe(reply.recipient)}"
-            self._out.data({"reply": reply}, f"reply{to}: {text}")
-        if found:
-            await operations.replies_sent(found)
-        return len(found)
+    async def _follow(self, events_: AsyncIterator[LedgerEvent]) -> None:
+        async for event in events_:
+            self._show(event)
 
     def _show(self, event: LedgerEvent) -> None:
+        self._position = event.position
         data = event.data
         kind = event.type.removeprefix("task.")
         word = self._out.tinted(f"{kind:<9}", _COLOURS.get(event.type, "red"))

@@ -21,27 +21,14 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.core.text import one_line
+
 _TIMES = "_us"
 
 
-def safe(text: object, *, lines: bool = False) -> str:
-    """The text with everything unprintable escaped; `lines` keeps line breaks."""
-    raw = str(text)
-    if raw.isprintable():
-        return raw
-    return "".join(
-        char if char.isprintable() or (lines and char == "\n") else _escape(char) for char in raw
-    )
-
-
-def _escape(char: str) -> str:
-    known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    code = ord(char)
-    if char in known:
-        return known[char]
-    if code <= 0xFF:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+def safe(text: object) -> str:
+    """Anything as text on one line, with what a terminal would obey shown as escapes."""
+    return one_line(str(text))
 
 
 def plain(value: Any) -> Any:
@@ -134,7 +121,8 @@ class Output:
 
     def say(self, text: str) -> None:
         """Talk: to standard error, always."""
-        click.echo(safe(text, lines=True), err=True)
+        for line in text.split("\n"):
+            click.echo(safe(line), err=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[tuple[Any, Sequence[object]]]) -> None:
         """Records with their cells: one JSON line each, or one table."""

@@ -40,6 +40,7 @@ _HEALTH = {
     "doctor": Entry("doctor:doctor", "Check this deployment for what would lose messages."),
     "ledger": Entry("upkeep:ledger", "Prove that nobody changed the ledger."),
     "migrate": Entry("upkeep:migrate", "Bring the database to the newest schema."),
+    "recover": Entry("upkeep:recover", "Go on after a database lost commits or was damaged."),
     "config": Entry("configuration:config", "Show and check the configuration."),
     "bench": Entry("upkeep:bench", "Measure how fast it is on this machine."),
     "completion": Entry("configuration:completion", "Print a completion script for your shell."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -40,6 +41,8 @@ def run(
     from holdfast.supervisor import Supervisor
 
     options = [] if log_level is None else ["--log-level", log_level]
+    if sys.stdout.isatty() and not session.out.as_json:
+        options.append("--terminal")
     supervisor = Supervisor(
         target,
         workers=workers,
@@ -72,7 +75,8 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
     """Run an app with one worker and watch what it does.
 
     Without MODULE:APP it runs ./app.py if there is one, else a small agent that comes along. Shows
-    replies to the terminal and a line for each message that ends. Ctrl+C drains and ends.
+    replies to the terminal and a line for each message that ends; with --json the lines alone.
+    Ctrl+C drains and ends.
     """
     from holdfast.supervisor import Supervisor, load_app
 
@@ -86,7 +90,7 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
             workers=1,
             grace_s=app.config.worker.shutdown_timeout_s + _GRACE_S,
             say=session.out.say,
-            options=["--log-level", log_level],
+            options=["--log-level", log_level, *([] if session.out.as_json else ["--terminal"])],
         )
         code = supervisor.run()
     stop(_code(code))

@@ -1,4 +1,4 @@
-"""`holdfast ledger`, `migrate` and `bench`."""
+"""`holdfast ledger`, `migrate`, `recover` and `bench`."""
 
 from __future__ import annotations
 
@@ -92,6 +92,41 @@ def verify(session: Session) -> None:
     )
     out.line("the ledger is whole" if report.ok else "the ledger was changed")
     if not report.ok:
+        stop(Exit.CHECK_FAILED)
+
+
+@click.command(epilog=examples("holdfast recover", "holdfast recover --accept-loss"))
+@click.option("--accept-loss", is_flag=True, help="Go on without what cannot be brought back.")
+@command_options
+def recover(session: Session, accept_loss: bool) -> None:
+    """Go on after a database lost commits or was damaged.
+
+    Without --accept-loss it only looks, and says what is missing (exit code 10). With it, the files
+    are copied aside first; then the database is made whole with every row that can be read.
+    """
+    from holdfast.sqlite import recovery
+
+    out = session.out
+    config = session.config
+    sound = True
+    for path in dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None):
+        found = recovery.recover(path, accept_loss=True) if accept_loss else recovery.inspect(path)
+        sound = sound and found.sound
+        out.data({"sound": found.sound, **plain(found)}, safe(found.summary))
+        for table in found.tables:
+            rows = "cannot be read" if table.rows is None else f"{table.rows} rows"
+            bad = f", {table.bad_checksums} changed bodies" if table.bad_checksums else ""
+            out.line(f"  {safe(table.name):<18} {rows}{bad}")
+        if found.copy:
+            out.line(f"  the files as they were: {safe(found.copy)}")
+        for name, count in found.lost_rows.items():
+            out.line(f"  lost for good: {count} rows of {safe(name)}")
+        if not accept_loss and not found.sound:
+            out.say(
+                "Restore the files from a copy, if there is one. To go on without what is missing: "
+                "holdfast recover --accept-loss"
+            )
+    if not sound:
         stop(Exit.CHECK_FAILED)
 
 

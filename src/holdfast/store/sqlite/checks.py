@@ -10,8 +10,8 @@ from pathlib import Path
 
 from holdfast.core.checks import Check, ok, refused, warning
 from holdfast.core.errors import StoreError
-from holdfast.sqlite.file import refuse_network
-from holdfast.sqlite.witness import Witness
+from holdfast.sqlite.file import refuse_network, translate
+from holdfast.sqlite.witness import witnessed
 from holdfast.store.migrate import HEAD, current_revision
 
 OLDEST = (3, 35, 0)
@@ -69,21 +69,20 @@ def check_schema(path: Path) -> Check:
 
 def check_witness(path: Path) -> Check:
     """Read before the database: a writer that is between the two is behind here, never ahead."""
-    if not Path(f"{path}.witness").exists():
-        return warning(
-            "witness", "there is none yet: lost commits could not be told", "it comes with a write"
-        )
-    with contextlib.closing(Witness(path)) as witness:
-        witnessed = witness.read()
+    made = witnessed(path)
     with _reading(path) as conn:
         commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
-    if witnessed is None:
-        return warning("witness", "it is unreadable and proves nothing", "it comes with a write")
-    if witnessed > commits:
+    if made is None:
+        return warning(
+            "witness",
+            "there is none that can be read: lost commits could not be told",
+            "the next write makes one",
+        )
+    if made > commits:
         return refused(
             "witness",
-            f"{witnessed} durable commits were made, {commits} are there: the last "
-            f"{witnessed - commits} went missing",
+            f"{made} durable commits were made, {commits} are there: the last "
+            f"{made - commits} went missing",
             "restore the files from a copy, or run 'holdfast recover'",
         )
     return ok("witness", f"{commits} durable commits, none missing")
@@ -91,8 +90,11 @@ def check_witness(path: Path) -> Check:
 
 def check_integrity(path: Path) -> Check:
     """SQLite's own check of every page and index. Reads the whole file."""
-    with _reading(path) as conn:
-        found = [row[0] for row in conn.execute("PRAGMA integrity_check(20)")]
+    try:
+        with _reading(path) as conn:
+            found = [row[0] for row in conn.execute("PRAGMA integrity_check(20)")]
+    except StoreError as error:  # damaged so badly that the check itself gives up
+        found = [str(error)]
     if found == ["ok"]:
         return ok("integrity", "every page and index is sound")
     return refused(
@@ -137,5 +139,8 @@ def last_event_us(path: Path) -> int | None:
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     uri = f"{path.absolute().as_uri()}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as conn:
-        yield conn
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as conn:
+            yield conn
+    except sqlite3.Error as error:
+        raise translate(error, path) from error

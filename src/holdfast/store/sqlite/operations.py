@@ -20,7 +20,7 @@ from holdfast.core.clock import from_us
 from holdfast.core.errors import Conflict, HoldfastError, NotFound
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.outcome import Status
-from holdfast.core.records import EffectWord, Identity, Replay, Reply, Resumption
+from holdfast.core.records import EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 
@@ -30,7 +30,6 @@ from .lanes import advance_lane
 from .ledger import Entry
 from .letters import storable
 from .store import SqliteStore
-from .views import REPLY, reply_of_row
 
 T = TypeVar("T")
 _TASK = " WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -269,36 +268,6 @@ class SqliteOperations:
         self._append(conn, [entry], now_us)
         self._store.file.wake_after_commit()
         return True
-
-    # -- replies ----------------------------------------------------------------------------------
-
-    async def pending_replies(self, channel: str, *, limit: int) -> Sequence[Reply]:
-        def op(conn: sqlite3.Connection) -> list[Reply]:
-            found = conn.execute(
-                f"{REPLY} WHERE channel = ? AND status = 'pending' AND due_at <= ?"
-                " ORDER BY created_at, id LIMIT ?",
-                (channel, self._store.clock.now_us(), limit),
-            )
-            return [reply_of_row(row) for row in found]
-
-        return await self._store.file.read(op)
-
-    async def replies_sent(self, replies: Sequence[Reply]) -> None:
-        def op(conn: sqlite3.Connection, now_us: int) -> None:
-            entries: list[Entry] = []
-            for reply in replies:
-                changed = conn.execute(
-                    "UPDATE deliveries SET status = 'sent', last_attempt_at = ? WHERE id = ?"
-                    " AND status = 'pending'",
-                    (now_us, reply.id),
-                ).rowcount
-                if changed:
-                    head = (reply.tenant_id, reply.subscription or "", reply.task_id or "")
-                    data = {"delivery_id": reply.id, "channel": reply.channel}
-                    entries.append((*head, events.DELIVERY_SENT, data))
-            self._append(conn, entries, now_us)
-
-        await self._write(op)
 
     # -- the transaction --------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ _EVENT = (
     "SELECT rowid, created_at, event_type, tenant_id, subscription, task_id, worker_id, seq, data"
     " FROM event_log"
 )
-REPLY = (
+_REPLY = (
     "SELECT id, tenant_id, subscription, task_id, channel, recipient, content, status, retry_count,"
     " created_at, last_attempt_at, last_error FROM deliveries"
 )
@@ -344,14 +344,10 @@ def effects_of(conn: sqlite3.Connection, tenant_id: str, message_id: str) -> lis
 
 def replies_of(conn: sqlite3.Connection, tenant_id: str, message_id: str) -> list[Reply]:
     found = conn.execute(
-        f"{REPLY} WHERE tenant_id = ? AND task_id = ? ORDER BY created_at, id",
+        f"{_REPLY} WHERE tenant_id = ? AND task_id = ? ORDER BY created_at, id",
         (tenant_id, message_id),
     )
-    return [reply_of_row(row) for row in found]
-
-
-def reply_of_row(row: Sequence[Any]) -> Reply:
-    return Reply(**dict(zip(Reply.__struct_fields__, row, strict=True)))
+    return [Reply(**dict(zip(Reply.__struct_fields__, row, strict=True))) for row in found]
 
 
 def waiting_with(conn: sqlite3.Connection, text: str, limit: int) -> list[Waiting]:
