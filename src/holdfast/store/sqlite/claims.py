@@ -23,7 +23,7 @@ from holdfast.sqlite import rows
 
 from . import ends, tasks
 from .claiming import Claiming
-from .keys import Holder, end_as_duplicate, final_data, take_keys
+from .keys import Holder, end_as_duplicate, final_data, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
 from .ledger import Entry, Ledger
 
@@ -92,14 +92,10 @@ class Claims:
         else:  # half of the room: neither those with a key nor those without starve the others
             verdicts += self._take_keyed(claim, queue, decode, (limit + 1) // 2)
         due = [p for (p,) in conn.execute(DUE_PRIORITIES, (sub.name, claim.now_us))]
-        for floor in due if due and due[-1] == 0 else (*due, 0):
-            if floor in due:
-                verdicts += self.claim_ready(claim, floor, limit - len(verdicts))
-            if len(verdicts) < limit:
-                new = queue.take_in(
-                    conn, sub, limit=limit - len(verdicts), keyed=False, floor=floor
-                )
-                verdicts += self.admit(claim, [decode(delivery) for delivery in new])
+        for priority in due:  # what is new and above it goes first, then what waited here
+            verdicts += self._take_new(claim, queue, decode, limit - len(verdicts), priority + 1)
+            verdicts += self.claim_ready(claim, priority, limit - len(verdicts))
+        verdicts += self._take_new(claim, queue, decode, limit - len(verdicts), 0)
         if len(verdicts) < limit and not sub.ordered:
             verdicts += self._take_keyed(claim, queue, decode, limit - len(verdicts))
         next_due_s = None
@@ -107,6 +103,15 @@ class Claims:
             waits = [at for at in (next_due(claim), queue_due) if at is not None]
             next_due_s = (min(waits) - claim.now_us) / 1e6 if waits else None
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
+
+    def _take_new(
+        self, claim: Claiming, queue: Transactional, decode: Decode, limit: int, floor: int
+    ) -> list[Verdict]:
+        """New messages without an ordering key, none below the priority `floor`."""
+        if limit <= 0:
+            return []
+        taken = queue.take_in(claim.conn, claim.sub, limit=limit, keyed=False, floor=floor)
+        return self.admit(claim, [decode(delivery) for delivery in taken])
 
     def _take_keyed(
         self, claim: Claiming, queue: Transactional, decode: Decode, limit: int
@@ -336,6 +341,9 @@ class Claims:
             " attempt = attempt - 1 WHERE rowid = ?",
             (run.row,),
         )
+        key = (message.tenant_id, run.subscription, run.idem_key or "")
+        if is_free(claim.conn, *key):  # its holder ended in this very batch
+            entries += resolve_key(claim.conn, *key, claim.now_us)
         return Answer.WAITING
 
     def _append(self, claim: Claiming, entries: Sequence[Entry]) -> None:

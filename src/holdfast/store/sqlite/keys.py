@@ -86,6 +86,14 @@ def free_key(
         )
 
 
+def is_free(conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str) -> bool:
+    """Does the key belong to nobody?"""
+    found = conn.execute(
+        f"SELECT 1 FROM idempotency_keys{_ONE}", (tenant_id, subscription, key)
+    ).fetchone()
+    return found is None
+
+
 def resolve_key(
     conn: sqlite3.Connection, tenant_id: str, subscription: str, key: str, now_us: int
 ) -> list[Entry]:
