@@ -1,0 +1,29 @@
+"""The app of the command line's tests."""
+
+from __future__ import annotations
+
+import os
+
+from holdfast import App, Context, FinalError
+
+app = App(name="cli-test")
+
+
+@app.on("good")
+async def good(ctx: Context) -> dict[str, int]:
+    """Answers."""
+    await ctx.reply(f"seen {ctx.payload}")
+    return {"ok": 1}
+
+
+@app.on("bad")
+async def bad(ctx: Context) -> None:
+    """Fails, unless the payload was mended."""
+    if ctx.payload != {"mended": True}:
+        raise FinalError("broken \x1b[31mred\x1b[0m")
+
+
+@app.on("dies")
+async def dies(ctx: Context) -> None:
+    """Takes its worker with it."""
+    os._exit(9)
