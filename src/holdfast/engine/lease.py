@@ -58,22 +58,34 @@ class Lease:
 
     def _run(self) -> None:
         beaten = self._clock.monotonic()
+        doubt_until = 0.0
+        given_up = False
         while not self._stop.wait(self._every_s):
             now = self._clock.monotonic()
             stalled = now - self._ticked
             if stalled > self._stall_limit_s:
-                log.error(
-                    "the event loop stood still for %.0f s: worker %d gives up its lease",
-                    stalled,
-                    self._worker.worker_id,
-                )
-                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-                return
-            if now - beaten > self._lease_s and not self._still_ours():
+                if not given_up:
+                    self._give_up(stalled)
+                given_up = True
+                continue  # a loop that moves again wants to know what became of its claims
+            if given_up or now - beaten > self._lease_s:
+                # A reaper that saw the old beat may be about to commit: ask for one lease more.
+                doubt_until = now + self._lease_s
+            given_up = False
+            # From here on the beat is young, and the answer is about what happened before it.
+            self._store.beat(self._worker)
+            beaten = now
+            if now <= doubt_until and not self._still_ours():
                 self._call_lost()
                 return
-            self._store.beat(self._worker)
-            beaten = self._clock.monotonic()
+
+    def _give_up(self, stalled: float) -> None:
+        log.error(
+            "the event loop stood still for %.0f s: worker %d gives up its lease",
+            stalled,
+            self._worker.worker_id,
+        )
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _still_ours(self) -> bool:
         """After standing still for longer than the lease: were we declared dead meanwhile?"""
