@@ -248,9 +248,27 @@ class Fleet:
         found = self.one("SELECT status FROM queue_executions WHERE message_id = ?", message_id)
         return None if found is None else str(found)
 
+    def are_running(self, ids: Iterable[str]) -> bool:
+        return all(self.status(message_id) == "running" for message_id in ids)
+
+    def is_run_by(self, worker_id: int | None, ids: Iterable[str]) -> bool:
+        """Does this worker run all of them?"""
+        found = self.rows(
+            "SELECT message_id FROM queue_executions WHERE status = 'running' AND worker_id = ?",
+            worker_id,
+        )
+        return set(ids) <= {message_id for (message_id,) in found}
+
+    def new_number(self, process: subprocess.Popen[bytes], old: int | None) -> int | None:
+        """The number under which a process registered again; None: not yet."""
+        found = self.worker_of(process.pid)
+        return None if found == old else found
+
     # -- waiting ----------------------------------------------------------------------------------
 
-    def wait_for(self, look: Callable[[], T], what: str, *, patience_s: float = PATIENCE_S) -> T:
+    def wait_for(
+        self, look: Callable[[], T | None], what: str, *, patience_s: float = PATIENCE_S
+    ) -> T:
         """Ask until the answer is true; what stands in the way is shown when it never is."""
         end = time.monotonic() + patience_s
         while True:
