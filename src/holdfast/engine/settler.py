@@ -138,7 +138,8 @@ class Settler:
         assert delivery is not None  # noqa: S101 - asked for only then
         verb, reason = Verb.ACK, ""
         if isinstance(finished.outcome, Released):
-            verb = Verb.RELEASE
+            # With a wait the store keeps it: no broker is asked to hold a message back.
+            verb = Verb.ACK if finished.outcome.after_s > 0 else Verb.RELEASE
         elif isinstance(finished.outcome, Dead | Expired):
             if sub.ack_policy == "nack" and self._can_reject:
                 verb, reason = Verb.REJECT, getattr(finished.outcome, "reason", "expired")

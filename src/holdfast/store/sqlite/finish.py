@@ -340,11 +340,17 @@ def _write_of(  # noqa: PLR0911 - one per outcome
                 (kind, storable(reason), *kept),
                 Status.PARKED,
             )
-        case Released(after_s):
+        case Released(after_s) if after_s > 0:  # a broker would bring it back at once
+            return (
+                f"status = 'ready', due_at = ?, attempt = attempt - 1, {body}",
+                (now_us + int(after_s * 1e6), *kept),
+                Status.READY,
+            )
+        case Released():
             return (
                 "status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END, due_at = ?,"
                 " attempt = attempt - 1",
-                (now_us + int(after_s * 1e6),),
+                (now_us,),
                 Status.READY,
             )
         case Dead(reason, error):
