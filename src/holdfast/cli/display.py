@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
+import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -138,8 +141,8 @@ class Display:
         out.line("Try in another terminal:")
         home = os.environ.get("HOLDFAST_HOME")
         prefix = f"HOLDFAST_HOME={shlex.quote(home)} " if home else ""
-        for command in (self._example(), "holdfast tail", "holdfast stats"):
-            out.line(f"  {prefix}{command}")
+        for command in (self._example(), "tail", "stats"):
+            out.line(f"  {prefix}{_program()} {command}")
         out.line()
         out.line("Ctrl+C drains and ends.")
         out.line()
@@ -152,3 +155,13 @@ class Display:
             to = "" if queue == "default" else f" --queue {shlex.quote(queue)}"
             return f'holdfast send{to} --type {shlex.quote(kind)} --payload \'{{"text": "hello"}}\''
         return 'holdfast send --type chat --payload \'{"text": "hello"}\''
+
+
+def _program() -> str:
+    """How this program is called from here."""
+    if shutil.which("holdfast"):
+        return "holdfast"
+    beside = Path(sys.executable).with_name("holdfast")
+    if not beside.exists():
+        return f"{shlex.quote(sys.executable)} -m holdfast"
+    return shlex.quote(min(str(beside), os.path.relpath(beside), key=len))
