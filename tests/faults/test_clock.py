@@ -1,8 +1,8 @@
 """Somebody sets the clock, by an hour or a day, forwards or back, while workers run.
 
 The workers are real processes under libfaketime: their wall clock is what a file says, their steady
-clock is the machine's. Nothing live is reclaimed, nothing expires early, and what was due in seconds
-does not wait for a day.
+clock is the machine's. Nothing live is reclaimed, nothing expires early, and what was due in
+seconds does not wait for a day.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Delivery, Transactional
+from holdfast.core.broker import Transactional
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.message import Message
@@ -29,6 +29,8 @@ from .ledger import Entry, Ledger
 
 LANE_CHUNK = 200
 """Keyed messages taken into their lanes at a time."""
+LANE_CHUNKS = 5
+"""So often at most in one transaction."""
 _PRIORITIES = (3, 2, 1, 0)
 DUE_PRIORITIES = " UNION ALL ".join(
     f"SELECT {p} WHERE EXISTS (SELECT 1 FROM queue_executions WHERE subscription = ?1"
@@ -87,8 +89,9 @@ class Claims:
         conn, sub = claim.conn, claim.sub
         queue_due = queue.promote_in(conn, claim.now_us)
         verdicts: list[Verdict] = []
+        more_keyed = False
         if sub.ordered:
-            self._fill_lanes(claim, queue, decode, limit)
+            more_keyed = self._fill_lanes(claim, queue, decode, limit)
         else:  # half of the room: neither those with a key nor those without starve the others
             verdicts += self._take_keyed(claim, queue, decode, (limit + 1) // 2)
         due = [p for (p,) in conn.execute(DUE_PRIORITIES, (sub.name, claim.now_us))]
@@ -102,6 +105,7 @@ class Claims:
         if len(verdicts) < limit:
             waits = [at for at in (next_due(claim), queue_due) if at is not None]
             next_due_s = (min(waits) - claim.now_us) / 1e6 if waits else None
+            next_due_s = 0.0 if more_keyed else next_due_s
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
 
     def _take_new(
@@ -122,15 +126,19 @@ class Claims:
 
     def _fill_lanes(
         self, claim: Claiming, queue: Transactional, decode: Decode, limit: int
-    ) -> None:
-        """Move keyed messages into their lanes until enough conversations can go on."""
-        while True:
-            taken: Sequence[Delivery] = ()
-            if ready_heads(claim, limit) < limit:
-                taken = queue.take_in(claim.conn, claim.sub, limit=LANE_CHUNK, keyed=True, floor=0)
+    ) -> bool:
+        """Move keyed messages into their lanes until enough conversations can go on.
+
+        True: it stopped before that, not to hold the write lock for a whole backlog.
+        """
+        for _ in range(LANE_CHUNKS):
+            if ready_heads(claim, limit) >= limit:
+                return False
+            taken = queue.take_in(claim.conn, claim.sub, limit=LANE_CHUNK, keyed=True, floor=0)
             if not taken:
-                return
+                return False
             self.adopt_in_order(claim, [decode(delivery) for delivery in taken])
+        return True
 
     def adopt_in_order(self, claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
         """Take keyed messages over, in broker order. All of them may be acknowledged then."""

@@ -25,13 +25,19 @@ LANE_FIRST = (
 )
 READY_HEADS = (
     "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?"
-    " AND status = 'ready' AND lane IS NOT NULL LIMIT ?)"
+    " AND status = 'ready' AND priority IN (0, 1, 2, 3) AND due_at <= ? AND crashes = 0"
+    " AND lane IS NOT NULL LIMIT ?)"
 )
 
 
 def ready_heads(claim: Claiming, limit: int) -> int:
-    """How many conversations have a message that could run (counted up to `limit`)."""
-    found: int = claim.conn.execute(READY_HEADS, (claim.sub.name, limit)).fetchone()[0]
+    """How many conversations have a message that could run now (counted up to `limit`).
+
+    One that waits for a retry, or for a child of its own because it crashed, must not keep others
+    out of their lanes.
+    """
+    values = (claim.sub.name, claim.now_us, limit)
+    found: int = claim.conn.execute(READY_HEADS, values).fetchone()[0]
     return found
 
 

@@ -1,0 +1,203 @@
+"""The file and its writer thread, where things go wrong."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.core.broker import Outgoing, Subscription
+from holdfast.core.codec import CODECS
+from holdfast.core.errors import StoreFull
+from holdfast.core.message import Message
+from holdfast.core.outcome import Retry
+from holdfast.core.store import Finished, Worker
+from holdfast.engine.decoder import decoder
+from holdfast.sqlite import file as file_module
+from holdfast.sqlite.file import SqliteFile, close_file, open_file
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.clock import FakeClock
+
+SUB = Subscription(name="jobs", queue="jobs")
+
+
+@pytest.fixture
+def database(home: Path) -> Path:
+    path = home / "holdfast.db"
+    ensure_schema(path)
+    return path
+
+
+class Bench:
+    """Queue and store on one file, with a clock that the test moves."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = FakeClock()
+        self.queue = SqliteBroker(path, self.clock)
+        self.store = SqliteStore(path, queue=self.queue, clock=self.clock)
+        self.decode = decoder(SUB)
+        self.worker = Worker(worker_id=0)
+
+    async def take(self, limit: int = 10) -> list[str]:
+        taken = await self.store.take(SUB, self.decode, limit=limit, worker=self.worker)
+        self.runs = [verdict.run for verdict in taken.verdicts if verdict.run is not None]
+        return [run.message.id for run in self.runs]
+
+    async def fail_all(self, after_s: float) -> None:
+        ends = [Finished(run=run, outcome=Retry(after_s, "no luck")) for run in self.runs]
+        await self.store.finish(ends, worker=self.worker)
+
+    async def send(
+        self,
+        message_id: str,
+        lane: str | None = None,
+        *,
+        delay_s: float = 0.0,
+        ttl_s: float | None = None,
+    ) -> None:
+        message = Message(type="job", id=message_id, ordering_key=lane)
+        body, headers = CODECS["standard"].encode(message)
+        out = Outgoing(
+            id=message_id, body=body, headers=headers, key=lane, delay_s=delay_s, ttl_s=ttl_s
+        )
+        (result,) = await self.queue.publish("jobs", [out])
+        assert result.ok
+
+
+@pytest.fixture
+async def bench(database: Path) -> AsyncIterator[Bench]:
+    bench = Bench(database)
+    await bench.queue.open()
+    await bench.store.open()
+    bench.worker = await bench.store.register("test")
+    yield bench
+    await bench.store.close()
+    await bench.queue.close()
+
+
+@pytest.fixture
+def file(database: Path) -> SqliteFile:
+    return open_file(database)
+
+
+def insert(conn: sqlite3.Connection) -> None:
+    conn.execute("INSERT INTO roles (role) VALUES ('test')")
+
+
+def test_what_is_committed_is_never_called_a_failure(
+    file: SqliteFile, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that finds no room comes after the commit: the caller must not write again."""
+    monkeypatch.setattr(file_module, "CHECKPOINT_FRAMES", 1)
+
+    def no_room(conn: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(file, "_checkpoint_if_long", no_room)
+    file.write_sync(insert)
+    close_file(file)
+    with closing(sqlite3.connect(database)) as conn:
+        assert conn.execute("SELECT count(*) FROM roles WHERE role = 'test'").fetchone() == (1,)
+
+
+class NoRoom:
+    """A connection whose commits find the disk full."""
+
+    def __init__(self, conn: sqlite3.Connection) -> None:
+        self._conn = conn
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if sql == "COMMIT":
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._conn.execute(sql, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+
+async def test_a_number_that_was_not_committed_leaves_no_sign_of_life(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes to whoever registers next, who must find its sign of life free."""
+    file = bench.store.file
+    with monkeypatch.context() as full:
+        full.setattr(file, "_conn", NoRoom(file._conn))
+        with pytest.raises(StoreFull):
+            await bench.store.register("refused")
+    worker = await bench.store.register("accepted")
+    assert bench.store.is_registered(worker)
+
+
+async def test_a_conversation_that_waits_for_its_retry_holds_up_no_other(bench: Bench) -> None:
+    await bench.send("a1", "a")
+    assert await bench.take(limit=1) == ["a1"]
+    await bench.fail_all(after_s=600)
+    await bench.send("b1", "b")
+    assert await bench.take(limit=1) == ["b1"]
+
+
+# -- somebody sets the clock ----------------------------------------------------------------------
+
+
+async def test_a_retry_is_due_when_it_was_due_before_the_clock_was_set(bench: Bench) -> None:
+    await bench.send("m")
+    assert await bench.take() == ["m"]
+    await bench.fail_all(after_s=5)
+    bench.clock.jump_wall(-86_400)
+    assert await bench.take() == []
+    bench.clock.advance(6)
+    assert await bench.take() == ["m"]
+
+
+async def test_a_delayed_message_does_not_come_early(bench: Bench) -> None:
+    await bench.send("m", delay_s=1800)
+    bench.clock.jump_wall(86_400)
+    assert await bench.take() == []
+    bench.clock.advance(1801)
+    assert await bench.take() == ["m"]
+
+
+async def test_what_is_written_after_the_jump_is_not_moved(bench: Bench) -> None:
+    await bench.take()
+    bench.clock.jump_wall(3600)
+    await bench.send("m", delay_s=5)
+    bench.clock.advance(6)
+    assert await bench.take() == ["m"]
+
+
+async def test_a_jump_while_nobody_was_there_counts_too(database: Path) -> None:
+    first = Bench(database)
+    await first.queue.open()
+    await first.send("m", delay_s=5)
+    await first.queue.close()
+    later = Bench(database)
+    later.clock.jump_wall(-86_400)
+    await later.queue.open()
+    await later.store.open()
+    later.worker = await later.store.register("later")
+    later.clock.advance(6)
+    assert await later.take() == ["m"]
+    await later.store.close()
+    await later.queue.close()
+
+
+async def test_nothing_expires_at_the_moment_of_a_jump(bench: Bench) -> None:
+    await bench.send("m", ttl_s=600)
+    bench.clock.jump_wall(3600)
+    assert await bench.take() == ["m"]
+
+
+async def test_small_corrections_of_the_clock_move_nothing(bench: Bench) -> None:
+    await bench.send("m", delay_s=5)
+    due = "SELECT due_at FROM messages"
+    (before,) = bench.store.file.read_sync(lambda conn: conn.execute(due).fetchone())
+    bench.clock.jump_wall(0.5)
+    await bench.take()
+    (after,) = bench.store.file.read_sync(lambda conn: conn.execute(due).fetchone())
+    assert before == after
