@@ -55,6 +55,7 @@ BUSY = (
     # A worker that drains asks this over and over, with all history in the table: each part is
     # answered by an index. NOT IN repeats the words of a partial one, or SQLite would not use it.
     f"SELECT CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue {_OURS}) THEN 1"
+    f" WHEN EXISTS (SELECT 1 FROM outbox WHERE queue_name {_OURS}) THEN 1"
     f" WHEN EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
     f" AND subscription {_OURS}) THEN 1"
     " ELSE EXISTS (SELECT 1 FROM queue_executions"
