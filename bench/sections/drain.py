@@ -13,8 +13,9 @@ from bench.figures import Row, at_least, ratio_at_most
 from bench.measure import Bench
 
 _COUNTS = (
-    "SELECT count(*), min(started_at), max(completed_at)"
-    " FROM queue_executions WHERE status = 'succeeded' AND started_at > ?"
+    # A message that an earlier worker claimed and handed back keeps the time of its first claim.
+    "SELECT count(*), min(started_at) FILTER (WHERE started_at > ?1), max(completed_at)"
+    " FROM queue_executions WHERE status = 'succeeded' AND completed_at > ?1"
 )
 _FINALS = (
     "SELECT count(*), count(DISTINCT task_id) FROM event_log"
