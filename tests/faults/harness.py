@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.app import App
 from holdfast.config import load_config
 from holdfast.core.message import Message
+from holdfast.store.ledger_key import ledger_key
+from holdfast.store.sqlite.verify import verify_ledger
 from holdfast.testing.checker import Kill, Report, Sent, Story, check
 from holdfast.testing.history import History
 from holdfast.testing.oracle import Oracle
@@ -328,6 +330,11 @@ class Fleet:
             sent=self.sent,
             effects=self.oracle.effects(),
             kills=self.kills,
+            ledger=verify_ledger(
+                self.database,
+                ledger_key(self.home / "ledger.key"),
+                self.home / "ledger.anchors",
+            ),
             **known,
         )
         report = check(story, seed=self.seed)

@@ -22,9 +22,9 @@ import msgspec
 from holdfast.core.events import CLAIMED, DUPLICATE, EVENT_OF_STATUS, RECLAIMED, SUCCEEDED
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.outcome import FINAL, Status
-from holdfast.store.sqlite.ledger import GENESIS, link
+from holdfast.store.sqlite.verify import LedgerReport
 
-from .history import Event, History, Task, TaskId
+from .history import History, Task, TaskId
 from .oracle import Effect
 
 SHOWN = 10
@@ -80,6 +80,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     sent: Sequence[Sent]
     effects: Sequence[Effect] | None = None
     """None: there was no oracle."""
+    ledger: LedgerReport | None = None
+    """What `verify_ledger` says; None: it was not asked."""
     kills: Sequence[Kill] = ()
     replies_per_run: int | None = None
     """How often each committed run replied; None: not known, not checked."""
@@ -272,30 +274,9 @@ def _replies(story: Story) -> Iterator[Finding]:
 
 
 def _chains(story: Story) -> Iterator[Finding]:
-    chains: dict[tuple[str, int], list[Event]] = defaultdict(list)
-    for event in story.history.events:
-        chains[(event.tenant_id, event.worker_id)].append(event)
-    for (tenant_id, worker_id), events in chains.items():
-        name = f"{tenant_id}/{worker_id}"
-        previous, expected = GENESIS, 1
-        for event in sorted(events, key=lambda e: e.seq):
-            if event.seq != expected:
-                yield Finding(Fault.CHAIN, name, f"{event.seq} follows {expected - 1}")
-                break
-            record = (
-                event.seq,
-                event.tenant_id,
-                event.subscription,
-                event.task_id,
-                event.type,
-                event.text,
-                event.created_at_us,
-                event.worker_id,
-            )
-            if link(previous, record) != event.hash:
-                yield Finding(Fault.CHAIN, name, f"entry {event.seq} is not what was written")
-                break
-            previous, expected = event.hash, expected + 1
+    if story.ledger is not None:
+        for found in story.ledger.findings:
+            yield Finding(Fault.CHAIN, f"{found.tenant_id}/{found.worker_id}", str(found))
 
 
 def _order(story: Story) -> Iterator[Finding]:
