@@ -133,7 +133,7 @@ class SqliteBroker:
         try:
             while True:
                 woken.clear()
-                got, due_in = await file.write(lambda conn: self._receive_in(conn, sub, limit))
+                got, due_in = await self._taken(sub, limit)
                 left = deadline - self._clock.monotonic()
                 if got or left <= 0 or self._closed.is_set():
                     return got
@@ -143,6 +143,20 @@ class SqliteBroker:
                     return ()
         finally:
             file.unsubscribe(woken)
+
+    async def _taken(self, sub: Subscription, limit: int) -> tuple[list[Delivery], float | None]:
+        """What `receive` finds; given back if nobody waits for it any more."""
+        asked = asyncio.ensure_future(
+            self.file.write(lambda conn: self._receive_in(conn, sub, limit))
+        )
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            if not asked.cancelled():
+                got, _ = await asked
+                back = [Settlement(delivery=delivery, verb=Verb.RELEASE) for delivery in got]
+                await self.settle(sub, back)
+            raise
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
         await self.file.write(lambda conn: self._settle_in(conn, batch))

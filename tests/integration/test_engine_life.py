@@ -1,0 +1,346 @@
+"""Workers come and go: drains, timeouts, threads, outages of the store and of the broker."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.app import App
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.events import FINAL_EVENTS, RELEASED, RETRIED
+from holdfast.core.store import Commit, Finished, Worker
+from holdfast.engine.context import Context, SyncContext
+from holdfast.engine.worker import Phase
+from holdfast.testing import Fault, FaultyBroker
+from tests.integration.lab import MEMORY, TWO_FILES, Lab
+
+
+async def test_drain_lets_runs_finish(lab: Lab) -> None:
+    app = await lab.open()
+    running = asyncio.Event()
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        running.set()
+        await asyncio.sleep(0.1)
+
+    worker = await lab.start(app)
+    ids = [(await app.send("n", n)).id for n in range(3)]
+    await asyncio.wait_for(running.wait(), 20)
+    drained = await lab.stop(worker)
+    assert worker.phase is Phase.STOPPED
+    assert drained.handed_back == 0
+    assert "running" not in lab.statuses().values()
+    await lab.start(app)
+    assert await lab.ends(*ids) == ["succeeded"] * 3
+
+
+@pytest.mark.parametrize("manner", ["lets go", "turns it into an error", "says nothing"])
+async def test_drain_hands_back_what_does_not_finish(lab: Lab, manner: str) -> None:
+    """No attempt is spent, however the handler takes its cancellation."""
+    app = await lab.open()
+    running = asyncio.Event()
+    attempts: list[int] = []
+    hang = True
+
+    @app.on("n", retries=0)
+    async def run(ctx: Context) -> str:
+        attempts.append(ctx.attempt)
+        running.set()
+        if hang:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if manner == "turns it into an error":
+                    raise RuntimeError("interrupted") from None
+                if manner == "says nothing":
+                    return "half"
+                raise
+        return "whole"
+
+    worker = await lab.start(app)
+    receipt = await app.send("n")
+    await asyncio.wait_for(running.wait(), 20)
+    drained = await lab.stop(worker, 0.0)
+    assert drained.handed_back == 1
+    hang = False
+    await lab.start(app)
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    if manner == "says nothing":
+        assert lab.task(receipt.id)["result"] == b'"half"', "what it returned is its result"
+        return
+    assert attempts == [1, 1]
+    assert lab.task(receipt.id)["crashes"] == 0
+    assert RELEASED in lab.kinds(receipt.id)
+    assert RETRIED not in lab.kinds(receipt.id)
+
+
+async def test_drain_twice_and_without_a_start(one_file: Lab) -> None:
+    app = await one_file.open()
+    worker = app.worker()
+    assert (await worker.drain()).handed_back == 0
+    worker = await one_file.start(app)
+    await asyncio.gather(worker.drain(), worker.drain())
+    assert worker.phase is Phase.STOPPED
+    await worker.drain()
+
+
+async def test_workers_that_come_and_go_lose_nothing(lab: Lab) -> None:
+    """Drained at any moment, also while a claim is on its way: nothing stays running for ever."""
+    app = await lab.open(worker={"slots": 4})
+    runs: list[int] = []
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        await asyncio.sleep(0.001)
+        runs.append(ctx.payload)
+
+    ids = [(await app.send("n", n)).id for n in range(200)]
+    for turn in range(25):
+        worker = await lab.start(app)
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        await lab.stop(worker, 0.0)
+        assert worker.running == 0
+        assert "running" not in lab.statuses().values(), f"left behind in turn {turn}"
+    await lab.start(app)
+    assert set(await lab.ends(*ids)) == {"succeeded"}
+    for message_id in ids:
+        assert len(lab.finals(message_id)) == 1
+        assert lab.task(message_id)["crashes"] == 0
+
+
+async def test_timeout_of_an_async_handler(lab: Lab) -> None:
+    app = await lab.open()
+    cancelled: list[int] = []
+
+    @app.on("slow", retries=1, timeout_s=0.05)
+    async def slow(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(ctx.attempt)
+
+    @app.on("fast", timeout_s=60)
+    async def fast(ctx: Context) -> None:
+        return None
+
+    worker = await lab.start(app)
+    receipt = await app.send("slow")
+    neighbour = await app.send("fast")
+    assert await lab.ends(receipt.id, neighbour.id) == ["failed", "succeeded"]
+    assert cancelled == [1, 2]
+    assert lab.letters()[0]["error"].startswith("HandlerTimeout")
+    assert not worker.recycle
+
+
+async def test_a_thread_keeps_its_slot_until_it_returns(one_file: Lab) -> None:
+    """It cannot be stopped: the claim stays, nobody else runs the message beside it."""
+    app = await one_file.open(worker={"slots": 1, "recycle_grace_s": 60.0})
+    release = threading.Event()
+    running = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    attempts: list[int] = []
+
+    @app.on("slow", retries=1, timeout_s=0.05)
+    def slow(ctx: SyncContext) -> str:
+        attempts.append(ctx.attempt)
+        loop.call_soon_threadsafe(running.set)
+        if ctx.attempt == 1:
+            release.wait(60)
+        return "late" if ctx.attempt == 1 else "in time"
+
+    worker = await one_file.start(app)
+    receipt = await app.send("slow")
+    await asyncio.wait_for(running.wait(), 20)
+    (active,) = worker._executor.active
+    await one_file.until(lambda: active.cause == "timeout", "its time is over")
+    assert one_file.status(receipt.id) == "running"
+    assert worker.running == 1
+    release.set()
+    assert await one_file.ends(receipt.id) == ["succeeded"]
+    assert attempts == [1, 2], "what came after the timeout does not count"
+    assert one_file.task(receipt.id)["result"] == b'"in time"'
+    assert not worker.recycle
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_handler_that_cannot_be_ended_asks_for_a_new_process(
+    one_file: Lab, kind: str
+) -> None:
+    app = await one_file.open(worker={"recycle_grace_s": 0.05})
+    release = threading.Event()
+    stubborn = asyncio.Event()
+
+    def plain(ctx: SyncContext) -> None:
+        release.wait(60)
+
+    async def loops(ctx: Context) -> None:
+        while not stubborn.is_set():
+            try:
+                await stubborn.wait()
+            except asyncio.CancelledError:
+                continue
+
+    app.on("slow", timeout_s=0.05)(loops if kind == "async" else plain)
+    worker = await one_file.start(app)
+    await app.send("slow")
+    await asyncio.wait_for(worker.stopped.wait(), 20)
+    assert worker.recycle
+    release.set()
+    stubborn.set()
+
+
+async def test_drain_takes_the_result_of_a_thread_that_ends_meanwhile(one_file: Lab) -> None:
+    app = await one_file.open()
+    running = asyncio.Event()
+    release = threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.on("n", retries=0)
+    def run(ctx: SyncContext) -> str:
+        loop.call_soon_threadsafe(running.set)
+        release.wait(60)
+        return "whole"
+
+    worker = await one_file.start(app)
+    receipt = await app.send("n")
+    await asyncio.wait_for(running.wait(), 20)
+    draining = asyncio.create_task(one_file.stop(worker, 20.0))
+    await one_file.until(lambda: worker.phase is Phase.DRAINING, "draining")
+    release.set()
+    await draining
+    assert one_file.status(receipt.id) == "succeeded"
+
+
+async def test_many_threads_run_side_by_side(one_file: Lab) -> None:
+    app = await one_file.open(worker={"slots": 8})
+    together = threading.Barrier(8, timeout=30)
+
+    @app.on("n")
+    def run(ctx: SyncContext) -> int:
+        return together.wait()
+
+    ids = [(await app.send("n", n)).id for n in range(8)]
+    await one_file.start(app)
+    assert await one_file.ends(*ids) == ["succeeded"] * 8
+
+
+class Outage:
+    """A store that is away for a while: what it is asked raises, and nothing was done."""
+
+    def __init__(self, app: App, monkeypatch: pytest.MonkeyPatch, *methods: str) -> None:
+        self.refused = 0
+        self.away = False
+        for name in methods:
+            real = getattr(app.store, name)
+            monkeypatch.setattr(app.store, name, self._wrapped(real))
+
+    def _wrapped(self, real: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            if self.away:
+                self.refused += 1
+                raise StoreUnavailable("away, by plan")
+            return await real(*args, **options)
+
+        return call
+
+
+async def test_finishes_wait_for_the_store(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = await lab.open(worker={"slots": 4})
+    outage = Outage(app, monkeypatch, "finish", "take", "claim", "claim_ready", "adopt_in_order")
+    runs: list[int] = []
+
+    @app.on("n")
+    async def run(ctx: Context) -> int:
+        outage.away = True
+        runs.append(ctx.payload)
+        return int(ctx.payload)
+
+    ids = [(await app.send("n", n)).id for n in range(20)]
+    worker = await lab.start(app)
+    await lab.until(lambda: outage.refused >= 3, "the store was asked and was away")
+    assert "succeeded" not in lab.statuses().values()
+    assert len(runs) <= 12, "no more is claimed than there is room for"
+    outage.away = False
+    before = len(runs)
+
+    async def back() -> None:
+        while len(runs) < 20 or outage.away:
+            outage.away = False
+            await asyncio.sleep(0.001)
+
+    keeping = asyncio.create_task(back())
+    assert set(await lab.ends(*ids)) == {"succeeded"}
+    keeping.cancel()
+    assert sorted(runs) == list(range(20)), f"{before} ran before, none of them again"
+    assert worker.failure is None
+
+
+async def test_an_answer_that_got_lost_is_asked_for_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit was made and its answer lost: the repeat is told ALREADY, nothing is doubled."""
+    app = await lab.open()
+    real = app.store.finish
+    answers: list[Sequence[Commit]] = []
+
+    async def finish(batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        answers.append(await real(batch, worker=worker))
+        if len(answers) == 1:
+            raise StoreUnavailable("the answer got lost")
+        return answers[-1]
+
+    monkeypatch.setattr(app.store, "finish", finish)
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        await ctx.reply("once")
+        await ctx.send("child", queue="children")
+
+    await lab.start(app)
+    receipt = await app.send("n")
+    await lab.until(lambda: len(answers) >= 2, "asked again")
+    assert [list(answer) for answer in answers] == [[Commit.COMMITTED], [Commit.ALREADY]]
+    assert lab.replies() == ["once"]
+    assert len(lab.finals(receipt.id)) == 1
+
+
+@pytest.fixture(params=[TWO_FILES, MEMORY])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def _with_faults(lab: Lab, app: App) -> FaultyBroker:
+    faulty = FaultyBroker(app.broker)
+    app._broker = faulty
+    return faulty
+
+
+async def test_a_broker_that_fails_now_and_then_loses_nothing(
+    home: Any, schema: Any, mode: str
+) -> None:
+    lab = Lab(home, mode, schema)
+    app = await lab.open(worker={"slots": 4})
+    runs: list[int] = []
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        runs.append(ctx.payload)
+
+    ids = [(await app.send("n", n)).id for n in range(40)]
+    faulty = await _with_faults(lab, app)
+    faulty.script("receive", Fault.RAISE_BEFORE, None, Fault.DUPLICATE, Fault.REORDER)
+    faulty.script("settle", Fault.RAISE_BEFORE, None, Fault.RAISE_AFTER, Fault.RAISE_BEFORE)
+    worker = await lab.start(app)
+    try:
+        assert set(await lab.ends(*ids)) == {"succeeded"}
+        assert sorted(runs) == list(range(40))
+        assert sum(faulty.faults.values()) >= 5, faulty.faults
+        assert worker.failure is None
+        kinds = lab.rows("SELECT event_type FROM event_log")
+        assert sum(kind in FINAL_EVENTS for (kind,) in kinds) == 40
+    finally:
+        await lab.close()
