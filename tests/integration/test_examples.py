@@ -129,3 +129,17 @@ def test_shop_charges_once_though_its_worker_is_killed(shelf: Shelf) -> None:
     kinds = [kind for (kind,) in shelf.rows("SELECT event_type FROM event_log ORDER BY rowid")]
     assert kinds.count("task.reclaimed") == 1
     assert kinds.count("effect.begun") == 1
+
+
+def test_trigger_greets_once_and_buries_what_is_no_json(home: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / "trigger.py")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    greeting, acked, dead = ran.stdout.splitlines()
+    assert greeting == "greeting: hello, Ada"
+    assert acked == "acknowledged: m-1, m-2"
+    assert dead.startswith("dead: m-3: Failed to parse JSON")

@@ -15,6 +15,7 @@ from msgspec import Meta
 import holdfast
 from holdfast.config.settings import NOT_SETTINGS, Config, Queue, Trigger
 from holdfast.core import errors, events
+from holdfast.observe import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -204,3 +205,29 @@ def test_the_reference_of_commands_is_current() -> None:
     spec.loader.exec_module(module)
     hint = "run: .venv/bin/python docs/make_cli_reference.py"
     assert text_of("reference/cli.md") == module.render(), hint
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_metric_stands_in_the_reference() -> None:
+    documented = {
+        cells[0].strip("`"): cells[1].split(", ")
+        for cells in rows_of("reference/metrics.md")
+        if len(cells) == 4
+    }
+    assert set(documented) == set(metrics.HELP)
+    counted = metrics.Metrics()
+    counted.hear([("default", "q", "m", events.SUCCEEDED, {"queue": "q"})])
+    counted.watch(lambda: {"q": 1})
+    for family in counted.collect():
+        (name,) = {each for each in metrics.HELP if each.removesuffix("_total") == family.name}
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert set(documented[name]) == labels, name
+    shown = re.search(r"Buckets of the histograms, in seconds: ([^a-zA-Z]+)\.", _flat("metrics.md"))
+    assert shown is not None
+    assert [float(each) for each in shown[1].split(",")] == list(metrics.BUCKETS)
+
+
+def _flat(name: str) -> str:
+    return " ".join(text_of(f"reference/{name}").split())

@@ -1,0 +1,54 @@
+"""The python blocks of the guides run, in the order of their page, as one program."""
+
+import ast
+import inspect
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import App
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "docs/quickstart.md", *sorted(ROOT.glob("docs/guides/*.md"))]
+
+
+def blocks_of(page: Path) -> Iterator[tuple[int, str]]:
+    """First line and text of each python block."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        yield text.count("\n", 0, match.start(1)), match[1]
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in: what a page makes stays in it."""
+    with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as name:
+        monkeypatch.chdir(name)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+async def test_blocks_run(page: Path, home: Path, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": page.stem}
+    try:
+        for line, block in blocks_of(page):
+            code = compile(
+                "\n" * line + block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            )
+            result = eval(code, names)
+            if inspect.isawaitable(result):
+                await result
+    finally:
+        for value in list(names.values()):
+            if isinstance(value, App):
+                await value.close()
+
+
+def test_there_are_blocks_to_run() -> None:
+    """Should the form of a block change, nothing would run, and nothing would fail."""
+    assert sum(1 for page in PAGES for _ in blocks_of(page)) >= 20
