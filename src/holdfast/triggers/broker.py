@@ -78,7 +78,8 @@ class AdapterBroker:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._flowing.wait(), wait)
+            async with asyncio.timeout(wait):
+                await self._flowing.wait()
         deliveries: list[Delivery] = []
         while len(deliveries) < limit and self._flowing.is_set():
             patience = 0.0 if deliveries else max(0.0, deadline - loop.time())

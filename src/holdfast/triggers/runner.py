@@ -92,17 +92,15 @@ class AgentRunner:
         """None: allowed. An error or a hang is raised, and never means allowed."""
         if self._governance is None:
             return None
-        permission = await asyncio.wait_for(
-            self._governance.check_permission(
+        async with asyncio.timeout(GOVERNANCE_TIMEOUT_S):
+            permission = await self._governance.check_permission(
                 context={
                     "source": "queue_trigger",
                     "queue": self._config.queue_name,
                     "message_id": envelope.message_id,
                     "tenant_id": envelope.tenant_id,
                 }
-            ),
-            GOVERNANCE_TIMEOUT_S,
-        )
+            )
         if permission.allowed is True:
             return None
         return Rejected(
