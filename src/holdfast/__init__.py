@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from holdfast.app import App, Receipt
+    from holdfast.app import App
     from holdfast.config import Config, load_config, load_queue_trigger_config
     from holdfast.core.errors import (
         AuthorizationError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.core.retry import RetryPolicy
     from holdfast.engine.context import Context, SyncContext
     from holdfast.engine.guard import Decision
+    from holdfast.engine.sender import Receipt
     from holdfast.queue_trigger import QueueTrigger
     from holdfast.triggers.config import QueueTriggerConfig, validate_config
     from holdfast.triggers.messages import MessageEnvelope, RawMessage
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "App": "holdfast.app",
-    "Receipt": "holdfast.app",
+    "Receipt": "holdfast.engine.sender",
     "Config": "holdfast.config",
     "load_config": "holdfast.config",
     "load_queue_trigger_config": "holdfast.config",

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,20 +17,19 @@ import msgspec
 from holdfast.brokers.memory import MemoryBroker
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.config import Config, load_config
-from holdfast.core.broker import Broker, Durability, Outgoing, Result, Subscription
+from holdfast.core.broker import Broker, Subscription
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import HoldfastError, InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Observer
-from holdfast.core.message import MAX_ID, Message, check_name
+from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send
-from holdfast.engine.batcher import Batcher
 from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.executor import Executor, Middleware
 from holdfast.engine.guard import Guard
 from holdfast.engine.handlers import Handler, Handlers
 from holdfast.engine.relays import Relay
+from holdfast.engine.sender import Receipt, Sender, SendPolicy
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
@@ -43,14 +41,6 @@ T = TypeVar("T")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 DEFAULT_QUEUE = "default"
-
-
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`send` said yes: the message is durable in this class (P1)."""
-
-    id: str
-    queue: str
-    durability: Durability
 
 
 class App:
@@ -83,7 +73,11 @@ class App:
         self._guard: Guard | None = None
         self._broker: Broker | None = None
         self._store: SqliteStore | None = None
-        self._senders: dict[str, Batcher[Outgoing, Result]] = {}
+        self._sender = Sender(
+            self._send_policy,
+            max_bytes=self.config.max_message_bytes,
+            timeout_s=self.config.send_timeout_s,
+        )
         self._sync: _LoopThread | None = None
 
     # -- what runs --------------------------------------------------------------------------------
@@ -180,9 +174,7 @@ class App:
 
     async def close(self) -> None:
         """Flush what was sent, and let go. Idempotent."""
-        for sender in self._senders.values():
-            await sender.drain()
-        self._senders.clear()
+        await self._sender.drain()
         if self._store is not None:
             store, self._store = self._store, None
             await store.close()
@@ -230,18 +222,19 @@ class App:
         correlation_id, channel, source, trace, headers, metadata.
         """
         send = self.outgoing(type, payload, queue=queue, **options)
-        return await self._publish(send)
+        return await self._sender.publish(self.broker, send)
 
     async def send_message(self, message: Message, *, queue: str = DEFAULT_QUEUE) -> Receipt:
         """Send a message that exists already (a replay, a line of a file)."""
-        return await self._publish(self._encoded(message, queue, {}))
+        return await self._sender.publish(self.broker, self._sender.encoded(message, queue))
 
     async def send_many(
         self, messages: Sequence[Message], *, queue: str = DEFAULT_QUEUE
     ) -> list[Receipt]:
         """As `send_message`, for many in one go. Refuses all before accepting any."""
-        sends = [self._encoded(message, queue, {}) for message in messages]
-        return list(await asyncio.gather(*(self._publish(send) for send in sends)))
+        sends = [self._sender.encoded(message, queue) for message in messages]
+        broker = self.broker
+        return list(await asyncio.gather(*(self._sender.publish(broker, s) for s in sends)))
 
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""
@@ -265,54 +258,11 @@ class App:
         **options: Any,
     ) -> Send:
         """The message as it would be sent, checked. Raises InvalidMessage."""
-        unknown = set(options) - _MESSAGE_OPTIONS - _TRANSPORT_OPTIONS
-        if unknown:
-            raise InvalidMessage(
-                f"unknown option {sorted(unknown)[0]!r}; there are "
-                + ", ".join(sorted(_MESSAGE_OPTIONS | _TRANSPORT_OPTIONS))
-            )
-        fields = {
-            name: value
-            for name, value in options.items()
-            if name in _MESSAGE_OPTIONS and value is not None
-        }
-        message = Message(type=type, payload=payload, **fields)
-        return self._encoded(message, queue, options)
+        return self._sender.outgoing(type, payload, queue, options)
 
-    def _encoded(self, message: Message, queue: str, options: Mapping[str, Any]) -> Send:
-        check_name("queue", queue)
-        _check(message)
-        delay_s = float(options.get("delay_s") or 0.0)
-        ttl_s = options.get("ttl_s")
-        if ttl_s is None and message.expires_at is None:
-            ttl_s = self.config.queue(queue).ttl_s
-        if ttl_s is not None:
-            if ttl_s <= 0:
-                raise InvalidMessage(f"ttl_s is {ttl_s}: it must be above 0")
-            expires = datetime.now(UTC) + timedelta(seconds=delay_s + float(ttl_s))
-            message = msgspec.structs.replace(message, expires_at=expires)
-        if delay_s < 0:
-            raise InvalidMessage(f"delay_s is {delay_s}: it cannot be negative")
-        body, headers = CODECS[self.config.queue(queue).codec].encode(message)
-        limit = self.config.max_message_bytes
-        if len(body) > limit:
-            raise MessageTooLarge(
-                f"message {message.id} has {len(body)} bytes, the limit is {limit} "
-                "(max_message_bytes). Send a reference to the data instead"
-            )
-        return Send(
-            queue=queue,
-            tenant_id=message.tenant_id,
-            outgoing=Outgoing(
-                id=message.id,
-                body=body,
-                headers=headers,
-                priority=int(message.priority),
-                delay_s=delay_s,
-                ttl_s=None if ttl_s is None else float(ttl_s),
-                key=message.ordering_key,
-            ),
-        )
+    def _send_policy(self, queue: str) -> SendPolicy:
+        own = self.config.queue(queue)
+        return SendPolicy(codec=own.codec, ttl_s=own.ttl_s)
 
     def _follow_up(
         self,
@@ -328,27 +278,6 @@ class App:
             "trace": parent.trace,
         }
         return self.outgoing(type, payload, **{**inherited, **options})
-
-    async def _publish(self, send: Send) -> Receipt:
-        broker = self.broker
-        sender = self._senders.get(send.queue)
-        if sender is None:
-            queue = send.queue
-
-            async def flush(batch: Sequence[Outgoing]) -> Sequence[Result]:
-                return await broker.publish(queue, batch)
-
-            sender = self._senders[queue] = Batcher(flush, limit=broker.capabilities.max_batch)
-        try:
-            result = await asyncio.wait_for(sender.add(send.outgoing), self.config.send_timeout_s)
-        except TimeoutError:
-            detail = f"no answer within {self.config.send_timeout_s} s"
-            raise PublishUnknown([send.outgoing.id], detail) from None
-        if result.error is not None:
-            raise result.error
-        return Receipt(
-            id=send.outgoing.id, queue=send.queue, durability=broker.capabilities.durability
-        )
 
     async def _open_and_send(self, type: str, payload: Any, options: Mapping[str, Any]) -> Receipt:
         await self.open()
@@ -453,48 +382,6 @@ class _LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-_MESSAGE_OPTIONS = frozenset(
-    {
-        "id",
-        "tenant_id",
-        "source",
-        "channel",
-        "priority",
-        "correlation_id",
-        "trace",
-        "idempotency_key",
-        "ordering_key",
-        "created_at",
-        "expires_at",
-        "headers",
-        "metadata",
-        "extra",
-    }
-)
-_TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s", "queue"})
-
-
-def _check(message: Message) -> None:
-    """Refuse at the door what could not be read back unchanged."""
-    if not message.type or len(message.type) > MAX_ID or not message.type.isprintable():
-        raise InvalidMessage(f"type {message.type!r:.80} is not 1 to {MAX_ID} printable characters")
-    check_name("tenant_id", message.tenant_id)
-    if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
-        raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
-    for name in ("id", "idempotency_key", "ordering_key", "correlation_id"):
-        value = getattr(message, name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or not value.isprintable():
-            raise InvalidMessage(f"{name} {value!r:.80} is not 1 to {MAX_ID} printable characters")
-    headers: Mapping[Any, Any] = message.headers  # as given: nothing has checked them yet
-    for key, value in headers.items():
-        if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
-            raise InvalidMessage(f"header name {key!r:.80} is not printable ASCII")
-        if not isinstance(value, str) or "\0" in value or "\n" in value or "\r" in value:
-            raise InvalidMessage(f"header {key}: the value must be text without line breaks")
 
 
 def _path(config: Path | str | None) -> Path | None:

@@ -91,6 +91,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
+_AS_IT_COMES = Queue()
+
+
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     """When a runtime or channel counts as down."""
 
@@ -248,7 +251,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def queue(self, name: str) -> Queue:
         """The settings of a queue, which are the defaults if the file does not name it."""
-        return self.queues.get(name) or Queue()
+        return self.queues.get(name, _AS_IT_COMES)
 
     def retry_policy(self, queue: str | None = None) -> RetryPolicy:
         """The retry policy of a queue, or the one of the whole."""

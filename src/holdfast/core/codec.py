@@ -313,7 +313,7 @@ def _id(value: Any, delivery: Delivery, sub: Subscription) -> str:
 def _tenant(value: Any, sub: Subscription) -> str:
     if sub.tenant is not None:
         return sub.tenant
-    if value is None or value == "" or value == DEFAULT_TENANT:
+    if value in (None, "", DEFAULT_TENANT):
         return DEFAULT_TENANT
     if not isinstance(value, str) or len(value) > 64 or not NAME.match(value):
         raise DecodeError(f"tenant_id {value!r:.80} is not a valid name")

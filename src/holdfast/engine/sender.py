@@ -1,0 +1,186 @@
+"""Send: a message is checked, encoded, and published together with all that is sent meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.broker import Broker, Durability, Outgoing, Result
+from holdfast.core.codec import CODECS
+from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.message import MAX_ID, Message, check_name
+from holdfast.core.store import Send
+
+from .batcher import Batcher
+
+MESSAGE_OPTIONS = frozenset(
+    {
+        "id",
+        "tenant_id",
+        "source",
+        "channel",
+        "priority",
+        "correlation_id",
+        "trace",
+        "idempotency_key",
+        "ordering_key",
+        "created_at",
+        "expires_at",
+        "headers",
+        "metadata",
+        "extra",
+    }
+)
+TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s"})
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """`send` said yes: the message is durable in this class (P1)."""
+
+    id: str
+    queue: str
+    durability: Durability
+
+
+class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How messages of one queue are written."""
+
+    codec: str = "standard"
+    ttl_s: float | None = None
+    """For messages without an expiry of their own."""
+
+
+class Sender:
+    """The way out to one broker: one batcher per queue."""
+
+    def __init__(
+        self, policy_of: Callable[[str], SendPolicy], *, max_bytes: int, timeout_s: float
+    ) -> None:
+        self._policy_of = policy_of
+        self._policies: dict[str, SendPolicy] = {}
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._batchers: dict[str, Batcher[Outgoing, Result]] = {}
+
+    def outgoing(self, type: str, payload: Any, queue: str, options: Mapping[str, Any]) -> Send:
+        """The message as it would be sent, checked. Raises InvalidMessage."""
+        if not options:
+            return self.encoded(Message(type=type, payload=payload), queue)
+        fields: dict[str, Any] = {}
+        transport: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in TRANSPORT_OPTIONS:
+                transport[name] = value
+            elif name not in MESSAGE_OPTIONS:
+                known = ", ".join(sorted(MESSAGE_OPTIONS | TRANSPORT_OPTIONS | {"queue"}))
+                raise InvalidMessage(f"unknown option {name!r}; there are {known}")
+            elif value is not None:
+                fields[name] = value
+        return self.encoded(Message(type=type, payload=payload, **fields), queue, **transport)
+
+    def encoded(
+        self,
+        message: Message,
+        queue: str,
+        *,
+        delay_s: float | None = None,
+        ttl_s: float | None = None,
+    ) -> Send:
+        """Refuses here what could not be read back unchanged: nothing was accepted then."""
+        policy = self._policies.get(queue)
+        if policy is None:
+            policy = self._policies[check_name("queue", queue)] = self._policy_of(queue)
+        check_message(message)
+        delay = _seconds("delay_s", delay_s, above=False)
+        if ttl_s is None and message.expires_at is None:
+            ttl_s = policy.ttl_s
+        ttl = None if ttl_s is None else _seconds("ttl_s", ttl_s, above=True)
+        if ttl is not None:
+            expires = datetime.now(UTC) + timedelta(seconds=delay + ttl)
+            message = msgspec.structs.replace(message, expires_at=expires)
+        body, headers = CODECS[policy.codec].encode(message)
+        if len(body) > self._max_bytes:
+            raise MessageTooLarge(
+                f"message {message.id} has {len(body)} bytes, the limit is {self._max_bytes} "
+                "(max_message_bytes). Send a reference to the data instead"
+            )
+        outgoing = Outgoing(
+            id=message.id,
+            body=body,
+            headers=headers,
+            priority=int(message.priority),
+            delay_s=delay,
+            ttl_s=ttl,
+            key=message.ordering_key,
+        )
+        return Send(queue=queue, outgoing=outgoing, tenant_id=message.tenant_id)
+
+    async def publish(self, broker: Broker, send: Send) -> Receipt:
+        """Returns when the message is durable; a deadline passed means unknown, not failed."""
+        outgoing = send.outgoing
+        batcher = self._batchers.get(send.queue)
+        if batcher is None:
+            batcher = self._batchers[send.queue] = self._batcher(broker, send.queue)
+        try:
+            result = await batcher.add(outgoing)
+        except TimeoutError:
+            detail = f"no answer within {self._timeout_s} s"
+            raise PublishUnknown([outgoing.id], detail) from None
+        if result.error is not None:
+            raise result.error
+        durability = broker.capabilities.durability
+        return Receipt(id=outgoing.id, queue=send.queue, durability=durability)
+
+    async def drain(self) -> None:
+        """Wait until all that was sent is answered."""
+        for batcher in self._batchers.values():
+            await batcher.drain()
+        self._batchers.clear()
+
+    def _batcher(self, broker: Broker, queue: str) -> Batcher[Outgoing, Result]:
+        async def flush(batch: Sequence[Outgoing]) -> Sequence[Result]:
+            return await broker.publish(queue, batch)
+
+        return Batcher(flush, limit=broker.capabilities.max_batch, timeout_s=self._timeout_s)
+
+
+def check_message(message: Message) -> None:
+    """Raises InvalidMessage for what no queue should have to carry."""
+    _printable("type", message.type)
+    _printable("id", message.id)
+    if message.tenant_id != "default":
+        check_name("tenant_id", message.tenant_id)
+    if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
+        raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
+    if message.idempotency_key is not None:
+        _printable("idempotency_key", message.idempotency_key)
+    if message.ordering_key is not None:
+        _printable("ordering_key", message.ordering_key)
+    if message.correlation_id is not None:
+        _printable("correlation_id", message.correlation_id)
+    if message.headers:
+        _check_headers(message.headers)
+
+
+def _printable(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or not value.isprintable():
+        raise InvalidMessage(f"{name} {value!r:.80} is not 1 to {MAX_ID} printable characters")
+
+
+def _check_headers(headers: Mapping[Any, Any]) -> None:
+    for key, value in headers.items():
+        if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+            raise InvalidMessage(f"header name {key!r:.80} is not printable ASCII")
+        if not isinstance(value, str) or "\0" in value or "\n" in value or "\r" in value:
+            raise InvalidMessage(f"header {key}: the value must be text without line breaks")
+
+
+def _seconds(name: str, value: Any, *, above: bool) -> float:
+    if value is None or (value == 0 and not above):
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidMessage(f"{name} is {value!r}: it must be a number of seconds above 0")
+    return float(value)
