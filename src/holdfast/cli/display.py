@@ -153,8 +153,8 @@ class Display:
             types = [name for name in self._app.handlers.types(queue) if name != "*"]
             kind = types[0] if types else "chat"
             to = "" if queue == "default" else f" --queue {shlex.quote(queue)}"
-            return f'holdfast send{to} --type {shlex.quote(kind)} --payload \'{{"text": "hello"}}\''
-        return 'holdfast send --type chat --payload \'{"text": "hello"}\''
+            return f'send{to} --type {shlex.quote(kind)} --payload \'{{"text": "hello"}}\''
+        return 'send --type chat --payload \'{"text": "hello"}\''
 
 
 def _program() -> str:
