@@ -193,7 +193,7 @@ def drain_by_steps(home: Path) -> tuple[int, float]:
 
 
 def drain_by_batches(home: Path, batch: int) -> tuple[int, float]:
-    """The ceiling: the same writes, two commits for a whole batch."""
+    """The same writes, two commits for a whole batch."""
     return Loop(workload.database(home), batch=batch, commit_each_step=False).run()
 
 

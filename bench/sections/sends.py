@@ -44,7 +44,7 @@ def section(bench: Bench) -> list[Row]:
         single,
         bulk,
         _row("holdfast, 64 tasks", seen["many"], beside=single, goal=8),
-        _row("holdfast, 64 tasks, of the ceiling", seen["many"], beside=bulk),
+        _row("holdfast, 64 tasks, beside batches", seen["many"], beside=bulk),
         _row("holdfast, 1 task", seen["one"], beside=single),
     ]
 
