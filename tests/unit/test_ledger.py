@@ -566,6 +566,47 @@ async def test_rows_of_former_workers_go_with_their_events(book):
     }
 
 
+async def test_an_anchor_that_signed_a_long_ended_chain_is_kept_with_its_end(book):
+    """No process ran for days: the first anchor then tells of workers that are long gone."""
+    old = await book.store.register("old")
+    await book.one(old, "acme", "x")
+    await book.store.leave(old)
+    book.clock.advance(3 * DAY_S)
+    await book.anchor()
+    for _ in range(3):
+        book.clock.advance(DAY_S)
+        await book.write(1)
+        await book.anchor()
+    pruner = Pruner(book.store, key=KEY, keep_days=2.5)
+    assert await pruner.step(book.workers[0]) > 0
+    report = book.verify()
+    assert report.ok, [str(f) for f in report.findings]
+    assert report.pruned_before == 1
+
+
+async def test_a_tenant_s_first_event_costs_no_search_through_the_ledger(book):
+    """With many tenants such searches would hold up every writer of the file."""
+    await book.write(300)
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def watched(conn: sqlite3.Connection) -> None:
+        conn.set_progress_handler(count, 100)
+        entry: events.Entry = ("newcomer", "q", "m", events.SUCCEEDED, {})
+        try:
+            book.store.ledger.append(conn, book.workers[0].worker_id, [entry], 1)
+        finally:
+            conn.set_progress_handler(None, 100)
+
+    await book.store.file.write(watched)
+    assert steps < 10
+    assert book.verify().ok
+
+
 async def test_nothing_is_pruned_that_no_anchor_signed(book):
     await book.write(10)
     book.clock.advance(30 * DAY_S)
