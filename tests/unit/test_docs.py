@@ -3,16 +3,19 @@
 import importlib.util
 import inspect
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import click
 import msgspec
 import pytest
 from msgspec import Meta
 
 import holdfast
+from holdfast.cli.root import cli
 from holdfast.config.settings import NOT_SETTINGS, Config, Queue, Trigger
 from holdfast.core import errors, events
 from holdfast.observe import metrics
@@ -231,3 +234,51 @@ def test_every_metric_stands_in_the_reference() -> None:
 
 def _flat(name: str) -> str:
     return " ".join(text_of(f"reference/{name}").split())
+
+
+# ── command lines ────────────────────────────────────────────────────────────────────────────────
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """The words of every `holdfast …` that a console block shows, from `holdfast` on."""
+    for block in CONSOLE.findall(page.read_text(encoding="utf-8")):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            if not line.startswith("$ "):
+                continue
+            lexer = shlex.shlex(line[2:], posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words: list[str] = []
+            for word in [*lexer, ";"]:
+                if set(word) <= set("|&;<>()"):
+                    names = [n for n, w in enumerate(words) if w.rpartition("/")[2] == "holdfast"]
+                    if names and all("=" in w for w in words[: names[0]]):
+                        yield words[names[0] :]
+                    words = []
+                else:
+                    words.append(word)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_shown_commands_can_be_typed(page: Path) -> None:
+    """Commands and options that a page shows exist, and their values are of the right kind."""
+    for words in commands_of(page):
+        command: click.Command = cli
+        context = click.Context(cli, info_name="holdfast")
+        rest = words[1:]
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            found = command.get_command(context, rest[0])
+            assert found is not None, " ".join(words)
+            command, rest = found, rest[1:]
+        if rest in (["--help"], ["--version"]):
+            continue
+        try:
+            command.make_context(words[0], list(rest), parent=context)
+        except click.UsageError as error:
+            pytest.fail(f"{' '.join(words)}: {error.format_message()}")
+
+
+def test_there_are_commands_to_check() -> None:
+    assert sum(1 for page in PAGES for _ in commands_of(page)) > 60
