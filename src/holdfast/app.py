@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.config import Config, load_config
 from holdfast.core.broker import Broker, Subscription
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
@@ -28,6 +29,7 @@ from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.executor import Executor, Middleware
 from holdfast.engine.guard import Guard
 from holdfast.engine.handlers import Handler, Handlers
+from holdfast.engine.isolation import Children
 from holdfast.engine.relays import Relay
 from holdfast.engine.sender import Receipt, Sender, SendPolicy
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
@@ -158,7 +160,7 @@ class App:
             config.store_file,
             queue=queue,
             clock=self.clock,
-            suspect_at=max(1, config.worker.crash_budget - 1),
+            suspect_at=self._suspect_at,
         )
         await self._broker.open()
         try:
@@ -171,6 +173,13 @@ class App:
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store
+
+    @property
+    def _suspect_at(self) -> int:
+        """Crashes after which a message runs alone. Where nobody can start the child process for
+        that, it runs with the others until its budget is spent: better than never."""
+        budget = self.config.worker.crash_budget
+        return budget if self.target is None else max(1, budget - 1)
 
     async def close(self) -> None:
         """Flush what was sent, and let go. Idempotent."""
@@ -271,6 +280,7 @@ class App:
         payload: Any,
         options: Mapping[str, Any],
     ) -> Send:
+        """What `ctx.send` makes: it belongs to its parent's tenant, trace and correlation."""
         inherited = {
             "tenant_id": parent.tenant_id,
             "correlation_id": parent.correlation_id or parent.id,
@@ -294,6 +304,7 @@ class App:
         """An engine for this process, not started. The app must be open."""
         config = self.config
         settings = config.worker
+        isolated = self._children()
 
         def make_executor(**hooks: Any) -> Executor:
             return Executor(
@@ -309,6 +320,7 @@ class App:
                 threads=settings.slots,
                 crash_budget=settings.crash_budget,
                 recycle_grace_s=settings.recycle_grace_s,
+                isolated=isolated,
                 **hooks,
             )
 
@@ -336,6 +348,24 @@ class App:
         if self.metrics is not None:
             self.metrics.watch(worker.serving)
         return worker
+
+    def _children(self) -> Children | None:
+        """The child processes of isolated handlers, if there are such handlers."""
+        wanting = [handler for handler in self.handlers if handler.isolation == "process"]
+        if not wanting:
+            return None
+        if self.target is None:
+            raise ConfigError(
+                [
+                    f"{wanting[0].name} asks for isolation='process', but a child process would "
+                    "not find this app: start it with 'holdfast run MODULE:APP', or say where it "
+                    "is with app.target = 'MODULE:APP' or 'path/to/file.py:APP'"
+                ]
+            )
+        command = [sys.executable, "-m", "holdfast.isolated", self.target]
+        worker = self.config.worker
+        size = worker.isolated or min(worker.slots, os.cpu_count() or 1)
+        return Children(command, size=size)
 
     async def work(self, *, until_idle: bool = False) -> Drained:
         """Run a worker in this process until cancelled, or until nothing is left to do."""

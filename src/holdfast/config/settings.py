@@ -47,6 +47,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """An event loop that stands still for so long stops the lease."""
     recycle_grace_s: Time = 10.0
     """What a handler gets on top of its timeout before the worker recycles itself."""
+    isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):

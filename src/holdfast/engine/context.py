@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -159,6 +159,13 @@ class Context:
             raise
         await self._store.effect_done(self._run, name, dumps(result))
         return result
+
+    def _keep(self, replies: Sequence[Reply], sends: Sequence[Send], usage: Usage | None) -> None:
+        """What a handler in a child process had for this run."""
+        self._replies.extend(replies)
+        self._sends.extend(sends)
+        if usage is not None:
+            self.usage(llm_calls=usage.llm_calls, tokens=usage.tokens, cost=usage.cost)
 
     def _collected(self) -> tuple[list[Reply], list[Send], Usage | None]:
         return self._replies, self._sends, self._usage

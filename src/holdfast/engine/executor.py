@@ -217,7 +217,7 @@ class Executor:
                 return self._cancelled(active, handler)
             if isinstance(error, StoreUnavailable):
                 return Retry(after_s=1.0, reason=describe(error))
-            return self._failed(handler, active.run, _as_failure(error))
+            return self._failed(handler, active.run, as_failure(error))
 
     async def _ask_guard(self, active: Active) -> Outcome | None:
         """None: allowed. A guard that raises or hangs never means allow."""
@@ -242,8 +242,8 @@ class Executor:
         call: CallNext = self._caller(active, handler)
         for wrap in reversed(self._middleware):
             call = _wrapped(wrap, call)
-        if handler.timeout_s is None:
-            return await call(context)
+        if handler.timeout_s is None or handler.isolation == "process":
+            return await call(context)  # a child's time begins when it is ready
         deadline = asyncio.get_running_loop().time() + handler.timeout_s
         entry = self._deadlines.add(deadline, lambda: self._timed_out(active, handler))
         try:
@@ -255,10 +255,7 @@ class Executor:
         if handler.isolation == "process":
             isolated = self._isolated
             if isolated is None:
-                raise HandlerFailed(
-                    f"{handler.name} asks for isolation: process, but this worker has no child "
-                    "processes (start it with 'holdfast run')"
-                )
+                raise HandlerFailed(f"{handler.name}: this worker has no child processes")
             return lambda context: isolated.call(handler, context)
         if handler.is_async:
             return handler.call
@@ -270,7 +267,7 @@ class Executor:
         sync = SyncContext(context, loop)
         active.thread = True
         carried = contextvars.copy_context()
-        future = loop.run_in_executor(self._threads, carried.run, _call_plain, handler, sync)
+        future = loop.run_in_executor(self._threads, carried.run, call_plain, handler, sync)
         while True:
             try:
                 result = await asyncio.shield(future)
@@ -410,7 +407,7 @@ def _done(result: Any) -> Outcome:
     return result if isinstance(result, _OUTCOMES) else Done(result)
 
 
-def _as_failure(error: BaseException) -> Exception:
+def as_failure(error: BaseException) -> Exception:
     """What a handler raised as an ordinary error: none of them may end the worker."""
     if isinstance(error, Exception):
         return error
@@ -419,14 +416,14 @@ def _as_failure(error: BaseException) -> Exception:
     return HandlerFailed(f"the handler raised {describe(error)}")
 
 
-def _call_plain(handler: Handler, context: SyncContext) -> Any:
+def call_plain(handler: Handler, context: SyncContext) -> Any:
     """Runs in a thread."""
     try:
         result = handler.call(context)
     except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
         raise RuntimeError(f"{handler.name} raised StopIteration") from error
     except BaseException as error:  # a future would throw it into the engine's own coroutines
-        raise _as_failure(error) from error.__cause__
+        raise as_failure(error) from error.__cause__
     if inspect.iscoroutine(result):
         result.close()
         raise HandlerFailed(f"{handler.name} returned a coroutine: define it with 'async def'")
