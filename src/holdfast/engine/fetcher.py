@@ -96,6 +96,8 @@ class _Loop:
         self._store = store
         self._slots = slots
         self._worker = worker
+        self._most = (slots.size + 1) // 2
+        """Half of the slots at a time: the store claims one half while the other one runs."""
         self.idle = False
         """True while the last look found nothing."""
 
@@ -104,7 +106,7 @@ class _Loop:
         pause = 0.05
         try:
             while True:
-                limit = await self._slots.room()
+                limit = min(await self._slots.room(), self._most)
                 woken.clear()  # before a hold, too: waiting for what is set would spin for ever
                 hold = self._worker.may_fetch(self.sub)
                 if hold > 0:
@@ -209,6 +211,9 @@ class BrokerFetcher(_Loop):
         self._settle = settle
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        if self.sub.ordered and not await self._is_the_fetcher():
+            await asyncio.sleep(NET_S)
+            return 0, None
         limit = min(limit, self._broker.capabilities.max_batch)
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
@@ -227,6 +232,11 @@ class BrokerFetcher(_Loop):
             await self._acknowledge(verdicts)
         return len(deliveries), None
 
+    async def _is_the_fetcher(self) -> bool:
+        """An ordered source has one reader: what two have read comes in no order any more."""
+        owned = await self._store.adopt_in_order(self.sub, [], worker=self._worker.worker)
+        return owned is not None
+
     async def _acknowledge(self, verdicts: Sequence[Verdict]) -> None:
         """What will not run here needs its broker copy no more; the reason is the verdict."""
         acks = [
@@ -240,8 +250,8 @@ class BrokerFetcher(_Loop):
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
         """Keyed messages go into their lanes, in broker order; the others are claimed."""
         pause = 0.05
-        worker = self._worker.worker
         while True:
+            worker = self._worker.worker  # asked anew: it may have been declared dead meanwhile
             try:
                 if not self.sub.ordered:
                     return await _answered(self._store.claim(self.sub, candidates, worker=worker))

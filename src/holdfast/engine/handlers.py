@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -27,14 +28,19 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_async(self) -> bool:
-        call = self.call
-        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-            getattr(call, "__call__", None)  # noqa: B004 - an object whose call is async
-        )
+        return _is_async(self.call)
 
     @property
     def name(self) -> str:
         return getattr(self.call, "__qualname__", repr(self.call))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_async(call: Callable[..., Any]) -> bool:
+    """Asked for every run, and looking costs more than running."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - an object whose call is async
+    )
 
 
 class Handlers:

@@ -34,7 +34,7 @@ from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 
 from . import tasks
-from .keys import free_key, keep_result, resolve_key
+from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury, letter_of, storable
@@ -205,24 +205,23 @@ class Finisher:
         now_us: int,
     ) -> None:
         """Done keys keep the result; others are freed; who waited for one is told."""
+        over: list[tuple[str, str, str]] = []
+        done: list[tuple[Any, ...]] = []
         for item in committed:
             run = item.run
-            if run.idem_key is None:
+            if run.idem_key is None or isinstance(item.outcome, Park) or _runs_again(item):
                 continue
-            tenant_id = run.message.tenant_id
+            key = (run.message.tenant_id, run.subscription, run.idem_key)
+            over.append(key)
             if type(item.outcome) is Done:
-                keep_result(
-                    conn,
-                    (tenant_id, run.subscription, run.idem_key),
-                    run.message.id,
-                    item.result,
-                    now_us + int(item.dedup_window_s * 1e6),
-                )
-            elif isinstance(item.outcome, Park) or _runs_again(item):
-                continue
+                expires = now_us + int(item.dedup_window_s * 1e6)
+                done.append((item.result, expires, *key, run.message.id))
             else:
-                free_key(conn, tenant_id, run.subscription, run.idem_key, run.message.id)
-            entries.extend(resolve_key(conn, tenant_id, run.subscription, run.idem_key, now_us))
+                free_key(conn, *key, run.message.id)
+        keep_results(conn, done)
+        if over and someone_waits(conn):
+            for key in over:
+                entries.extend(resolve_key(conn, *key, now_us))
             self._wake()  # the next one of the key or of a duplicate's lane may be ready now
 
     def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:

@@ -60,19 +60,26 @@ def take_keys(
     return lost
 
 
-def keep_result(
-    conn: sqlite3.Connection,
-    identity: tuple[str, str, str],
-    message_id: str,
-    value: bytes | None,
-    expires_us: int,
-) -> None:
-    """The key (tenant, subscription, key) is done: duplicates get this result until it expires."""
-    conn.execute(
-        f"UPDATE idempotency_keys SET state = 'done', value = ?, expires_at = ?{_ONE}"
-        " AND message_id = ?",
-        (value, expires_us, *identity, message_id),
+def _keep_statement(values: str) -> str:
+    return (
+        "UPDATE idempotency_keys SET state = 'done', value = u.column1, expires_at = u.column2"
+        f" FROM (VALUES {values}) u WHERE tenant_id = u.column3 AND subscription = u.column4"
+        " AND key = u.column5 AND message_id = u.column6"
     )
+
+
+def keep_results(conn: sqlite3.Connection, done: Sequence[tuple[Any, ...]]) -> None:
+    """Keys that are done: duplicates get the result until it expires.
+
+    Each one is (value, expires_us, tenant, subscription, key, message).
+    """
+    rows.update(conn, _keep_statement, done)
+
+
+def someone_waits(conn: sqlite3.Connection) -> bool:
+    """Does any message wait for a key?"""
+    found = conn.execute("SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1")
+    return found.fetchone() is not None
 
 
 def free_key(
