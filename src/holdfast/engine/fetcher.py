@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.broker import Broker, Settlement, Subscription, Verb
+from holdfast.core.broker import Broker, Durability, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.store import (
     Answer,
@@ -234,6 +234,8 @@ class BrokerFetcher(_Loop):
 
     async def _is_the_fetcher(self) -> bool:
         """An ordered source has one reader: what two have read comes in no order any more."""
+        if self._broker.capabilities.durability is Durability.NONE:
+            return True  # in memory: this process's own, whoever reads elsewhere
         owned = await self._store.adopt_in_order(self.sub, [], worker=self._worker.worker)
         return owned is not None
 
