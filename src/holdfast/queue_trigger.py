@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from holdfast.config import Config, Worker
-from holdfast.config.secret import mask_line
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, InvalidMessage
 from holdfast.core.events import Entry
 from holdfast.core.retry import RetryPolicy
+from holdfast.core.secret import mask_line
 from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.decoder import decoder
 from holdfast.engine.executor import Executor
@@ -226,7 +226,7 @@ class QueueTrigger:
     async def _begin(self) -> _Engine:
         store = self._store = await self._open_store()
         config, subscription, handlers = self.config, self._subscription, self._handlers()
-        broker = AdapterBroker(self.adapter, config, mask_line)
+        broker = AdapterBroker(self.adapter, config)
         announcer = Announcer(
             broker,
             self.adapter,
@@ -235,7 +235,6 @@ class QueueTrigger:
             self.ledger,
             self._endings,
             decoder(subscription, max_bytes=self._max_bytes),
-            mask_line,
         )
         worker = EngineWorker(
             name=f"trigger {config.queue_name}@{socket.gethostname()}:{os.getpid()}",
@@ -270,7 +269,6 @@ class QueueTrigger:
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
-            mask=mask_line,
             dedup_unavailable=self._dedup_unavailable,
         )
         retry = RetryPolicy(

@@ -21,15 +21,15 @@ _HARMLESS_NAMES = {
 _COUNTING_WORDS = {"keys", "tokens"}
 """A number under such a name counts something."""
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
-_USERINFO = re.compile(r"(://)[^\s\"']*@")
+_TOKEN = re.compile(r"[^\s\"']+")
 _PASSWORD = re.compile(r"://[^\s/\"':@]*:([^\s/\"']*)@")
 _SCHEME = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]+", re.IGNORECASE)
-_NAMED = re.compile(r"""([A-Za-z_][\w.-]*)\\*["']?\s*[=:]\s*(\\*["'])?""")
+_NAMED = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*)\\*["']?\s*[=:]\s*(\\*["'])?""")
 _BARE = re.compile(r"""[^\s"',;&})\]]+""")
 _REST_OF_LINE = re.compile(r"""[^\r\n"']+""")
 _WHOLE_LINE = {"authorization", "cookie"}
 """Headers whose value has several words."""
-_QUERY = re.compile(r"([?&;]([^=&;\s]+)=)[^&;\s]*")
+_QUERY = re.compile(r"([?&;]([^=&;?\s]+)=)[^&;\s]*")
 
 _known: set[str] = set()
 
@@ -96,8 +96,16 @@ def is_count(name: str, value: object) -> bool:
 
 def mask_text(text: str) -> str:
     """The text without user and password of a URL, and without secret parameters."""
-    text = _USERINFO.sub(rf"\1{MASK}@", text)
+    if "://" in text and "@" in text:
+        text = _TOKEN.sub(_without_userinfo, text)
     return _QUERY.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
+
+
+def _without_userinfo(token: re.Match[str]) -> str:
+    """By hand: an expression for "from :// to the last @" looks at a long token over and over."""
+    found = token[0]
+    start, end = found.find("://"), found.rfind("@")
+    return f"{found[: start + 3]}{MASK}{found[end:]}" if 0 <= start < end else found
 
 
 def mask_line(text: str) -> str:

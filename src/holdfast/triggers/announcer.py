@@ -14,9 +14,10 @@ import msgspec
 from holdfast.core.broker import Subscription
 from holdfast.core.errors import ParseError, StoreError
 from holdfast.core.outcome import SEED_WORDS, Status
+from holdfast.core.secret import mask_line
 from holdfast.core.store import Answer, Decode
 
-from .broker import AdapterBroker, Mask
+from .broker import AdapterBroker
 from .config import QueueTriggerConfig
 from .mapping import Copy, delivery_of
 from .parsers import parser_for
@@ -58,7 +59,6 @@ class Announcer:
         ledger: Ledger | None,
         endings: Endings,
         decode: Decode,
-        mask: Mask,
     ) -> None:
         self._broker = broker
         self._adapter = adapter
@@ -66,7 +66,6 @@ class Announcer:
         self._subscription = subscription
         self._ledger = ledger
         self._endings = endings
-        self._mask = mask
         self._decode = decode
         self._finishing = False
 
@@ -154,7 +153,7 @@ class Announcer:
             log.warning(
                 "message %s: the ledger could not be told (the store's own has it): %s",
                 envelope.message_id,
-                self._mask(str(error)),
+                mask_line(str(error)),
                 extra={"trace_id": entry["trace_id"]},
             )
 
@@ -164,7 +163,7 @@ class Announcer:
         log.error(
             "Failed to parse message %s: %s",
             copy.envelope.message_id,
-            self._mask(reason),
+            mask_line(reason),
             extra={"trace_id": f"queue-{copy.task_id}"},
         )
         await self._bury(copy, reason, ())
@@ -182,7 +181,7 @@ class Announcer:
     async def _bury(self, copy: Copy, reason: str, history: Sequence[Mapping[str, Any]]) -> None:
         metadata = {**copy.raw.metadata, "retry_history": [dict(entry) for entry in history]}
         raw = replace(copy.raw, metadata=metadata)
-        bury = partial(self._adapter.send_to_dlq, reason=self._mask(reason))
+        bury = partial(self._adapter.send_to_dlq, reason=mask_line(reason))
         await self._broker.tell(raw, bury)
 
 

@@ -25,6 +25,7 @@ from holdfast.core.broker import (
     Verb,
 )
 from holdfast.core.errors import BrokerError, BrokerUnavailable
+from holdfast.core.secret import mask_line
 from holdfast.core.store import Answer
 
 from .config import QueueTriggerConfig
@@ -34,18 +35,15 @@ from .ports import QueueAdapter
 
 log = logging.getLogger("holdfast.trigger")
 
-Mask = Callable[[str], str]
-
 
 class AdapterBroker:
     """The engine's view of an adapter that is connected already."""
 
     capabilities = Capabilities(durability=Durability.NONE, max_batch=100)
 
-    def __init__(self, adapter: QueueAdapter, config: QueueTriggerConfig, mask: Mask) -> None:
+    def __init__(self, adapter: QueueAdapter, config: QueueTriggerConfig) -> None:
         self._adapter = adapter
         self._config = config
-        self._mask = mask
         self._stream: AsyncIterator[RawMessage] | None = None
         self._next: asyncio.Task[RawMessage | None] | None = None
         self._flowing = asyncio.Event()
@@ -92,7 +90,7 @@ class AdapterBroker:
                 raw = task.result()
             except Exception as error:
                 self._stream = None
-                raise BrokerUnavailable(self._mask(f"the adapter failed: {error}")) from None
+                raise BrokerUnavailable(mask_line(f"the adapter failed: {error}")) from None
             if raw is None:
                 self._stream = None
                 if deliveries:
@@ -120,7 +118,7 @@ class AdapterBroker:
         try:
             return Health(ok=bool(await self._adapter.health_check()))
         except Exception as error:
-            return Health(ok=False, detail=self._mask(str(error)))
+            return Health(ok=False, detail=mask_line(str(error)))
 
     # -- what the trigger uses --------------------------------------------------------------------
 
@@ -148,7 +146,7 @@ class AdapterBroker:
             log.warning(
                 "message %s: the queue could not be told: %s",
                 raw.message_id,
-                self._mask(str(error)),
+                mask_line(str(error)),
             )
 
     # -- reading ----------------------------------------------------------------------------------
@@ -175,8 +173,8 @@ class AdapterBroker:
             delivery = delivery_of(copy)
         except Exception as error:
             reason = f"not a message: {type(error).__name__}: {error}"
-            log.error("message %s: %s", raw.message_id, self._mask(reason))
-            await self.tell(raw, partial(self._adapter.send_to_dlq, reason=self._mask(reason)))
+            log.error("message %s: %s", raw.message_id, mask_line(reason))
+            await self.tell(raw, partial(self._adapter.send_to_dlq, reason=mask_line(reason)))
             return None
         self._in_engine[id(copy)] = copy
         return delivery

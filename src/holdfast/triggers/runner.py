@@ -9,9 +9,9 @@ from typing import Any
 
 from holdfast.core.errors import TemporaryError
 from holdfast.core.outcome import Duplicate, Rejected
+from holdfast.core.secret import mask_line
 from holdfast.engine.context import Context
 
-from .broker import Mask
 from .config import QueueTriggerConfig
 from .mapping import DEFAULT_EVENT, envelope_of
 from .messages import MessageEnvelope
@@ -34,14 +34,12 @@ class AgentRunner:
         governance: GovernanceLayer | None,
         idempotency_store: IdempotencyStore | None,
         *,
-        mask: Mask,
         dedup_unavailable: Callable[[], None],
     ) -> None:
         self._config = config
         self._runtime = runtime
         self._governance = governance
         self._keys = idempotency_store if config.enable_dedup else None
-        self._mask = mask
         self._dedup_unavailable = dedup_unavailable
 
     async def run(self, ctx: Context) -> Any:
@@ -59,7 +57,7 @@ class AgentRunner:
                 await self._release(envelope)
             return outcome
         except Exception as error:
-            scrub(error, self._mask)
+            scrub(error)
             raise
 
     async def _permitted_run(self, ctx: Context, envelope: MessageEnvelope) -> Any:
@@ -68,7 +66,7 @@ class AgentRunner:
             log.warning(
                 "message %s rejected by governance: %s",
                 envelope.message_id,
-                self._mask(rejected.reason),
+                mask_line(rejected.reason),
                 extra={"trace_id": ctx.message.trace_id},
             )
             return rejected
@@ -153,18 +151,18 @@ class AgentRunner:
     def _without_dedup(self, step: str, error: Exception) -> None:
         """The store's own dedup goes on; only the foreign opinion is missing."""
         log.warning(
-            "Idempotency %s failed: %s, continuing without dedup", step, self._mask(str(error))
+            "Idempotency %s failed: %s, continuing without dedup", step, mask_line(str(error))
         )
         self._dedup_unavailable()
 
 
-def scrub(error: BaseException, mask: Mask) -> None:
+def scrub(error: BaseException) -> None:
     """Take credentials out of an error's text, and of those it came from, before anyone logs it."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        at.args = tuple(mask(arg) if isinstance(arg, str) else arg for arg in at.args)
+        at.args = tuple(mask_line(arg) if isinstance(arg, str) else arg for arg in at.args)
         at = at.__cause__ or at.__context__
 
 
