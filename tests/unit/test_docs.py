@@ -282,3 +282,44 @@ def test_shown_commands_can_be_typed(page: Path) -> None:
 
 def test_there_are_commands_to_check() -> None:
     assert sum(1 for page in PAGES for _ in commands_of(page)) > 60
+
+
+# ── the specifications ───────────────────────────────────────────────────────────────────────────
+
+
+def named_in_spec() -> tuple[set[str], set[str]]:
+    """Modules and tests that SPEC.md names."""
+    words = CODE.findall(text_of("SPEC.md"))
+    modules = {word for word in words if re.fullmatch(r"[\w/]+\.(py|sql)", word)}
+    folders = "|".join(p.name for p in (ROOT / "tests").iterdir() if p.is_dir())
+    tests = {word for word in words if re.match(rf"(?:{folders})/\w+\.py", word)}
+    return modules - tests, tests
+
+
+def test_every_module_of_the_specifications_exists() -> None:
+    modules, _ = named_in_spec()
+    assert len(modules) > 40
+    assert [each for each in sorted(modules) if not (ROOT / "src/holdfast" / each).is_file()] == []
+
+
+def test_every_test_of_the_specifications_exists() -> None:
+    _, tests = named_in_spec()
+    assert len(tests) > 50
+    missing = []
+    for each in sorted(tests):
+        path, _, name = each.partition("::")
+        file = ROOT / "tests" / path
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if not text or (name and not re.search(rf"def {name}\b", text)):
+            missing.append(each)
+    assert missing == []
+
+
+def test_every_property_is_mapped_once_to_a_module_and_a_test() -> None:
+    rows = re.findall(r"^\| Property (\d+): .*\|$", text_of("SPEC.md"), re.MULTILINE)
+    assert [int(number) for number in rows] == list(range(1, 25))
+    for line in text_of("SPEC.md").splitlines():
+        if line.startswith("| Property "):
+            _, module, test = (cell.strip() for cell in line.strip("|").split(" | "))
+            assert "`" in module, line
+            assert "::test_" in test, line
