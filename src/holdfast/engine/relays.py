@@ -14,6 +14,9 @@ from holdfast.core.store import Worker
 
 log = logging.getLogger("holdfast.engine")
 
+TO_THE_END_S = 2.0
+"""What a step in progress gets when its worker stops."""
+
 Step = Callable[[Worker], Awaitable[object]]
 
 
@@ -38,7 +41,10 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """Asked before the role is: False, and there is nothing to do."""
     bell: Bell | None = None
     at_end: bool = False
-    """Once more when the worker stops in order, after its last run was committed."""
+    """Once more when the worker stops in order, after its last run was committed.
+
+    A step that the stop finds in progress is not cut in two either.
+    """
 
 
 class Host(Protocol):
@@ -56,7 +62,7 @@ async def run_relay(relay: Relay, host: Host) -> None:
     try:
         while True:
             rung.clear()
-            await step_once(relay, host)
+            await (_whole_step(relay, host) if relay.at_end else step_once(relay, host))
             try:
                 async with asyncio.timeout(relay.every_s):
                     await rung.wait()
@@ -65,6 +71,18 @@ async def run_relay(relay: Relay, host: Host) -> None:
     finally:
         if relay.bell is not None:
             relay.bell.unsubscribe(rung)
+
+
+async def _whole_step(relay: Relay, host: Host) -> None:
+    """Cancelled, it still goes on to its end, if that is not too far."""
+    step = asyncio.create_task(step_once(relay, host), name=f"holdfast step {relay.name}")
+    try:
+        await asyncio.shield(step)
+    except asyncio.CancelledError:
+        _, late = await asyncio.wait({step}, timeout=TO_THE_END_S)
+        for task in late:
+            task.cancel()
+        raise
 
 
 async def step_once(relay: Relay, host: Host) -> None:
