@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.core.errors import ConfigError, HoldfastError
 
@@ -220,10 +220,13 @@ async def work(
         for task in waits:
             task.cancel()
         drained = await worker.drain(0.0 if worker.recycle else None)
-    log.info("finished %d, handed back %d", drained.finished, drained.handed_back)
-    if worker.recycle:
-        return EXIT_RECYCLE
-    return 0 if worker.failure is None else 1
+        log.info("finished %d, handed back %d", drained.finished, drained.handed_back)
+        code = EXIT_RECYCLE if worker.recycle else int(worker.failure is not None)
+        if worker.running:
+            # Threads, and coroutines that swallow their cancellation. They are handed back when
+            # this process is gone, so it must not wait for them.
+            _exit(code)
+    return code
 
 
 async def _no_suspects(app: App, worker: EngineWorker) -> None:
@@ -256,7 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    # Threads of handlers that cannot be ended must not keep the process.
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End at once: a handler's thread must not keep the process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -74,39 +74,44 @@ def taken_up_after_s(fleet: Fleet, worker_id: int | None, since: int) -> list[fl
     return [micros / 1e6 for _, micros in found]
 
 
-def test_killed_at_the_end_of_its_grace(make_fleet: MakeFleet, soak: bool) -> None:
-    """A handler that will not be cancelled outlives the grace: SIGKILL, and no retry is spent."""
-    fleet = make_fleet(WORKER__SLOTS=20)
-    for _ in range(3 if soak else 1):
-        (old,) = fleet.start()
-        stubborn = fleet.send(
-            [{"type": "stubborn", "payload": {"seconds": 6}} for _ in range(3)]
-            + [{"type": "work", "payload": {"seconds": 0.5}} for _ in range(20)]
-        )[:3]
-        ids = [sent.id for sent in stubborn]
-        fleet.wait_for(
-            partial(fleet.are_running, ids), "the stubborn ones run beside all the others"
-        )
-        (new,) = fleet.start()
-        at = fleet.now_us()
-        code = fleet.terminate(old, grace_s=3.0)
-        killed_at = fleet.now_us()
-        fleet.wait_until_final()
-        print(f"ended with {code} {(killed_at - at) / 1e6:.1f} s after SIGTERM")
-        for message_id in ids:
-            attempt, retries = fleet.rows(
-                "SELECT attempt, retry_count FROM queue_executions WHERE message_id = ?", message_id
-            )[0]
-            assert retries == 0, "a stop is no failure of the message"
-            assert attempt <= 2
-        fleet.terminate(new)
-    fleet.check()
-    back = [taken_up_after_s(fleet, worker_id, 0) for worker_id, _ in fleet.pids()]
-    assert all(seconds < BACK_S * 3 for waits in back for seconds in waits), back
+@pytest.mark.parametrize(
+    ("shutdown_s", "code", "attempt", "crashes"),
+    [(30, -9, 2, 1), (1, 0, 1, 0)],
+    ids=["killed at the end of its grace", "gone before the end of its grace"],
+)
+def test_a_handler_that_will_not_be_cancelled(
+    make_fleet: MakeFleet, shutdown_s: int, code: int, attempt: int, crashes: int
+) -> None:
+    """SIGTERM, then SIGKILL after the grace: what had ended is settled, the rest costs no retry."""
+    fleet = make_fleet(WORKER__SLOTS=30, WORKER__SHUTDOWN_TIMEOUT_S=shutdown_s)
+    (old,) = fleet.start()
+    stubborn = fleet.send([{"type": "stubborn", "payload": {"seconds": 15}} for _ in range(3)])
+    quick = fleet.send([{"type": "work", "payload": {"seconds": 0.3}} for _ in range(20)])
+    ids = [sent.id for sent in stubborn]
+    fleet.wait_for(partial(fleet.are_running, ids), "the stubborn ones run")
+    fleet.wait_for(partial(fleet.has_finished, 1), "the others run beside them")
+    (new,) = fleet.start()
+    at = fleet.now_us()
+    assert fleet.terminate(old, grace_s=2.0 if code else 20.0) == code
+    ended_at = fleet.now_us()
+    fleet.wait_for(partial(fleet.is_run_by, fleet.worker_of(new.pid), ids), "they run elsewhere")
+    taken_up = fleet.one("SELECT max(created_at) FROM event_log WHERE event_type = 'task.claimed'")
+    fleet.wait_until_final()
+    report = fleet.check()
+    back_s = (taken_up - ended_at) / 1e6
+    print(f"ended {(ended_at - at) / 1e6:.1f} s after SIGTERM, all taken up {back_s:.1f} s later")
+    assert back_s < BACK_S * 3
+    assert report.ends == {"task.succeeded": 23}
+    for message_id in ids:
+        assert fleet.rows(
+            "SELECT attempt, retry_count, crashes FROM queue_executions WHERE message_id = ?",
+            message_id,
+        ) == [(attempt, 0, crashes)]
+    assert all(fleet.events("task.claimed", sent.id) == 1 for sent in quick)
 
 
 def test_a_restart_does_not_cost_a_thread_its_crash_budget(make_fleet: MakeFleet) -> None:
-    """A plain function cannot be stopped; being restarted three times must not make it poison."""
+    """A plain function cannot be stopped; three restarts must not make poison of its message."""
     fleet = make_fleet(WORKER__SLOTS=4, WORKER__SHUTDOWN_TIMEOUT_S=0.2)
     (sent,) = fleet.send([{"type": "thread", "payload": {"seconds": 4}}])
     for _ in range(4):

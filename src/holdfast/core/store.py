@@ -188,8 +188,9 @@ class Claims(Protocol):
         """A new worker id, alive from now on."""
         ...
 
-    async def leave(self, worker: Worker) -> None:
-        """An orderly end: nothing of this worker is running any more."""
+    async def leave(self, worker: Worker, *, running: bool = False) -> None:
+        """An orderly end. `running`: some runs cannot be ended and go on until the process does;
+        they are handed back then, as the others are, without spending an attempt or a crash."""
         ...
 
     async def claim(

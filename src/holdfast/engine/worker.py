@@ -150,8 +150,7 @@ class EngineWorker:
             if tasks:
                 await asyncio.wait(tasks, timeout=1.0)
         await self._settle_all()
-        left_behind = self._executor.running
-        await self._close(leave=left_behind == 0)
+        await self._close()
         if unfinished:
             log.warning("stopped with %d unfinished messages, handed back", len(unfinished))
         log.info(
@@ -387,14 +386,15 @@ class EngineWorker:
         except Exception:
             log.exception("the worker stops, but a last step failed")
 
-    async def _close(self, *, leave: bool) -> None:
+    async def _close(self) -> None:
+        running = self._executor.running > 0
         await self._stop_tasks()
         await self._last_steps()
         if self._lease is not None:
             await asyncio.to_thread(self._lease.close)
-        if leave:
+        if not (running and self.recycle):  # what made us go counts as a crash of its message
             try:
-                await self._store.leave(self.worker)
+                await self._store.leave(self.worker, running=running)
             except StoreError as error:
                 log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
         await self._executor.close()

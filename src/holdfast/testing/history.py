@@ -116,7 +116,8 @@ class History:
         return (event for event in self.events if event.type == event_type)
 
     def is_alive(self, worker_id: int | None) -> bool:
-        return worker_id is not None and self.workers.get(worker_id) == "alive"
+        """Alive, or on its way out: a reaper looks after both."""
+        return worker_id is not None and self.workers.get(worker_id) in ("alive", "leaving")
 
 
 @contextmanager

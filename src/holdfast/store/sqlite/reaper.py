@@ -17,6 +17,7 @@ from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import Letter, bury
 
+PRESENT = "SELECT worker_id, state FROM workers WHERE state IN ('alive', 'leaving')"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -31,19 +32,21 @@ def reap(
     now_us: int,
 ) -> Reclaimed:
     """Declare workers dead whose sign of life is gone; give back what they ran."""
-    dead = [
-        worker_id
-        for (worker_id,) in conn.execute("SELECT worker_id FROM workers WHERE state = 'alive'")
+    dead = {
+        worker_id: state
+        for worker_id, state in conn.execute(PRESENT).fetchall()
         if worker_id != me and not alive(worker_id)
-    ]
+    }
     back = quarantined = 0
-    for worker_id in dead:
+    for worker_id, state in dead.items():
         conn.execute(
-            "UPDATE workers SET state = 'dead', ended_at = ? WHERE worker_id = ?"
-            " AND state = 'alive'",
-            (now_us, worker_id),
+            "UPDATE workers SET state = ?, ended_at = ? WHERE worker_id = ?",
+            ("left" if state == "leaving" else "dead", now_us, worker_id),
         )
         conn.execute("UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker_id,))
+        if state == "leaving":  # stopped in order, with runs that nothing but its end could end
+            back += hand_back(conn, ledger, worker_id, me, now_us)
+            continue
         found = conn.execute(
             "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt,"
             " crashes, held, idem_key, lane, history, body, body_info, trace_id"
@@ -57,17 +60,26 @@ def reap(
             quarantined += over
             back += not over
         ledger.append(conn, me, entries, now_us)
-    return Reclaimed(workers=dead, tasks=back, quarantined=quarantined)
+    return Reclaimed(workers=list(dead), tasks=back, quarantined=quarantined)
 
 
-def hand_back(conn: sqlite3.Connection, worker_id: int, now_us: int) -> int:
-    """What a leaving worker claimed and never began: its fetch was cut short. Spends no attempt."""
-    return conn.execute(
+def hand_back(
+    conn: sqlite3.Connection, ledger: Ledger, worker_id: int, me: int, now_us: int
+) -> int:
+    """What a worker that stopped in order did not end, or never began. Spends no attempt."""
+    found = conn.execute(
         "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END,"
         " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?"
-        " WHERE worker_id = ? AND status = 'running'",
+        " WHERE worker_id = ? AND status = 'running'"
+        " RETURNING tenant_id, subscription, message_id, attempt",
         (now_us, worker_id),
-    ).rowcount
+    ).fetchall()
+    entries: list[Entry] = [
+        (*identity, events.RELEASED, {"attempt": attempt + 1, "worker": worker_id})
+        for *identity, attempt in found
+    ]
+    ledger.append(conn, me, entries, now_us)
+    return len(found)
 
 
 def _give_back(

@@ -152,7 +152,14 @@ class SqliteStore:
                 self._stop_beat(worker_id)
             raise
 
-    async def leave(self, worker: Worker) -> None:
+    async def leave(self, worker: Worker, *, running: bool = False) -> None:
+        def leaving(conn: sqlite3.Connection) -> None:
+            # Its lock says when the process is gone: the reaper hands back what still runs.
+            conn.execute(
+                "UPDATE workers SET state = 'leaving' WHERE worker_id = ? AND state = 'alive'",
+                (worker.worker_id,),
+            )
+
         def op(conn: sqlite3.Connection) -> None:
             now = self.clock.now_us()
             conn.execute(
@@ -160,12 +167,15 @@ class SqliteStore:
                 " AND state = 'alive'",
                 (now, worker.worker_id),
             )
-            if reaper.hand_back(conn, worker.worker_id, now):
+            if reaper.hand_back(conn, self._ledger, worker.worker_id, worker.worker_id, now):
                 self.file.wake_after_commit()
             conn.execute(
                 "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
             )
 
+        if running:
+            await self.file.write(leaving)
+            return
         await self.file.write(op)
         self._stop_beat(worker.worker_id)
 
@@ -190,12 +200,8 @@ class SqliteStore:
         def alive(worker_id: int) -> bool:
             return is_alive(folder, worker_id, lease_s=lease_s, clock=self.clock)
 
-        known = await self.file.read(
-            lambda conn: [
-                w for (w,) in conn.execute("SELECT worker_id FROM workers WHERE state = 'alive'")
-            ]
-        )
-        if all(w == worker.worker_id or alive(w) for w in known):
+        known = await self.file.read(lambda conn: conn.execute(reaper.PRESENT).fetchall())
+        if all(w == worker.worker_id or alive(w) for w, _ in known):
             return Reclaimed()
 
         def op(conn: sqlite3.Connection) -> Reclaimed:
