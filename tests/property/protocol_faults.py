@@ -121,7 +121,10 @@ PLANTS = (
     Plant(
         name="a leaving worker keeps what it claimed",
         mode=Mode.FUSED,
-        rewrite=_replacing(("$", " AND 0"), only="SET status = CASE held .* WHERE worker_id = "),
+        rewrite=_replacing(
+            ("WHERE worker_id = ", "WHERE 0 AND worker_id = "),
+            only="SET status = CASE held .* WHERE worker_id = ",
+        ),
         shows="never came to rest",
     ),
     Plant(
