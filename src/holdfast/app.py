@@ -372,7 +372,7 @@ class App:
         from holdfast.services import relays_of
 
         async with self:
-            worker = self.worker(relays=relays_of(self, spawn_solo=False))
+            worker = self.worker(relays=relays_of(self, spawn_solo=True))
             await worker.begin()
             try:
                 if until_idle:

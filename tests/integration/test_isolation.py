@@ -75,9 +75,10 @@ def alive(pid: int) -> bool:
 
 
 async def test_it_runs_in_another_process_which_is_used_again(lab: IsolatedLab) -> None:
-    first = await lab.result("echo", {"text": "grüße", "n": 2**60, "f": 0.1, "none": None})
+    payload = {"text": "grüße", "n": 2**100, "f": 0.1, "none": None}
+    first = await lab.result("echo", payload)
     second = await lab.result("echo", [1, 2])
-    assert first["payload"] == {"text": "grüße", "n": 2**60, "f": 0.1, "none": None}
+    assert first["payload"] == payload
     assert second["payload"] == [1, 2]
     assert first["pid"] == second["pid"] != os.getpid()
     assert await lab.result("here") == os.getpid(), "others run where they always did"

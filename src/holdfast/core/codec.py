@@ -102,7 +102,7 @@ class StandardCodec:
             raise DecodeError("a standard message is a JSON object")
         take = fields.pop
         version = take("version", VERSION)
-        if version != VERSION and str(version).partition(".")[0] != "1":
+        if version != VERSION and not _is_version_1(version):
             raise DecodeError(f"version {version!r:.40} of the standard message is unknown")
         metadata = take("metadata", None) or {}
         if type(metadata) is not dict:
@@ -129,7 +129,7 @@ class StandardCodec:
             correlation_id=None
             if correlation_id is None
             else _optional("correlation_id", correlation_id),
-            trace=headers.get("traceparent") if trace is None else _optional("trace", trace),
+            trace=_optional("trace", headers.get("traceparent") if trace is None else trace),
             idempotency_key=None
             if idempotency_key is None
             else _key("idempotency_key", idempotency_key),
@@ -180,9 +180,7 @@ class _BodyCodec:
         raise NotImplementedError
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
-        headers = {
-            k.lower() if k[:2] in ("x-", "X-") else k: v for k, v in delivery.headers.items()
-        }
+        headers = {name.lower(): value for name, value in delivery.headers.items()}
         return Message(
             id=_id(headers.get("x-message-id"), delivery, sub),
             type=_text(
@@ -191,10 +189,10 @@ class _BodyCodec:
             payload=self.payload(delivery.body),
             tenant_id=_tenant(headers.get(sub.tenant_header.lower()), sub),
             source=sub.queue,
-            channel=headers.get("x-channel", ""),
+            channel=_text("x-channel", headers.get("x-channel"), default=""),
             priority=_priority(headers.get("x-priority", delivery.priority)),
             correlation_id=_optional("x-correlation-id", headers.get("x-correlation-id")),
-            trace=headers.get("traceparent"),
+            trace=_optional("traceparent", headers.get("traceparent")),
             idempotency_key=_key("x-dedup-key", headers.get("x-dedup-key")),
             ordering_key=_key("x-ordering-key", headers.get("x-ordering-key", delivery.key)),
             created_at=_sent_at(delivery),
@@ -305,9 +303,7 @@ def _id(value: Any, delivery: Delivery, sub: Subscription) -> str:
         if delivery.identity is not None:
             return derived_id(sub.queue, delivery.identity)
         return new_id()
-    if not isinstance(value, str):
-        raise DecodeError(f"message_id is not text: {value!r:.60}")
-    return value if len(value) <= MAX_ID else derived_id("long-id", value)
+    return _short("message_id", value)
 
 
 def _tenant(value: Any, sub: Subscription) -> str:
@@ -337,13 +333,31 @@ def _optional(name: str, value: Any) -> str | None:
 def _key(name: str, value: Any) -> str | None:
     if value is None or value == "":
         return None
+    return _short(name, value)
+
+
+def _short(name: str, value: Any) -> str:
+    """Text of a producer's own making that every database takes; a long one by its digest."""
     if not isinstance(value, str):
         raise DecodeError(f"{name} is not text: {value!r:.60}")
-    return value if len(value) <= MAX_ID else derived_id("long-key", value)
+    if not value.isascii() or not value.isprintable():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DecodeError(f"{name} {value!r:.60} is not valid Unicode") from None
+        if "\0" in value:
+            raise DecodeError(f"{name} {value!r:.60} holds a NUL")
+    return value if len(value) <= MAX_ID else derived_id(f"long {name}", value)
+
+
+def _is_version_1(version: Any) -> bool:
+    if isinstance(version, str):
+        return version.partition(".")[0] == "1"
+    return isinstance(version, int | float) and 1 <= version < 2
 
 
 def _priority(value: Any) -> int:
-    if type(value) is str and value.isdigit():
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if type(value) is not int:
         raise DecodeError(f"priority is not a whole number: {value!r:.60}")
@@ -412,12 +426,19 @@ def _has_non_finite(value: Any) -> bool:
 
 def stored_form(codec: Codec, headers: Mapping[str, str]) -> str:
     """What a stored body needs to be read again later, as JSON text."""
-    return _encode_json(
-        {
-            "codec": codec.name,
-            "version": codec.version,
-            "content_type": codec.content_type,
-            "key_id": None,
-            "headers": dict(headers),
-        }
-    ).decode()
+    form = {
+        "codec": codec.name,
+        "version": codec.version,
+        "content_type": codec.content_type,
+        "key_id": None,
+        "headers": dict(headers),
+    }
+    try:
+        return _encode_json(form).decode()
+    except (TypeError, ValueError):  # headers that are no text: kept as well as text can show them
+        form["headers"] = {_shown(name): _shown(value) for name, value in headers.items()}
+        return _encode_json(form).decode()
+
+
+def _shown(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()

@@ -70,6 +70,8 @@ class Batcher(Generic[Item, Answer]):
     async def _one(self, batch: Sequence[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
             answers: Sequence[Answer | BaseException] = await self._flush([i for i, _ in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} items were flushed, {len(answers)} answered")
         except BaseException as error:
             answers = [error] * len(batch)
         for (_, future), answer in zip(batch, answers, strict=True):

@@ -7,17 +7,23 @@ import heapq
 import itertools
 from collections.abc import Callable
 
+_FEW = 64
+"""So many met deadlines may stay in the heap before it is cleaned."""
+
 
 class Deadline:
     """An entry; cancel it when the run is over."""
 
-    __slots__ = ("call",)
+    __slots__ = ("_home", "call")
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], None], home: Deadlines) -> None:
         self.call: Callable[[], None] | None = call
+        self._home = home
 
     def cancel(self) -> None:
-        self.call = None
+        if self.call is not None:
+            self.call = None
+            self._home._met()
 
 
 class Deadlines:
@@ -27,9 +33,14 @@ class Deadlines:
         self._heap: list[tuple[float, int, Deadline]] = []
         self._count = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._cancelled = 0
+
+    def __len__(self) -> int:
+        """Entries held, met ones included."""
+        return len(self._heap)
 
     def add(self, at: float, call: Callable[[], None]) -> Deadline:
-        entry = Deadline(call)
+        entry = Deadline(call, self)
         heapq.heappush(self._heap, (at, next(self._count), entry))
         if self._timer is None or at < self._timer.when():
             self._arm()
@@ -40,6 +51,14 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
         self._heap.clear()
+
+    def _met(self) -> None:
+        """Runs are far shorter than their timeouts: without this the heap would hold them all."""
+        self._cancelled += 1
+        if self._cancelled > _FEW and self._cancelled > len(self._heap) // 2:
+            self._heap = [entry for entry in self._heap if entry[2].call is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -53,8 +72,11 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        while self._heap and self._heap[0][0] <= now:
-            entry = heapq.heappop(self._heap)[2]
-            if entry.call is not None:
-                entry.call()
-        self._arm()
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                entry = heapq.heappop(self._heap)[2]
+                call, entry.call = entry.call, None
+                if call is not None:
+                    call()
+        finally:  # an error of one is the loop's to report; the others still have their time
+            self._arm()

@@ -47,6 +47,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Run this message's handler."""
 
     run: Run
+    content: bytes
+    """What producers filled in, as JSON, which has no limit for whole numbers as msgpack has."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
@@ -121,6 +123,35 @@ async def read_to_child(reader: asyncio.StreamReader) -> ToChild:
 async def _read(reader: asyncio.StreamReader) -> bytes:
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return await reader.readexactly(size)
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def start(run: Run) -> Start:
+    """A run as a frame. The broker's copy and the stored body stay with the worker."""
+    message = run.message
+    payload = None if isinstance(message.payload, bytes) else message.payload
+    content = msgspec.json.encode([payload, message.metadata, message.extra])
+    bare = msgspec.structs.replace(
+        message, payload=None if payload is not None else message.payload, metadata={}, extra={}
+    )
+    return Start(
+        run=msgspec.structs.replace(run, message=bare, delivery=None, body=b""), content=content
+    )
+
+
+def run_of(frame: Start) -> Run:
+    """The run that the frame carries."""
+    payload, metadata, extra = msgspec.json.decode(frame.content)
+    bare = frame.run.message
+    message = msgspec.structs.replace(
+        bare,
+        payload=bare.payload if payload is None else payload,
+        metadata=metadata,
+        extra=extra,
+    )
+    return msgspec.structs.replace(frame.run, message=message)
 
 
 # -- results --------------------------------------------------------------------------------------

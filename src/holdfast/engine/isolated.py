@@ -29,6 +29,7 @@ from .frames import (
     packed,
     read_to_child,
     returned,
+    run_of,
 )
 from .handlers import Handlers
 
@@ -143,7 +144,7 @@ async def serve(sock: socket.socket, handlers: Handlers, make_send: MakeSend) ->
             case Answer():
                 link.answered(frame)
             case Start():
-                running = asyncio.create_task(_run(frame.run, link, handlers, make_send))
+                running = asyncio.create_task(_run(run_of(frame), link, handlers, make_send))
                 running.add_done_callback(_ended)
 
 

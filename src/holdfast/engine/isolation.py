@@ -16,8 +16,6 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.core.errors import HandlerCrashed, HandlerFailed, HandlerTimeout
 
 from .context import Context
@@ -29,13 +27,13 @@ from .frames import (
     Kept,
     Raised,
     Returned,
-    Start,
     ToChild,
     error_of,
     fault_of,
     packed,
     read_from_child,
     result_of,
+    start,
 )
 from .handlers import Handler
 
@@ -167,9 +165,8 @@ class Child:
     async def run(self, handler: Handler, context: Context) -> Any:
         """One run, from its start to its result or its error."""
         self.is_free = False
-        bare = msgspec.structs.replace(context._run, delivery=None, body=b"")
         try:
-            await self._send(Start(run=bare))
+            await self._send(start(context._run))
             frame = await self._or_gone(self._converse(context))
         except (ConnectionError, asyncio.IncompleteReadError):
             raise HandlerCrashed(f"{handler.name}: {await self._fate()}") from None
