@@ -297,8 +297,12 @@ class App:
 
     def subscriptions(self) -> list[Subscription]:
         """Every queue that has a handler or stands in the configuration."""
-        names = sorted({*self.handlers.queues, *self.config.queues} or {DEFAULT_QUEUE})
-        return [self.config.subscription(name) for name in names]
+        config = self.config
+        for trigger in config.triggers:
+            config.check_trigger(trigger)
+        triggers = (trigger.queue_name for trigger in config.triggers)
+        names = {*self.handlers.queues, *config.queues, *triggers} or {DEFAULT_QUEUE}
+        return [config.subscription(name) for name in sorted(names)]
 
     def worker(self, *, solo: bool = False, relays: Sequence[Relay] = ()) -> EngineWorker:
         """An engine for this process, not started. The app must be open."""
@@ -331,6 +335,8 @@ class App:
             fused=self.store.fused,
             handlers=self.handlers,
             subscriptions=self.subscriptions(),
+            slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
+            paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
             make_executor=make_executor,
             clock=self.clock,
             settings=WorkerSettings(

@@ -187,6 +187,20 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     adapter: Adapter = Adapter()
     metrics: TriggerMetrics = TriggerMetrics()
 
+    def queue(self) -> Queue:
+        """The trigger's queue in the words of `queues`."""
+        return Queue(
+            codec=self.parser_type,
+            ack_policy=self.ack_policy,  # type: ignore[arg-type] # checked when it was loaded
+            dedup=self.enable_dedup,
+            dedup_window_s=float(self.idempotency_window),
+            max_retries=self.max_retries,
+            base_delay_s=self.retry_backoff_base,
+            max_delay_s=float(_YEAR),
+            backoff_factor=self.retry_backoff_multiplier,
+            jitter=0.0,
+        )
+
     def queue_trigger(self) -> QueueTriggerConfig:
         """The value that `QueueTrigger` takes."""
         fields = QueueTriggerConfig.__dataclass_fields__
@@ -252,8 +266,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.ledger.anchor_file or self.home / "ledger.anchors"
 
     def queue(self, name: str) -> Queue:
-        """The settings of a queue, which are the defaults if the file does not name it."""
-        return self.queues.get(name, _AS_IT_COMES)
+        """The settings of a queue: its own, its trigger's, or the defaults."""
+        found = self.queues.get(name)
+        if found is not None:
+            return found
+        trigger = self.trigger(name)
+        return _AS_IT_COMES if trigger is None else trigger.queue()
+
+    def trigger(self, queue: str) -> Trigger | None:
+        """The entry of `triggers` that reads this queue."""
+        return next((t for t in self.triggers if t.queue_name == queue), None)
+
+    def slots(self, queue: str) -> int:
+        """Runs at a time of one queue in one worker."""
+        trigger = self.trigger(queue)
+        return self.worker.slots if trigger is None else trigger.concurrency
 
     def retry_policy(self, queue: str | None = None) -> RetryPolicy:
         """The retry policy of a queue, or the one of the whole."""
@@ -275,7 +302,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def subscription(self, queue: str) -> Subscription:
         """The subscription that the engine reads a queue by."""
         own = self.queue(queue)
-        return Subscription(
+        found = Subscription(
             name=queue,
             queue=queue,
             codec=own.codec,
@@ -285,6 +312,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             dedup=own.dedup,
             dedup_window_s=own.dedup_window_s,
         )
+        trigger = self.trigger(queue)
+        if trigger is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            group=trigger.consumer_group,
+            type_header=trigger.event_name_header,
+            dedup_by_id=True,
+        )
+
+    def check_trigger(self, trigger: Trigger) -> None:
+        """Raises ConfigError if the trigger wants a broker that this configuration has not."""
+        wanted = trigger.adapter.broker()
+        ours = "memory" if self.broker_file is None else "sqlite"
+        if wanted not in (None, ours):
+            raise ConfigError(
+                [
+                    f"trigger {trigger.queue_name}: adapter.type {trigger.adapter.type} is the "
+                    f"{wanted} broker, but `broker` is {ours}. Leave the type out, or set `broker`"
+                ]
+            )
 
     def describe(self) -> list[Setting]:
         """Every setting with its value, masked, and where it came from."""

@@ -70,6 +70,7 @@ class EngineWorker:
         handlers: Handlers,
         subscriptions: Sequence[Subscription],
         slots: Mapping[str, int] | None = None,
+        paused: frozenset[str] = frozenset(),
         make_executor: Callable[..., Executor],
         clock: Clock,
         settings: WorkerSettings,
@@ -100,7 +101,9 @@ class EngineWorker:
         }
         self._tasks: list[asyncio.Task[None]] = []
         self._fetchers: list[FusedFetcher | BrokerFetcher | StoreFetcher] = []
-        self._paused: frozenset[str] = frozenset()
+        self._kept_paused = paused
+        """Paused by configuration, whatever an operator says."""
+        self._paused = paused
         self._halted = False
         self._lease: Lease | None = None
         self._jump_until = 0.0
@@ -303,7 +306,7 @@ class EngineWorker:
         await self._store.resolve(worker=worker)
 
     async def _read_paused(self, worker: Worker) -> None:
-        self._paused = await self._store.paused()
+        self._paused = self._kept_paused | await self._store.paused()
 
     async def _resume_parked(self, worker: Worker) -> None:
         """A handler that was missing is here now: what waited for it goes on."""

@@ -1,0 +1,89 @@
+"""What the configuration says of queues and triggers is what a worker does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast import App, ConfigError, Context
+
+TRIGGER = """
+queue_trigger:
+  queue_name: agent-events
+  consumer_group: agents
+  concurrency: 2
+  parser_type: json
+  ack_policy: requeue
+  max_retries: 1
+  retry_backoff_base: 0.01
+  retry_backoff_multiplier: 1.0
+  idempotency_window: 60
+  event_name_header: x-kind
+"""
+
+
+def _app(home: Path, text: str) -> App:
+    path = home / "holdfast.yaml"
+    path.write_text(f"home: {home}/data\n{text}")
+    return App(path)
+
+
+async def test_a_trigger_of_the_configuration_is_a_queue_of_the_worker(home: Path) -> None:
+    app = _app(home, TRIGGER)
+    seen: list[tuple[str, dict[str, int], int]] = []
+    most = running = 0
+
+    @app.on("order", queue="agent-events")
+    async def order(ctx: Context) -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        seen.append((ctx.message.type, ctx.payload, ctx.attempt))
+        if ctx.payload == {"n": 0}:
+            raise ValueError("this one fails")
+
+    async with app:
+        for n in range(20):
+            headers = {"x-kind": "order"}
+            await app.send("ignored", {"n": n}, queue="agent-events", headers=headers, id=f"m{n}")
+        await app.send("ignored", {"n": 1}, queue="agent-events", headers=headers, id="m1")
+    await app.work(until_idle=True)
+
+    assert sorted(n for _, payload, _ in seen for n in payload.values()) == sorted([0, *range(20)])
+    assert {kind for kind, _, _ in seen} == {"order"}
+    assert most <= 2
+
+
+async def test_a_trigger_for_another_broker_is_refused_at_the_start(home: Path) -> None:
+    app = _app(home, TRIGGER + "  adapter: {type: kafka}\n")
+    with pytest.raises(ConfigError, match="Kafka"):
+        app.subscriptions()
+
+
+async def test_a_queue_that_is_paused_by_configuration_waits(home: Path) -> None:
+    app = _app(home, "queues: {slow: {paused: true}}\n")
+    ran: list[str] = []
+    finished = asyncio.Event()
+
+    @app.on("job", queue="slow")
+    async def slow(ctx: Context) -> None:
+        ran.append("slow")
+
+    @app.on("job")
+    async def quick(ctx: Context) -> None:
+        ran.append("quick")
+        finished.set()
+
+    async with app:
+        await app.send("job", queue="slow")
+        await app.send("job")
+        worker = app.worker()
+        await worker.begin()
+        await asyncio.wait_for(finished.wait(), 30)
+        drained = await worker.drain()
+    assert ran == ["quick"]
+    assert drained.finished == 1
