@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ import msgspec
 from holdfast.brokers.memory import MemoryBroker
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.config import Config, load_config
-from holdfast.core.broker import Broker, Subscription
+from holdfast.core.broker import Broker, Inspectable, Subscription
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
@@ -393,12 +393,24 @@ class App:
 
     async def idle(self, worker: EngineWorker) -> None:
         """Returns once nothing is ready, running, waiting or due later (parked ones aside)."""
+        subscriptions = self.subscriptions()
+        names = [sub.name for sub in subscriptions]
+        queues = {sub.queue for sub in subscriptions}
         while not worker.stopped.is_set():
-            if worker.is_idle() and await self.store.is_empty(
-                [sub.name for sub in self.subscriptions()]
-            ):
+            quiet = worker.is_idle() and await self._nothing_sent(queues)
+            if quiet and await self.store.is_empty(names):
                 return
             await asyncio.sleep(0.02)
+
+    async def _nothing_sent(self, queues: Collection[str]) -> bool:
+        """Does the broker hold nothing? (Where it shares the store's file, the store knows.)"""
+        if self.store.fused or not isinstance(self.broker, Inspectable):
+            return True
+        return not any(
+            found.ready or found.delayed or found.in_flight
+            for found in await self.broker.stats()
+            if found.queue in queues
+        )
 
 
 class _LoopThread:

@@ -98,8 +98,6 @@ class _Loop:
         self._worker = worker
         self._most = (slots.size + 1) // 2
         """Half of the slots at a time: the store claims one half while the other one runs."""
-        self.idle = False
-        """True while the last look found nothing."""
 
     async def run(self) -> None:
         woken = self._store.subscribe()
@@ -110,7 +108,6 @@ class _Loop:
                 woken.clear()  # before a hold, too: waiting for what is set would spin for ever
                 hold = self._worker.may_fetch(self.sub)
                 if hold > 0:
-                    self.idle = True
                     await _wait(woken, min(hold, NET_S))
                     continue
                 try:
@@ -121,7 +118,6 @@ class _Loop:
                     await asyncio.sleep(pause)
                     pause = min(2.0, pause * 2)
                     continue
-                self.idle = found == 0
                 if found < limit and self._waits:
                     wait = NET_S if next_due_s is None else min(NET_S, max(0.001, next_due_s))
                     await _wait(woken, wait)
@@ -218,7 +214,6 @@ class BrokerFetcher(_Loop):
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
             return 0, None
-        self.idle = False
         candidates = [self._decode(delivery) for delivery in deliveries]
         while candidates:  # claimed when there is a slot for it: the other fetcher takes some, too
             reserved = await self._slots.reserve(len(candidates))

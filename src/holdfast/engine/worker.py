@@ -165,9 +165,8 @@ class EngineWorker:
         return Drained(finished=self.finished, handed_back=len(unfinished))
 
     def is_idle(self) -> bool:
-        """Nothing running, nothing waiting to be committed, nothing found at the last look."""
-        quiet = self._executor.running == 0 and self._settler.waiting == 0
-        return quiet and all(fetcher.idle for fetcher in self._fetchers)
+        """Nothing running, nothing waiting to be committed."""
+        return self._executor.running == 0 and self._settler.waiting == 0
 
     @property
     def running(self) -> int:
