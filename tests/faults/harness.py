@@ -131,6 +131,12 @@ class Fleet:
             self.kills.append(Kill(worker_id=worker_id, at_us=at_us))
         return worker_id
 
+    def replace_the_dead(self) -> None:
+        """A new worker for each that died by itself."""
+        for process in [each for each in self.processes if each.poll() is not None]:
+            self.processes.remove(process)
+            self._spawn()
+
     def pause(self, process: subprocess.Popen[bytes]) -> None:
         """SIGSTOP, outside of a write: a writer that stands still holds up the whole file."""
         lock = os.open(f"{self.database}.lock", os.O_RDWR | os.O_CLOEXEC)
@@ -281,12 +287,19 @@ class Fleet:
                 raise AssertionError(f"waited {patience_s:.0f} s for: {what}\n{self.dump()}")
             time.sleep(POLL_S)
 
-    def wait_until_final(self, *, patience_s: float = PATIENCE_S, parked: int = 0) -> None:
+    def wait_until_final(
+        self,
+        *,
+        patience_s: float = PATIENCE_S,
+        parked: int = 0,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         """Until every message sent has ended or was set aside. Progress renews patience."""
         wanted = len(self.sent)
         seen = (-1, 0)
         end = time.monotonic() + patience_s
         while True:
+            meanwhile()
             aside = self.one("SELECT count(*) FROM queue_executions WHERE status = 'parked'") or 0
             done = self.finished()
             if done >= wanted - parked and done + aside >= wanted:

@@ -43,10 +43,9 @@ def test_effect_guard(make_fleet: MakeFleet, soak: bool) -> None:
     ]
     fleet.random.shuffle(messages)
     fleet.send(messages)
-    supervisor = fleet.supervise(workers=2)
+    fleet.start(2)
     parked = {i for i, (policy, moment, _) in plans.items() if (policy, moment) in UNKNOWN}
-    fleet.wait_until_final(parked=len(parked))
-    fleet.terminate(supervisor)
+    fleet.wait_until_final(parked=len(parked), meanwhile=fleet.replace_the_dead)
     report = fleet.check(replies_per_run=1, may_park=parked, may_be_hollow=plans)
     seen = times(fleet.oracle.effects())
     happened = Counter({m: seen.get(f"{m}:charge", 0) for m in [*plans, *GOOD]})
