@@ -126,6 +126,8 @@ async def send_all(home: Path) -> None:
 async def test_the_clock_is_set(fleet: Fleet, home: Path, jump: int) -> None:
     await send_all(home)
     fleet.start()
+    alive = "SELECT count(*) FROM workers WHERE state = 'alive' AND name LIKE 'patient%'"
+    wait_until(lambda: fleet.ask(alive) == [(2,)], "both workers are up")
     fleet.wait_for("first", "succeeded")
     fleet.wait_for("long", "running")
     fleet.wait_for("mortal", "queued")

@@ -107,7 +107,7 @@ class EngineWorker:
         self._halted = False
         self._lease: Lease | None = None
         self._jump_until = 0.0
-        self._drift: float | None = None
+        self._drift = clock.now_us() / 1e6 - clock.monotonic()
         self.phase = Phase.NEW
         self.worker = Worker(worker_id=0, name=name)
         self.recycle = False
@@ -321,7 +321,7 @@ class EngineWorker:
     async def _watch_clock(self, worker: Worker) -> None:
         """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""
         drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
-        if self._drift is not None and abs(drift - self._drift) > 1.0:
+        if abs(drift - self._drift) > 1.0:
             self._jump_until = self._clock.monotonic() + self._settings.clock_hold_s
             log.warning(
                 "the clock jumped by %.0f s: nothing expires for the next %.0f s",
