@@ -121,6 +121,13 @@ class World:
     async def settled(self, count: int) -> None:
         await self.adapter.wait_settled(count, timeout=PATIENCE_S)
 
+    async def calm(self) -> None:
+        """Room for whatever would happen now to happen: turns of the loop and of the writer."""
+        for _ in range(3):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await self.store.file.write(lambda conn: None, durable=False)
+
     def runs(self) -> list[str]:
         """Ids of the messages that the agent ran for, in order."""
         return [event.message_id for event in self.runtime.get_triggered_events()]
@@ -168,7 +175,8 @@ class Lines(logging.Handler):
         self._logger = logging.getLogger("holdfast")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+        # A copy: other handlers rewrite the record, and what counts is what the code said.
+        self.records.append(logging.makeLogRecord(record.__dict__))
 
     def __enter__(self) -> Lines:
         self._before = self._logger.level, self._logger.propagate

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from holdfast.core.message import DEFAULT_TENANT
+
 from .parsers import MessageParser
 
 DEDUP_HEADER = "x-dedup-key"
@@ -71,6 +73,16 @@ class MessageEnvelope:
     def key(self) -> str:
         """What the message is deduplicated by."""
         return self.dedup_key or self.message_id
+
+    @property
+    def shared_key(self) -> str:
+        """The key for a memory that knows no tenants: no two tenants share one.
+
+        A tenant's name holds no slash, so the part before the first one says whose key it is.
+        """
+        if self.tenant_id is None and "/" not in self.key:
+            return self.key
+        return f"{self.tenant_id or DEFAULT_TENANT}/{self.key}"
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:

@@ -113,7 +113,7 @@ class AgentRunner:
         keys = self._keys
         if keys is None:
             return False
-        key = envelope.key
+        key = envelope.shared_key
         try:
             claimed = None
             if isinstance(keys, IdempotencyStore):  # one with just the three simple methods is fine
@@ -136,7 +136,7 @@ class AgentRunner:
     async def _remember(self, envelope: MessageEnvelope, result: Any) -> None:
         if self._keys is not None:
             try:
-                await self._keys.set(envelope.key, result, self._config.idempotency_window)
+                await self._keys.set(envelope.shared_key, result, self._config.idempotency_window)
             except Exception as error:
                 self._without_dedup("record", error)
 
@@ -144,7 +144,7 @@ class AgentRunner:
         """A failed run must not keep its key."""
         if isinstance(self._keys, IdempotencyStore):
             try:
-                await self._keys.release(envelope.key, envelope.message_id)
+                await self._keys.release(envelope.shared_key, envelope.message_id)
             except Exception as error:
                 self._without_dedup("release", error)
 
