@@ -24,7 +24,7 @@ from .broker import Delivery, Subscription
 from .clock import from_us
 from .errors import DecodeError, InvalidMessage
 from .ids import derived_id, new_id
-from .message import DEFAULT_TENANT, MAX_ID, NAME, Message, Raw
+from .message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, NAME, Message, Raw
 
 MAX_DEPTH = 64
 VERSION = "1.0"
@@ -33,6 +33,20 @@ _encode_json = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
 """Fields of `Message` that the standard form carries inside `metadata`."""
+FIELDS = frozenset(
+    {
+        *_OURS,
+        "message_id",
+        "correlation_id",
+        "message_type",
+        "timestamp",
+        "version",
+        "priority",
+        "payload",
+        "metadata",
+    }
+)
+"""Every field of the standard form that has a meaning of its own."""
 
 
 class Codec(Protocol):
@@ -311,7 +325,7 @@ def _tenant(value: Any, sub: Subscription) -> str:
         return sub.tenant
     if value in (None, "", DEFAULT_TENANT):
         return DEFAULT_TENANT
-    if not isinstance(value, str) or len(value) > 64 or not NAME.match(value):
+    if not isinstance(value, str) or len(value) > MAX_TENANT or not NAME.match(value):
         raise DecodeError(f"tenant_id {value!r:.80} is not a valid name")
     return value
 

@@ -15,6 +15,7 @@ from .ids import new_id
 DEFAULT_TENANT = "default"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}\Z")
 MAX_ID = 255
+MAX_TENANT = 64
 
 
 class Priority(IntEnum):
@@ -74,11 +75,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return f"queue-{self.id}"
 
 
-def check_name(kind: str, value: str) -> str:
+def check_name(kind: str, value: Any, *, longest: int = 128) -> str:
     """A queue, tenant, subscription or type name that is safe in keys, paths and logs."""
-    if not NAME.match(value):
+    if not isinstance(value, str) or len(value) > longest or not NAME.match(value):
         raise InvalidMessage(
-            f"{kind} {value!r} is not a valid name: use 1 to 128 letters, digits, "
+            f"{kind} {value!r:.150} is not a valid name: use 1 to {longest} letters, digits, "
             "'.', '_', ':' or '-', beginning with a letter or a digit"
         )
     return value

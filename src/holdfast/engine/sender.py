@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Broker, Durability, Outgoing, Result
-from holdfast.core.codec import CODECS
+from holdfast.core.codec import CODECS, FIELDS
 from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
-from holdfast.core.message import MAX_ID, Message, check_name
+from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
 from holdfast.core.store import Send
 
 from .batcher import Batcher
@@ -35,6 +35,9 @@ MESSAGE_OPTIONS = frozenset(
     }
 )
 TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s"})
+LONGEST_S = 315_360_000.0
+_OPTIONAL = ("idempotency_key", "ordering_key", "correlation_id", "source", "channel", "trace")
+_BREAKS = frozenset(b"\0\n\r")
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +93,7 @@ class Sender:
         ttl_s: float | None = None,
     ) -> Send:
         """Refuses here what could not be read back unchanged: nothing was accepted then."""
-        policy = self._policies.get(queue)
+        policy = self._policies.get(queue) if type(queue) is str else None
         if policy is None:
             policy = self._policies[check_name("queue", queue)] = self._policy_of(queue)
         check_message(message)
@@ -151,18 +154,35 @@ def check_message(message: Message) -> None:
     """Raises InvalidMessage for what no queue should have to carry."""
     _printable("type", message.type)
     _printable("id", message.id)
-    if message.tenant_id != "default":
-        check_name("tenant_id", message.tenant_id)
+    if message.tenant_id != DEFAULT_TENANT:
+        check_name("tenant_id", message.tenant_id, longest=MAX_TENANT)
     if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
         raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
-    if message.idempotency_key is not None:
-        _printable("idempotency_key", message.idempotency_key)
-    if message.ordering_key is not None:
-        _printable("ordering_key", message.ordering_key)
-    if message.correlation_id is not None:
-        _printable("correlation_id", message.correlation_id)
+    for name in _OPTIONAL:
+        value = getattr(message, name)
+        if value is not None and value != "":
+            _printable(name, value)
+    if message.idempotency_key == "" or message.ordering_key == "":
+        raise InvalidMessage("an idempotency or ordering key is not empty: leave it out")
+    for name in ("created_at", "expires_at"):
+        value = getattr(message, name)
+        if value is not None and not isinstance(value, datetime):
+            raise InvalidMessage(f"{name} is a datetime, not {value!r:.80}")
+    _check_mappings(message)
+
+
+def _check_mappings(message: Message) -> None:
+    for name in ("headers", "metadata", "extra"):
+        value: Any = getattr(message, name)
+        if type(value) is not dict and not isinstance(value, Mapping):
+            raise InvalidMessage(f"{name} is a mapping, not {value!r:.80}")
     if message.headers:
         _check_headers(message.headers)
+    for name in ("metadata", "extra"):
+        clash = FIELDS.intersection(getattr(message, name)) if getattr(message, name) else ()
+        for key in sorted(clash):
+            if name == "extra" or key in MESSAGE_OPTIONS:
+                raise InvalidMessage(f"{name}: {key!r} is a field of the message itself")
 
 
 def _printable(name: str, value: Any) -> None:
@@ -174,13 +194,22 @@ def _check_headers(headers: Mapping[Any, Any]) -> None:
     for key, value in headers.items():
         if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
             raise InvalidMessage(f"header name {key!r:.80} is not printable ASCII")
-        if not isinstance(value, str) or "\0" in value or "\n" in value or "\r" in value:
+        if not isinstance(value, str) or not _is_line(value):
             raise InvalidMessage(f"header {key}: the value must be text without line breaks")
+
+
+def _is_line(value: str) -> bool:
+    try:
+        return not _BREAKS.intersection(value.encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def _seconds(name: str, value: Any, *, above: bool) -> float:
     if value is None or (value == 0 and not above):
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise InvalidMessage(f"{name} is {value!r}: it must be a number of seconds above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_S:
+        raise InvalidMessage(
+            f"{name} is {value!r:.40}: it must be a number of seconds above 0, at most ten years"
+        )
     return float(value)

@@ -1,0 +1,188 @@
+"""What `send` refuses: clearly, before anything is accepted, and without harm to its neighbours."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.app import App
+from holdfast.config import Config
+from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.codec import CODECS
+from holdfast.core.errors import InvalidMessage, MessageTooLarge
+from holdfast.core.message import Message
+from holdfast.engine.decoder import decoder
+
+BAD: list[dict[str, Any]] = [
+    {"type": ""},
+    {"type": 5},
+    {"type": None},
+    {"type": "a\nb"},
+    {"type": "x" * 256},
+    {"type": "\ud800"},
+    {"queue": "no/such name"},
+    {"queue": ""},
+    {"queue": 7},
+    {"queue": None},
+    {"id": ""},
+    {"id": 7},
+    {"id": "x" * 256},
+    {"id": "\ud800"},
+    {"tenant_id": "../etc"},
+    {"tenant_id": 7},
+    {"tenant_id": "x" * 65},
+    {"priority": 4},
+    {"priority": -1},
+    {"priority": True},
+    {"priority": "high"},
+    {"priority": []},
+    {"priority": 1.5},
+    {"idempotency_key": ""},
+    {"idempotency_key": 5},
+    {"ordering_key": b"bytes"},
+    {"correlation_id": "a\0b"},
+    {"source": "a\nb"},
+    {"source": 5},
+    {"channel": 5},
+    {"channel": "\ud800"},
+    {"trace": 5},
+    {"trace": "a\nb"},
+    {"created_at": "now"},
+    {"created_at": 5},
+    {"expires_at": "later"},
+    {"expires_at": 5.0},
+    {"headers": {"a\nb": "x"}},
+    {"headers": {"": "x"}},
+    {"headers": {"ä": "x"}},
+    {"headers": {"a": "x\r\ny"}},
+    {"headers": {"a": "\ud800"}},
+    {"headers": {"a": 5}},
+    {"headers": {5: "a"}},
+    {"headers": "text"},
+    {"headers": ["a"]},
+    {"metadata": "text"},
+    {"metadata": ["a"]},
+    {"metadata": {"a": object()}},
+    {"metadata": {"a": float("nan")}},
+    {"metadata": {"ordering_key": "hidden"}},
+    {"extra": 5},
+    {"extra": {"payload": "shadowed"}},
+    {"delay_s": -1},
+    {"delay_s": "soon"},
+    {"delay_s": float("nan")},
+    {"delay_s": float("inf")},
+    {"delay_s": 1e300},
+    {"ttl_s": 0},
+    {"ttl_s": -5},
+    {"ttl_s": float("nan")},
+    {"ttl_s": float("inf")},
+    {"ttl_s": 1e300},
+    {"ttl_s": "long"},
+    {"payload": float("nan")},
+    {"payload": "\ud800"},
+    {"payload": object()},
+    {"payload": b"bytes"},
+    {"no_such_option": 1},
+]
+
+
+@pytest.fixture
+def app(home: Path) -> App:
+    return App(Config(home=home))
+
+
+async def send(app: App, **options: Any) -> Any:
+    options = {"type": "n", "payload": 1, **options}
+    return await app.send(options.pop("type"), options.pop("payload"), **options)
+
+
+@pytest.mark.parametrize("bad", BAD, ids="".join)
+def test_it_is_refused_with_a_reason(app: App, bad: dict[str, Any]) -> None:
+    options = {"type": "n", "payload": 1, **bad}
+    with pytest.raises(InvalidMessage) as caught:
+        app.outgoing(options.pop("type"), options.pop("payload"), **options)
+    assert str(caught.value)
+
+
+async def test_nothing_of_it_was_accepted_and_neighbours_were(app: App) -> None:
+    """All at once, in the same flush: each bad one fails alone."""
+    async with app:
+        sends = [send(app, **bad) for bad in BAD]
+        good = [send(app, id=f"good-{n}") for n in range(20)]
+        results = await asyncio.gather(*sends, *good, return_exceptions=True)
+        wrong = [
+            (bad, result)
+            for bad, result in zip(BAD, results, strict=False)
+            if not isinstance(result, InvalidMessage)
+        ]
+        assert wrong == []
+        accepted = [getattr(result, "id", result) for result in results[len(BAD) :]]
+        assert accepted == [f"good-{n}" for n in range(20)]
+        stats = await app.broker.stats()  # type: ignore[attr-defined]
+        assert [(s.queue, s.ready) for s in stats] == [("default", 20)]
+
+
+async def test_over_long_bodies(home: Path) -> None:
+    app = App(Config(home=home, max_message_bytes=2000))
+    async with app:
+        await app.send("n", "x" * 1000)
+        with pytest.raises(MessageTooLarge, match="2000"):
+            await app.send("n", "x" * 2000)
+
+
+async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
+    async with app:
+        with pytest.raises(InvalidMessage):
+            await app.send_many([Message(type="n"), Message(type="n", payload=object())])
+        assert list(await app.broker.stats()) == []  # type: ignore[attr-defined]
+
+
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    st.datetimes(timezones=st.just(UTC) | st.none()),
+    st.just(datetime.max.replace(tzinfo=UTC)),
+    st.just(datetime.min.replace(tzinfo=UTC)),
+)
+OPTIONS = (
+    "id", "tenant_id", "source", "channel", "priority", "correlation_id", "trace",
+    "idempotency_key", "ordering_key", "created_at", "expires_at", "headers", "metadata", "extra",
+    "delay_s", "ttl_s", "queue",
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(OPTIONS), anything, max_size=4), anything)
+def test_what_is_accepted_can_be_read_back(app: App, options: dict[str, Any], payload: Any) -> None:
+    """Whatever is given: an InvalidMessage, or a message that decodes to what was meant."""
+    try:
+        sent = app.outgoing("n", payload, **options)
+    except InvalidMessage:
+        return
+    sub = Subscription(name=sent.queue, queue=sent.queue, codec="standard")
+    delivery = Delivery(
+        body=sent.outgoing.body, headers=sent.outgoing.headers, tag=None, identity="x"
+    )
+    candidate = decoder(sub)(delivery)
+    assert candidate.error is None, candidate.error
+    message = candidate.message
+    assert message is not None
+    assert message.id == sent.outgoing.id
+    assert message.payload == msgspec.json.decode(msgspec.json.encode(payload))
+    assert message.tenant_id == sent.tenant_id
+    for name in ("source", "channel", "trace", "idempotency_key", "ordering_key"):
+        if options.get(name) not in (None, ""):
+            assert getattr(message, name) == options[name], name
+    assert 0 <= sent.outgoing.delay_s < 1e10
+    CODECS["standard"].encode(message)
