@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ async def nothing(*args: Any, **options: Any) -> None:
 @fault(2)
 def the_time_of_reading_is_given_for_the_queues_own(patch: Patch) -> None:
     described = mapping._described
-    late = test_queue_trigger_messages.message("x").timestamp.replace(year=2031)
+    late = datetime(2031, 1, 1, tzinfo=UTC)
     patch.setattr(mapping, "_described", lambda raw: described(replace(raw, timestamp=late)))
 
 

@@ -1,0 +1,470 @@
+"""A queue trigger's life: starting and stopping, what it is given, and what fails around it."""
+
+import gc
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Config,
+    ConfigError,
+    IdempotencyStore,
+    MockQueueAdapter,
+    QueueTrigger,
+    QueueTriggerConfig,
+    RawMessage,
+)
+from holdfast.config import Worker
+from holdfast.core.events import RETRIED, Entry
+from holdfast.queue_trigger import LONGEST_WAIT_S
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing import (
+    FakeClock,
+    MockAgentRuntime,
+    MockGovernanceLayer,
+    MockIdempotencyStore,
+    MockLedger,
+    Signal,
+)
+
+PATIENCE_S = 60.0
+
+
+def raw(message_id: str, body: bytes = b"{}", **headers: str) -> RawMessage:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return RawMessage(message_id, body, named, datetime(2026, 1, 1, tzinfo=UTC), {})
+
+
+class Kit:
+    """Everything that a trigger needs."""
+
+    def __init__(self, **config: Any) -> None:
+        self.adapter = MockQueueAdapter()
+        self.runtime = MockAgentRuntime()
+        self.governance = MockGovernanceLayer()
+        self.ledger = MockLedger()
+        self.keys: Any = MockIdempotencyStore()
+        settings = {"queue_name": "orders", "consumer_group": "agents", **config}
+        self.config = QueueTriggerConfig(**{"retry_backoff_base": 0.001, **settings})
+
+    def trigger(self, **options: Any) -> QueueTrigger:
+        parts = (self.adapter, self.runtime, self.governance, self.ledger, self.keys)
+        return QueueTrigger(self.config, *parts, **options)
+
+    async def settled(self, count: int) -> None:
+        await self.adapter.wait_settled(count, timeout=PATIENCE_S)
+
+
+async def test_a_second_start_is_refused_and_a_second_stop_is_nothing() -> None:
+    trigger = Kit().trigger()
+    await trigger.start()
+    with pytest.raises(RuntimeError, match="Trigger is already running"):
+        await trigger.start()
+    await trigger.pause()
+    with pytest.raises(RuntimeError, match="Trigger is already running"):
+        await trigger.start()
+    await trigger.stop()
+    await trigger.stop()
+    assert (await trigger.health_check())["status"] == "unhealthy"
+
+
+async def test_it_can_be_started_again_and_remembers() -> None:
+    kit = Kit()
+    trigger = kit.trigger()
+    kit.adapter.enqueue(raw("a"))
+    for round_ in (1, 2, 3):
+        await trigger.start()
+        await kit.settled(round_)
+        await trigger.stop()
+        kit.adapter.enqueue(raw("a"))
+    assert kit.adapter.get_acked() == ["a", "a", "a"]
+    assert len(kit.runtime.get_triggered_events()) == 1
+
+
+async def test_a_queue_that_cannot_be_reached_is_named_without_its_password(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Away(MockQueueAdapter):
+        tries = 0
+
+        async def connect(self) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("amqp://agent:hunter2@queue.example:5672 refused")
+            await super().connect()
+
+    kit = Kit()
+    kit.adapter = Away()
+    trigger = kit.trigger()
+    with pytest.raises(ConnectionError) as refused:
+        await trigger.start()
+    assert str(refused.value) == ("Cannot connect to orders: amqp://***@queue.example:5672 refused")
+    assert refused.value.__suppress_context__
+    assert "queue.example:5672" in caplog.text
+    assert "hunter2" not in caplog.text
+    kit.adapter.enqueue(raw("a"))
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+
+
+def test_wrong_settings_are_refused_all_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Kit(concurrency=0, parser_type="xml", ack_policy="maybe").trigger()
+    assert len(refused.value.problems) == 3
+
+
+async def test_the_unfinished_are_counted_and_handed_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kit = Kit(concurrency=2)
+    kit.runtime.block()
+    for n in range(3):
+        kit.adapter.enqueue(raw(f"m{n}"))
+    trigger = kit.trigger(shutdown_timeout_s=0.0)
+    await trigger.start()
+    await kit.runtime.events.wait(2, timeout=PATIENCE_S)
+    await trigger.stop()
+    assert kit.adapter.waiting == 3
+    assert kit.adapter.get_acked() == []
+    assert "unfinished messages" in caplog.text
+    assert not await kit.adapter.health_check()
+
+
+async def test_a_retry_that_waits_at_the_stop_is_not_lost(home: Path) -> None:
+    """Its copy stays with the queue until the message has ended, wherever it is waiting."""
+    kit = Kit(retry_backoff_base=3600.0)
+    kit.runtime.fail(RuntimeError("later"))
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await retries(trigger).wait(timeout=PATIENCE_S)
+    assert kit.adapter.get_acked() == []
+    await trigger.stop()
+    assert kit.adapter.waiting == 1
+
+    again = Kit()
+    again.adapter = kit.adapter
+    fresh = again.trigger(store=home / "other.db")  # the first one's memory is gone
+    await fresh.start()
+    await again.settled(2)
+    await fresh.stop()
+    assert again.runtime.events.count == 1
+    assert kit.adapter.get_acked() == ["a"]
+
+
+def retries(trigger: QueueTrigger) -> Signal[str]:
+    """Told of each retry from now on."""
+    signal: Signal[str] = Signal("retries")
+
+    def hear(entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry[3] == RETRIED:
+                signal.emit(entry[2])
+
+    trigger.store.on_events(hear)
+    return signal
+
+
+@pytest.mark.parametrize("form", ["path", "text", "config", "store"])
+async def test_the_store_may_be_given_in_any_form(home: Path, form: str) -> None:
+    path = home / "trigger.db"
+    ensure_schema(path)
+    store: Any = {
+        "path": path,
+        "text": str(path),
+        "config": Config(home=home, store=f"sqlite:///{path}"),
+        "store": SqliteStore(path),
+    }[form]
+    kit = Kit()
+    for round_ in (1, 2):  # the second one finds what the first one knew
+        kit.adapter.enqueue(raw("a"))
+        trigger = kit.trigger(store=store)
+        await trigger.start()
+        await kit.settled(round_)
+        await trigger.stop()
+    if isinstance(store, SqliteStore):
+        assert not await store.paused()  # given open, left open
+        await store.close()
+    assert kit.runtime.events.count == 1
+    assert path.exists()
+
+
+async def test_a_temporary_store_goes_with_its_trigger() -> None:
+    trigger = Kit().trigger()
+    await trigger.start()
+    folder = trigger.store.path.parent
+    await trigger.stop()
+    assert folder.exists()
+    del trigger
+    gc.collect()
+    assert not folder.exists()
+
+
+async def test_without_governance_ledger_and_memory_it_runs_too() -> None:
+    kit = Kit()
+    kit.adapter.enqueue(raw("a"))
+    trigger = QueueTrigger(kit.config, kit.adapter, kit.runtime, None, None, None)
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.adapter.get_acked() == ["a"]
+
+
+async def test_a_memory_that_fails_is_warned_of_counted_and_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kit = Kit()
+    kit.keys.error = OSError("redis is away")
+    for copy in ("a", "a", "b"):
+        kit.adapter.enqueue(raw(copy))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(3)
+    await trigger.stop()
+    assert "redis is away, continuing without dedup" in caplog.text
+    assert sorted(kit.adapter.get_acked()) == ["a", "a", "b"]
+    assert kit.runtime.events.count == 2  # the store's own memory still holds
+    assert trigger.metrics.read("queue_dedup_unavailable_total") == 4  # asked and told, for each
+
+
+async def test_a_result_in_the_foreign_memory_makes_a_duplicate() -> None:
+    kit = Kit()
+    await kit.keys.set("a", {"run_id": "elsewhere"}, 60)
+    kit.adapter.enqueue(raw("a"))
+    kit.adapter.enqueue(raw("b"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert [e.message_id for e in kit.runtime.get_triggered_events()] == ["b"]
+    assert sorted(kit.adapter.get_acked()) == ["a", "b"]
+    assert trigger.metrics.read("queue_dedup_hits_total") == 1
+    assert await kit.keys.get("b") == {"run_id": "run-1"}
+
+
+class ClaimingStore(MockIdempotencyStore):
+    """Atomic, as one in Redis would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: dict[str, str] = {}
+
+    async def claim(self, key: str, owner: str, ttl: int) -> bool | None:
+        if await self.exists(key):
+            return False
+        return self.owners.setdefault(key, owner) == owner
+
+    async def release(self, key: str, owner: str) -> None:
+        if self.owners.get(key) == owner:
+            del self.owners[key]
+
+
+async def test_a_key_claimed_elsewhere_is_waited_for_and_a_failed_run_frees_its_own() -> None:
+    kit = Kit(max_retries=3)
+    kit.keys = keys = ClaimingStore()
+    keys.owners["taken"] = "another process"
+    kit.runtime.fail(RuntimeError("once"), message_id="mine")
+    kit.adapter.enqueue(raw("x", x_dedup_key="taken"))
+    kit.adapter.enqueue(raw("mine"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    assert kit.adapter.get_acked() == ["mine"]
+    del keys.owners["taken"]
+    await kit.settled(2)
+    await trigger.stop()
+    assert [e.message_id for e in kit.runtime.get_triggered_events()].count("x") == 1
+
+
+async def test_a_memory_with_only_the_three_simple_methods_will_do() -> None:
+    class Simple:
+        def __init__(self) -> None:
+            self.values: dict[str, Any] = {}
+
+        async def exists(self, key: str) -> bool:
+            return key in self.values
+
+        async def get(self, key: str) -> Any:
+            return self.values.get(key)
+
+        async def set(self, key: str, value: Any, ttl: int) -> None:
+            self.values[key] = value
+
+    kit = Kit()
+    kit.keys = Simple()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert not isinstance(kit.keys, IdempotencyStore)
+    assert kit.keys.values == {"a": {"run_id": "run-1"}}
+    assert trigger.metrics.read("queue_dedup_unavailable_total") == 0
+
+
+async def test_a_ledger_that_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    kit = Kit()
+    kit.ledger.error = OSError("disk full")
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.adapter.get_acked() == ["a"]
+    assert "the ledger could not be told" in caplog.text
+
+
+async def test_governance_that_breaks_never_means_yes() -> None:
+    kit = Kit(max_retries=1, ack_policy="dlq")
+    kit.governance.error = OSError("policy server is away")
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.runtime.events.count == 0
+    assert len(kit.governance.checks) == 2
+    ((dead, reason),) = kit.adapter.get_dlq()
+    assert (dead.message_id, reason) == ("a", "OSError: policy server is away")
+
+
+async def test_a_runtime_that_returns_nothing_is_not_run_again() -> None:
+    async def behaviour(event: object) -> Mapping[str, Any]:
+        return None  # type: ignore[return-value]
+
+    kit = Kit()
+    kit.runtime = MockAgentRuntime(behaviour)
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert (kit.adapter.get_acked(), kit.runtime.events.count) == (["a"], 1)
+
+
+async def test_a_stream_that_breaks_off_is_taken_up_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Flaky(MockQueueAdapter):
+        breaks = 2
+
+        async def consume(self) -> AsyncIterator[RawMessage]:
+            async for message in super().consume():
+                yield message
+                if self.breaks:
+                    self.breaks -= 1
+                    if self.breaks:
+                        raise OSError("amqp://a:hunter2@h reset")
+                    return
+
+    kit = Kit()
+    kit.adapter = Flaky()
+    for n in range(4):
+        kit.adapter.enqueue(raw(f"m{n}"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(4)
+    await trigger.stop()
+    assert sorted(kit.adapter.get_acked()) == ["m0", "m1", "m2", "m3"]
+    assert "hunter2" not in caplog.text
+
+
+async def test_an_id_that_was_used_for_something_else_is_buried() -> None:
+    kit = Kit()
+    kit.adapter.enqueue(raw("a", b"1"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    kit.adapter.enqueue(raw("a", b"2"))
+    await kit.settled(2)
+    await trigger.stop()
+    assert kit.runtime.events.count == 1
+    ((dead, reason),) = kit.adapter.get_dlq()
+    assert (dead.body, reason) == (b"2", "message id a was used before, with another payload")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (raw("a", x_tenant_id="no such/name"), "is not a valid name"),
+        (raw("a", x_event_name="bell\a"), "control characters"),
+        (RawMessage("a", None, {}, datetime.now(UTC), {}), "not a message"),  # type: ignore[arg-type]
+        (RawMessage("a", b"{}", {}, "noon", {}), "not a message"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_message_is_buried_and_stops_nobody(
+    message: RawMessage, reason: str
+) -> None:
+    kit = Kit()
+    kit.adapter.enqueue(message)
+    kit.adapter.enqueue(raw("b"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert kit.adapter.get_acked() == ["b"]
+    ((dead, why),) = kit.adapter.get_dlq()
+    assert dead.message_id == "a"
+    assert reason in why
+
+
+@pytest.mark.parametrize("odd", ["x" * 300, "nul\0", "lone \ud800"])
+async def test_an_odd_id_or_key_is_kept_and_known_again(odd: str) -> None:
+    kit = Kit()
+    for message in (raw(odd), raw(odd), raw("k1", x_dedup_key=odd), raw("k2", x_dedup_key=odd)):
+        kit.adapter.enqueue(message)
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(4)
+    await trigger.stop()
+    ran = [event.message_id for event in kit.runtime.get_triggered_events()]
+    assert odd in ran
+    assert len(ran) <= 2
+    assert sorted(kit.adapter.get_acked()) == sorted([odd, odd, "k1", "k2"])
+    assert kit.adapter.get_dlq() == []
+
+
+async def test_waits_grow_without_a_limit_that_anybody_would_notice() -> None:
+    kit = Kit(retry_backoff_base=1e300, retry_backoff_multiplier=1e300)
+    kit.runtime.fail(RuntimeError("later"))
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await retries(trigger).wait(timeout=PATIENCE_S)
+    due = trigger.store.file.read_sync(
+        lambda conn: conn.execute("SELECT due_at - started_at FROM queue_executions").fetchone()[0]
+    )
+    await trigger.stop()
+    assert due == pytest.approx(LONGEST_WAIT_S * 1e6, rel=0.01)
+
+
+async def test_a_paused_trigger_does_not_take_up_retries(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "holdfast.trigger")
+    kit = Kit(retry_backoff_base=5.0)
+    clock = FakeClock()
+    gate = kit.runtime.block()
+    kit.runtime.fail(RuntimeError("later"))
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(clock=clock, worker=Worker(lease_s=3600.0))
+    await trigger.start()
+    retried = retries(trigger)
+    await kit.runtime.events.wait(1, timeout=PATIENCE_S)
+    await trigger.pause()
+    gate.set()
+    await retried.wait(timeout=PATIENCE_S)
+    clock.advance(10.0)
+    for _ in range(5):  # room for the retry to begin, which it must not use
+        await trigger.store.next_due_s(trigger._subscription)
+        await trigger.store.file.write(lambda conn: None)
+    assert kit.runtime.events.count == 1
+    await trigger.resume()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.runtime.events.count == 2
+    assert "Paused consumption" in caplog.text
