@@ -31,6 +31,8 @@ T = TypeVar("T")
 NET_S = 1.0
 """How often a waiting fetcher looks by itself, should a wake-up get lost."""
 RECEIVE_WAIT_S = 1.0
+LAST_ANSWER_S = 2.0
+"""How long a fetcher that is stopped waits for the answer to what it asked."""
 
 
 class Slots:
@@ -275,20 +277,20 @@ class BrokerFetcher(_Loop):
 async def _answered(claim: Coroutine[Any, Any, T]) -> T:
     """The answer of a claim, even if this fetcher is stopped meanwhile: it stops right after.
 
-    The store makes a claim that it was asked for, whether anybody still waits or not. Forgotten,
-    its messages would be running for ever, in a worker that has signed off.
+    The store makes a claim that it was asked for, whether anybody still waits or not. What is never
+    heard of is handed back when the worker signs off; what is heard of may still be run.
     """
     asked = asyncio.ensure_future(claim)
     try:
         return await asyncio.shield(asked)
     except asyncio.CancelledError:
         me = asyncio.current_task()
-        if me is None or asked.cancelled():
+        await asyncio.wait({asked}, timeout=LAST_ANSWER_S)
+        if me is None or not asked.done() or asked.cancelled():
+            asked.cancel()
             raise
-        try:
-            return await asked
-        finally:
-            me.cancel()  # at its next await
+        me.cancel()  # at its next await
+        return asked.result()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
