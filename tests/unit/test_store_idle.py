@@ -1,5 +1,6 @@
 """Asking whether there is anything left to do must not read through all that was done."""
 
+import functools
 import sqlite3
 from pathlib import Path
 
@@ -26,12 +27,12 @@ async def test_it_sees_every_kind_of_work(home: Path) -> None:
     try:
         assert await store.is_empty(["q"])
         for status in ("ready", "queued", "waiting_key", "open", "running"):
-            await store.file.write(lambda conn, status=status: _task(conn, status))
+            await store.file.write(functools.partial(_task, status=status))
             assert not await store.is_empty(["q"]), status
             assert await store.is_empty(["another"]), status
             await store.file.write(lambda conn: conn.execute("DELETE FROM queue_executions"))
         for status in ("succeeded", "failed", "parked", "duplicate"):
-            await store.file.write(lambda conn, status=status: _task(conn, status))
+            await store.file.write(functools.partial(_task, status=status))
         assert await store.is_empty(["q"])
     finally:
         await store.close()
