@@ -305,7 +305,10 @@ class QueueTrigger:
 
     @property
     def _is_alive(self) -> bool:
-        return self._engine is not None and not self._engine.worker.stopped.is_set()
+        engine = self._engine
+        if engine is None or engine.announcing.done():
+            return False
+        return not engine.worker.stopped.is_set()
 
     def _heard(self, entries: Sequence[Entry]) -> None:
         """After each commit: count, and see what has ended."""

@@ -1,5 +1,6 @@
 """A queue trigger's life: starting and stopping, what it is given, and what fails around it."""
 
+import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from holdfast import (
     RawMessage,
 )
 from holdfast.config import Worker
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.events import RETRIED, Entry
 from holdfast.queue_trigger import LONGEST_WAIT_S
 from holdfast.store.migrate import ensure_schema
@@ -31,6 +33,7 @@ from holdfast.testing import (
     MockLedger,
     Signal,
 )
+from holdfast.triggers import broker
 
 PATIENCE_S = 60.0
 
@@ -468,3 +471,49 @@ async def test_a_paused_trigger_does_not_take_up_retries(caplog: pytest.LogCaptu
     await trigger.stop()
     assert kit.runtime.events.count == 2
     assert "Paused consumption" in caplog.text
+
+
+async def test_a_queue_that_does_not_answer_holds_up_neither_others_nor_the_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Deaf(MockQueueAdapter):
+        async def ack(self, message: RawMessage) -> None:
+            if message.message_id == "m0":
+                await asyncio.Event().wait()
+            await super().ack(message)
+
+    monkeypatch.setattr(broker, "TELL_WITHIN_S", 0.05)
+    kit = Kit()
+    kit.adapter = Deaf()
+    for n in range(3):
+        kit.adapter.enqueue(raw(f"m{n}"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert sorted(kit.adapter.get_acked()) == ["m1", "m2"]
+    assert "message m0: the queue could not be told: TimeoutError" in caplog.text
+
+
+async def test_the_store_may_be_away_when_the_queue_is_to_be_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit = Kit()
+    trigger = kit.trigger()
+    ask = trigger._endings
+    errors = [StoreUnavailable("busy"), RuntimeError("a slip of ours")]
+
+    async def endings(*args: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await ask(*args)
+
+    monkeypatch.setattr(trigger, "_endings", endings)
+    kit.adapter.enqueue(raw("a"))
+    kit.adapter.enqueue(raw("b", b"{"))
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert (kit.adapter.get_acked(), len(kit.adapter.get_dlq())) == (["a"], 1)
+    assert "the queue waits for the store: busy" in caplog.text
+    assert "a slip of ours" in caplog.text

@@ -5,6 +5,7 @@
 
 from holdfast.core.errors import ParseError
 
+from .broker_adapter import BrokerQueueAdapter
 from .config import QueueTriggerConfig, validate_config
 from .messages import MessageEnvelope, RawMessage
 from .mock import MockQueueAdapter
@@ -14,6 +15,7 @@ from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Perm
 __all__ = [
     "AgentRuntime",
     "BinaryParser",
+    "BrokerQueueAdapter",
     "GovernanceLayer",
     "IdempotencyStore",
     "JSONParser",

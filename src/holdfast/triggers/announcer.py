@@ -84,6 +84,9 @@ class Announcer:
             except StoreError as error:
                 log.warning("the queue waits for the store: %s", error)
                 await asyncio.sleep(LOOK_EVERY_S)
+            except Exception:  # a silent end of this loop would be one of all acknowledgements
+                log.exception("telling %s failed", self._config.queue_name)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     def finish(self) -> None:
         """`run` ends after one more look."""
@@ -93,25 +96,33 @@ class Announcer:
     async def announce(self) -> None:
         """Settle every copy whose message has ended; the others stay."""
         batch, self._broker.ended = self._broker.ended, []
-        waiting = [copy for copy, verdict in batch if verdict != Answer.DEAD]
-        try:
-            found = await self._ask({copy.identity for copy in waiting})
-        except BaseException:
-            self._broker.ended = [*batch, *self._broker.ended]
-            raise
         told: set[Identity] = set()
-        for copy, verdict in batch:
-            if verdict == Answer.DEAD:
-                await self._dead_on_arrival(copy)
-            elif (ending := found.get(copy.identity)) is None:
-                self._broker.ended.append((copy, verdict))
-            elif copy.identity in told:
-                # The policy acts once; a further copy of an ended message is redundant.
-                await self._broker.tell(copy.raw, self._adapter.ack)
-            else:
-                told.add(copy.identity)
-                await self._record(copy, ending)
-                await self._by_policy(copy, ending)
+        left = iter(batch)
+        try:
+            found = await self._ask({c.identity for c, verdict in batch if verdict != Answer.DEAD})
+            for copy, verdict in left:
+                if not await self._announce(copy, verdict, found, told):
+                    self._broker.ended.append((copy, verdict))
+        finally:
+            self._broker.ended += left  # after an error: what was not looked at
+
+    async def _announce(
+        self, copy: Copy, verdict: str, found: Mapping[Identity, Ending], told: set[Identity]
+    ) -> bool:
+        """False: it has not ended yet."""
+        if verdict == Answer.DEAD:
+            await self._dead_on_arrival(copy)
+            return True
+        ending = found.get(copy.identity)
+        if ending is None:
+            return False
+        if copy.identity in told:  # the policy acts once; a further copy is redundant
+            await self._broker.tell(copy.raw, self._adapter.ack)
+            return True
+        told.add(copy.identity)
+        await self._record(copy, ending)
+        await self._by_policy(copy, ending)
+        return True
 
     async def _ask(self, identities: set[Identity]) -> Mapping[Identity, Ending]:
         if not identities:

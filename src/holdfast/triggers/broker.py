@@ -35,6 +35,9 @@ from .ports import QueueAdapter
 
 log = logging.getLogger("holdfast.trigger")
 
+TELL_WITHIN_S = 30.0
+"""A queue that takes longer to hear one word hears it not: the message comes again."""
+
 
 class AdapterBroker:
     """The engine's view of an adapter that is connected already."""
@@ -141,12 +144,13 @@ class AdapterBroker:
     async def tell(self, raw: RawMessage, word: Callable[[RawMessage], Awaitable[None]]) -> None:
         """One word to the adapter. Should it fail, the copy comes again and is known."""
         try:
-            await word(raw)
+            async with asyncio.timeout(TELL_WITHIN_S):
+                await word(raw)
         except Exception as error:
             log.warning(
                 "message %s: the queue could not be told: %s",
                 raw.message_id,
-                mask_line(str(error)),
+                mask_line(str(error) or type(error).__name__),
             )
 
     # -- reading ----------------------------------------------------------------------------------
