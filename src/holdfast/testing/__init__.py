@@ -1,6 +1,7 @@
 """Tools for testing what is built on holdfast, and brokers of your own.
 
-`BrokerConformance` is the suite that every broker passes; `FaultyBroker` fails on purpose;
+`BrokerConformance` is the suite that every broker passes, `StoreConformance` that of every store;
+`FaultyBroker` fails on purpose;
 `FakeClock` stands still until it is moved; a `Signal` is waited for instead of a time. The mocks
 are what a queue trigger is tested with: agent runtime, governance, ledger, dedup memory.
 """
@@ -18,6 +19,8 @@ from .conformance import BrokerConformance
 from .faulty import Fault, FaultyBroker, Plan, chaos
 from .harness import BrokerHarness, Check, Trial, run_check
 from .signals import Signal, SignalTimeout
+from .store_harness import StoreCheck, StoreHarness, StoreTrial, run_store_check
+from .store_suite import StoreConformance
 
 __all__ = [
     "BrokerConformance",
@@ -34,8 +37,13 @@ __all__ = [
     "Plan",
     "Signal",
     "SignalTimeout",
+    "StoreCheck",
+    "StoreConformance",
+    "StoreHarness",
+    "StoreTrial",
     "Trial",
     "TriggeredEvent",
     "chaos",
     "run_check",
+    "run_store_check",
 ]

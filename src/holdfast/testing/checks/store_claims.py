@@ -1,0 +1,132 @@
+"""Store checks: who may run a message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.events import EXPIRED, FAILED
+from holdfast.core.outcome import Dead, Done
+from holdfast.core.store import Answer, Commit
+from holdfast.testing.harness import expect
+from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
+
+
+async def new_messages_run(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    batch = [trial.candidate(f"m{n}", payload={"n": n}) for n in range(300)]
+    verdicts = await trial.claim(worker, *batch)
+    runs = [trial.granted(verdict) for verdict in verdicts]
+    for n, run in enumerate(runs):
+        expect(run.message.id == f"m{n}", f"verdict {n} is about {run.message.id}")
+        expect(run.message.payload == {"n": n}, "the payload is another one")
+        expect((run.attempt, run.crashes, run.failures) == (1, 0, 0), f"a new run: {run}")
+        expect(run.token.worker_id == worker.worker_id, "the token is another worker's")
+        expect(run.delivery is batch[n].delivery, "the broker's copy is to be settled later")
+
+
+async def verdicts_stand_in_order(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    done = await trial.run(worker, "done")
+    await trial.committed(worker, done, Done())
+    verdicts = await trial.claim(
+        worker,
+        trial.candidate("new"),
+        trial.decoded(b"\xff", identity="junk"),
+        trial.candidate("done"),
+        trial.candidate("late", ttl_s=-1),
+        trial.candidate("other"),
+    )
+    expect_answers(verdicts, Answer.RUN, Answer.DEAD, Answer.FINAL, Answer.EXPIRED, Answer.RUN)
+
+
+async def two_copies_in_one_batch(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    verdicts = await trial.claim(
+        worker, trial.candidate("m"), trial.candidate("x"), trial.candidate("m")
+    )
+    got = answers(verdicts)
+    expect(got[:2] == [Answer.RUN, Answer.RUN], f"{got}")
+    expect(got[2] is not Answer.RUN, "both copies of one message were to run")
+
+
+async def a_copy_of_what_runs_elsewhere(trial: StoreTrial) -> None:
+    """The store takes the whole message, so that the second copy may go."""
+    first, second = await trial.worker(), await trial.worker()
+    run = await trial.run(first, "m")
+    expect_answers(await trial.claim(second, trial.candidate("m")), Answer.ADOPTED)
+    expect_answers(await trial.claim(second, trial.candidate("m")), Answer.KNOWN)
+    await trial.committed(first, run, Done())
+    expect_answers(await trial.claim(second, trial.candidate("m")), Answer.FINAL)
+    expect(await trial.ready(second) == [], "what was done is to run again")
+
+
+async def what_is_final_stays_final(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    for message_id, outcome in (("good", Done()), ("bad", Dead(reason="r"))):
+        run = await trial.run(worker, message_id)
+        await trial.committed(worker, run, outcome)
+        for _ in range(2):
+            expect_answers(await trial.claim(worker, trial.candidate(message_id)), Answer.FINAL)
+        expect(len(trial.finals(message_id)) == 1, f"{trial.finals(message_id)}")
+
+
+async def one_id_two_payloads(trial: StoreTrial) -> None:
+    """The second one is kept apart, and the first one knows nothing of it."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "m", payload=1)
+    conflict = trial.candidate("m", payload=2)
+    expect_answers(await trial.claim(worker, conflict), Answer.DEAD)
+    expect_answers(await trial.claim(worker, conflict), Answer.DEAD)
+    await trial.committed(worker, run, Done())
+    expect(len(trial.finals("m")) == 1, f"{trial.finals('m')}")
+    others = [e for e in trial.events if e.type == FAILED]
+    expect(len(others) == 1 and others[0].task_id != "m", f"the conflict's own end: {others}")
+
+
+async def undecodable(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    junk = [trial.decoded(body, identity=f"j{n}") for n, body in enumerate((b"", b"\xff", b"[]"))]
+    expect_answers(await trial.claim(worker, *junk), *[Answer.DEAD] * 3)
+    expect_answers(await trial.claim(worker, junk[0]), Answer.DEAD)
+    trial.expect_one_final_each()
+    expect(sum(e.type == FAILED for e in trial.events) == 3, "each one ended once")
+
+
+async def identity_has_three_parts(trial: StoreTrial) -> None:
+    """Tenant, subscription and id: the same id elsewhere is another message."""
+    worker = await trial.worker()
+    other = msgspec.structs.replace(trial.sub, name="other")
+    runs = [
+        await trial.run(worker, "m", tenant_id="a"),
+        await trial.run(worker, "m", tenant_id="b"),
+        trial.granted(
+            (await trial.claim(worker, trial.candidate("m", tenant_id="a"), sub=other))[0]
+        ),
+    ]
+    commits = await trial.finish(worker, *((run, Done()) for run in runs))
+    expect(commits == [Commit.COMMITTED] * 3, f"{commits}")
+
+
+async def time_to_live(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    late, fine = trial.candidate("late", ttl_s=60), trial.candidate("fine", ttl_s=120)
+    doubtful = trial.candidate("doubtful", ttl_s=60)
+    trial.clock.advance(61)
+    expect_answers(await trial.claim(worker, late, fine), Answer.EXPIRED, Answer.RUN)
+    expect(trial.finals("late") == [EXPIRED], f"{trial.finals('late')}")
+    trial.store.expiry_paused = True
+    expect_answers(await trial.claim(worker, doubtful), Answer.RUN)
+
+
+async def adoption(trial: StoreTrial) -> None:
+    """The store holds the whole message: its worker may die, the broker's copy may go."""
+    first, second = await trial.worker(), await trial.worker()
+    run = await trial.run(first, "m", payload="whole")
+    expect(list(await trial.store.adopt([run], worker=first)) == [True], "its own run")
+    expect(list(await trial.store.adopt([run], worker=second)) == [False], "not its run")
+    await trial.die(first)
+    await trial.reap(second)
+    again = await trial.one_ready(second)
+    expect(again.message.payload == "whole", "it is not the message that was adopted")
+    expect(list(await trial.store.adopt([run], worker=first)) == [False], "it is no longer its run")
+    await trial.committed(second, again, Done())

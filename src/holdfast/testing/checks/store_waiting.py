@@ -1,0 +1,213 @@
+"""Store checks: what waits for a key or for its turn."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.events import DUPLICATE
+from holdfast.core.outcome import Dead, Done, Park, Released, Retry
+from holdfast.core.store import Answer, Run, Worker
+from holdfast.testing.harness import expect
+from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
+
+
+async def a_key_has_one_run_at_a_time(trial: StoreTrial) -> None:
+    first, second = await trial.worker(), await trial.worker()
+    run = await trial.run(first, "a", idempotency_key="k")
+    expect_answers(
+        await trial.claim(second, trial.candidate("b", idempotency_key="k")), Answer.WAITING
+    )
+    expect(await trial.ready(second) == [], "it waits for the key")
+    await trial.committed(first, run, Done(), result=b'"r"')
+    expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
+    expect_answers(
+        await trial.claim(second, trial.candidate("c", idempotency_key="k")), Answer.DUPLICATE
+    )
+    for message_id in "abc":
+        expect_answers(
+            await trial.claim(second, trial.candidate(message_id, idempotency_key="k")),
+            Answer.FINAL,
+        )
+
+
+async def twins_in_one_batch(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    twins = [trial.candidate(f"m{n}", idempotency_key=f"k{n % 3}") for n in range(12)]
+    got = answers(await trial.claim(worker, *twins))
+    expect(got.count(Answer.RUN) == 3, f"one run per key: {got}")
+    expect(got.count(Answer.WAITING) == 9, f"the others wait: {got}")
+
+
+async def a_failure_frees_its_key(trial: StoreTrial) -> None:
+    """The next in line runs, and only that one."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.claim(worker, *(trial.candidate(m, idempotency_key="k") for m in "bc"))
+    await trial.committed(worker, run, Dead(reason="r"))
+    second = await trial.one_ready(worker)
+    expect(second.message.id == "b", f"{second.message.id} before b")
+    expect((second.attempt, second.failures) == (1, 0), "waiting spends no attempt")
+    await trial.committed(worker, second, Done())
+    expect(trial.finals("c") == [DUPLICATE], f"{trial.finals('c')}")
+
+
+async def a_retry_keeps_its_key(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("b", idempotency_key="k"))
+    for outcome in (Retry(5.0, "again"), Released(after_s=5.0)):
+        await trial.committed(worker, run, outcome)
+        expect(await trial.ready(worker) == [], "b took the key of what waits")
+        trial.clock.advance(5)
+        run = await trial.one_ready(worker)
+        expect(run.message.id == "a", f"{run.message.id} before a")
+    await trial.committed(worker, run, Done())
+    expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
+
+
+async def keys_are_of_one_tenant_and_subscription(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    other = msgspec.structs.replace(trial.sub, name="other")
+    for sub in (trial.sub, other):
+        for tenant in ("a", "b"):
+            candidate = trial.candidate(tenant_id=tenant, idempotency_key="k")
+            expect_answers(await trial.claim(worker, candidate, sub=sub), Answer.RUN)
+
+
+async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.committed(worker, run, Done(), dedup_window_s=60.0)
+    trial.clock.advance(59)
+    expect_answers(
+        await trial.claim(worker, trial.candidate("b", idempotency_key="k")), Answer.DUPLICATE
+    )
+    trial.clock.advance(2)
+    expect_answers(await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.RUN)
+
+
+async def a_dead_workers_key_goes_with_its_message(trial: StoreTrial) -> None:
+    late, worker = await trial.worker(), await trial.worker()
+    await trial.run(late, "a", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("b", idempotency_key="k"))
+    await trial.die(late)
+    await trial.reap(worker)
+    expect(await trial.ready(worker) == [], "b took the key of what was reclaimed")
+    (verdict,) = await trial.claim(worker, trial.candidate("a", idempotency_key="k"))
+    await trial.committed(worker, trial.granted(verdict), Done())
+    expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
+
+
+# -- lanes ----------------------------------------------------------------------------------------
+
+
+async def _sent(trial: StoreTrial, worker: Worker, *names: str) -> None:
+    """Messages into their lanes: "a1" is the first of conversation a."""
+    batch = [trial.candidate(name, ordering_key=name[0]) for name in names]
+    verdicts = await trial.store.adopt_in_order(trial.lanes, batch, worker=worker)
+    expect(verdicts is not None, "the only fetcher was refused")
+    expect_answers(verdicts or (), *[Answer.WAITING] * len(names))
+
+
+async def _heads(trial: StoreTrial, worker: Worker) -> dict[str, Run]:
+    runs = await trial.ready(worker, sub=trial.lanes)
+    return {run.message.id: run for run in runs}
+
+
+async def a_lane_runs_in_order(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    await _sent(trial, worker, "a1", "a2", "b1", "a3", "b2")
+    heads = await _heads(trial, worker)
+    expect(set(heads) == {"a1", "b1"}, f"{set(heads)}")
+    expect(await _heads(trial, worker) == {}, "a lane has one run at a time")
+    await trial.committed(worker, heads["a1"], Done())
+    await _sent(trial, worker, "a4", "c1")
+    heads = await _heads(trial, worker)
+    expect(set(heads) == {"a2", "c1"}, f"{set(heads)}")
+
+
+async def a_retry_holds_its_lane(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    await _sent(trial, worker, "a1", "a2")
+    head = (await _heads(trial, worker))["a1"]
+    for outcome in (Retry(5.0, "again"), Released(after_s=5.0)):
+        await trial.committed(worker, head, outcome)
+        expect(await _heads(trial, worker) == {}, "the next one overtook it")
+        trial.clock.advance(5)
+        heads = await _heads(trial, worker)
+        expect(set(heads) == {"a1"}, f"{set(heads)}")
+        head = heads["a1"]
+    await trial.committed(worker, head, Dead(reason="r"))
+    expect(set(await _heads(trial, worker)) == {"a2"}, "a dead letter lets its lane go")
+
+
+async def a_parked_message_holds_its_lane_or_not(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    await _sent(trial, worker, "a1", "a2", "b1", "b2")
+    heads = await _heads(trial, worker)
+    await trial.committed(worker, heads["a1"], Park("k", "r"), on_parked="wait")
+    await trial.committed(worker, heads["b1"], Park("k", "r"), on_parked="skip")
+    expect(set(await _heads(trial, worker)) == {"b2"}, "a waits, b goes on")
+
+
+async def ends_at_the_claim_let_a_lane_go(trial: StoreTrial) -> None:
+    """Expired or a duplicate: the message never ran, its conversation must go on at once."""
+    worker = await trial.worker()
+    (verdict,) = await trial.claim(
+        worker, trial.candidate("done", idempotency_key="k"), sub=trial.lanes
+    )
+    await trial.committed(worker, trial.granted(verdict), Done())
+    batch = [
+        trial.candidate("a1", ordering_key="a", ttl_s=60),
+        trial.candidate("a2", ordering_key="a"),
+        trial.candidate("a3", ordering_key="a", idempotency_key="k"),
+        trial.candidate("a4", ordering_key="a"),
+    ]
+    await trial.store.adopt_in_order(trial.lanes, batch, worker=worker)
+    trial.clock.advance(61)
+    expect(await _heads(trial, worker) == {}, "a1 is over its time")
+    head = (await _heads(trial, worker))["a2"]
+    await trial.committed(worker, head, Done())
+    expect(await _heads(trial, worker) == {}, "a3 is a duplicate")
+    expect(set(await _heads(trial, worker)) == {"a4"}, "and so on")
+
+
+async def copies_of_what_is_in_a_lane(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    await _sent(trial, worker, "a1", "a2")
+    await _sent(trial, worker, "a1", "a2", "a3")
+    seen = []
+    for _ in range(3):
+        ((name, run),) = (await _heads(trial, worker)).items()
+        await trial.committed(worker, run, Done())
+        seen.append(name)
+    expect(seen == ["a1", "a2", "a3"], f"{seen}")
+    expect(await _heads(trial, worker) == {}, "a copy ran again")
+
+
+async def a_dead_workers_lane_starts_again_at_its_head(trial: StoreTrial) -> None:
+    late, worker = await trial.worker(), await trial.worker()
+    await _sent(trial, late, "a1", "a2")
+    await _heads(trial, late)
+    await trial.die(late)
+    await trial.reap(worker)
+    heads = await _heads(trial, worker)
+    expect(set(heads) == {"a1"}, f"{set(heads)}")
+
+
+async def an_ordered_source_has_one_fetcher(trial: StoreTrial) -> None:
+    first, second, third = [await trial.worker() for _ in range(3)]
+    await _sent(trial, first, "a1")
+    batch = [trial.candidate("a2", ordering_key="a")]
+
+    async def tried(worker: Worker) -> bool:
+        found = await trial.store.adopt_in_order(trial.lanes, batch, worker=worker)
+        return found is not None
+
+    expect(not await tried(second), "two fetchers at a time")
+    await trial.store.leave(first)
+    expect(await tried(second), "the first one left")
+    expect(not await tried(third), "two fetchers at a time")
+    await trial.die(second)
+    await trial.reap(third)
+    expect(await tried(third), "the second one died")

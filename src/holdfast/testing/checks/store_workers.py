@@ -1,0 +1,177 @@
+"""Store checks: workers that live, leave and die, and what a run writes before its end."""
+
+from __future__ import annotations
+
+from holdfast.core.errors import LeaseLost
+from holdfast.core.events import FAILED, HEARTBEAT
+from holdfast.core.outcome import Done, Retry
+from holdfast.core.store import EffectState, Reply, Run
+from holdfast.testing.harness import expect, fail
+from holdfast.testing.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
+
+
+async def numbers_are_given_out_once(trial: StoreTrial) -> None:
+    seen = [(await trial.worker()).worker_id for _ in range(5)]
+    worker = await trial.worker()
+    await trial.store.leave(worker)
+    seen += [worker.worker_id, (await trial.worker()).worker_id]
+    expect(len(set(seen)) == len(seen), f"{seen}")
+
+
+async def the_living_are_not_reaped(trial: StoreTrial) -> None:
+    first, second = await trial.worker(), await trial.worker()
+    run = await trial.run(first, "m")
+    found = await trial.reap(second)
+    expect(not found.workers and not found.tasks, f"{found}")
+    for _ in range(5):
+        trial.clock.advance(LEASE_S * 0.8)
+        trial.store.beat(first)
+        trial.store.beat(second)
+        expect(not (await trial.reap(second)).workers, "it gave a sign of life")
+    expect(trial.store.is_registered(first), "it is alive")
+    await trial.committed(first, run, Done())
+
+
+async def the_dead_are_reaped_once(trial: StoreTrial) -> None:
+    dead, worker = await trial.worker(), await trial.worker()
+    for n in range(3):
+        await trial.run(dead, f"m{n}")
+    await trial.die(dead)
+    found = await trial.reap(worker)
+    expect((list(found.workers), found.tasks) == ([dead.worker_id], 3), f"{found}")
+    expect(not trial.store.is_registered(dead), "it was declared dead")
+    expect(not (await trial.reap(worker)).workers, "twice")
+    for n in range(3):
+        (verdict,) = await trial.claim(worker, trial.candidate(f"m{n}"))
+        run = trial.granted(verdict)
+        expect((run.crashes, run.failures) == (1, 0), f"a crash spends no retry: {run}")
+
+
+async def one_that_stands_still_is_dead_after_its_lease(trial: StoreTrial) -> None:
+    still, worker = await trial.worker(), await trial.worker()
+    run = await trial.run(still, "m")
+    await trial.committed(still, run, Retry(0.0, "into the store"))
+    await trial.one_ready(still)
+    trial.clock.advance(LEASE_S + 1)
+    trial.store.beat(worker)
+    expect(list((await trial.reap(worker)).workers) == [still.worker_id], "its lease is over")
+    again = await trial.one_ready(worker)
+    expect((again.attempt, again.crashes, again.failures) == (3, 1, 1), f"{again}")
+
+
+async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
+    """Before its last crash it is a suspect, which runs alone."""
+    last = await trial.worker()
+    for crash in range(1, CRASH_BUDGET + 1):
+        worker = await trial.worker()
+        suspect = crash == CRASH_BUDGET
+        if crash == 1:
+            run = await trial.run(worker, "m")
+            await trial.store.adopt([run], worker=worker)
+        else:
+            expect(await trial.store.has_suspects([trial.sub.name]) is suspect, f"crash {crash}")
+            expect(bool(await trial.ready(worker, solo=not suspect)) is False, "alone, or not")
+            await trial.one_ready(worker, solo=suspect)
+        await trial.die(worker)
+        found = await trial.reap(last)
+        expect(found.quarantined == int(suspect), f"crash {crash}: {found}")
+    expect(trial.finals("m") == [FAILED], f"{trial.finals('m')}")
+    expect(not await trial.store.has_suspects([trial.sub.name]), "it is over")
+
+
+async def leaving_hands_back(trial: StoreTrial) -> None:
+    """What a worker still holds when it signs off returns, and spends nothing."""
+    first, second = await trial.worker(), await trial.worker()
+    held = await trial.run(first, "held")
+    await trial.committed(first, held, Retry(0.0, "into the store"))
+    await trial.one_ready(first)
+    await trial.run(first, "broker")
+    await trial.store.leave(first)
+    expect(not (await trial.reap(second)).workers, "who left is not dead")
+    again = await trial.one_ready(second)
+    expect((again.crashes, again.failures) == (0, 1), f"{again}")
+    (verdict,) = await trial.claim(second, trial.candidate("broker"))
+    run = trial.granted(verdict)
+    expect((run.attempt, run.crashes) == (1, 0), f"{run}")
+
+
+async def a_role_has_one_holder(trial: StoreTrial) -> None:
+    first, second, third = [await trial.worker() for _ in range(3)]
+    hold = trial.store.hold_role
+    expect(await hold("r", worker=first), "it is free")
+    expect(await hold("r", worker=first), "it is its own")
+    expect(not await hold("r", worker=second), "it is taken")
+    expect(await hold("other", worker=second), "another role")
+    await trial.store.leave(first)
+    expect(await hold("r", worker=second), "its holder left")
+    await trial.die(second)
+    await trial.reap(third)
+    expect(await hold("r", worker=third), "its holder died")
+
+
+# -- writes of a run ------------------------------------------------------------------------------
+
+
+async def effects(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "m")
+    store = trial.store
+    expect(await store.effect_begin(run, "pay") == (EffectState.NEW, None), "nobody began it")
+    state, _ = await store.effect_begin(run, "pay")
+    expect(state is EffectState.UNKNOWN, f"begun, not recorded: {state}")
+    await store.effect_done(run, "pay", b'{"n":1}')
+    expect(await store.effect_begin(run, "pay") == (EffectState.DONE, b'{"n":1}'), "recorded")
+    await store.effect_clear(run, "pay")
+    expect((await store.effect_begin(run, "pay"))[0] is EffectState.DONE, "what is done stays")
+    await store.effect_begin(run, "mail")
+    await store.effect_clear(run, "mail")
+    expect((await store.effect_begin(run, "mail"))[0] is EffectState.NEW, "it was cleared")
+    other = await trial.run(worker, "x")
+    expect((await store.effect_begin(other, "pay"))[0] is EffectState.NEW, "another message's")
+
+
+async def effects_outlive_their_attempt(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "m")
+    await trial.store.effect_begin(run, "pay")
+    await trial.store.effect_done(run, "pay", b"1")
+    await trial.store.effect_begin(run, "mail")
+    await trial.committed(worker, run, Retry(0.0, "again"))
+    again = await trial.one_ready(worker)
+    expect(await trial.store.effect_begin(again, "pay") == (EffectState.DONE, b"1"), "pay")
+    expect((await trial.store.effect_begin(again, "mail"))[0] is EffectState.UNKNOWN, "mail")
+
+
+async def writes_of_a_run_that_is_over_are_refused(trial: StoreTrial) -> None:
+    dead, worker = await trial.worker(), await trial.worker()
+    lost = await trial.run(dead, "lost")
+    await trial.die(dead)
+    await trial.reap(worker)
+    over = await trial.run(worker, "over")
+    await trial.committed(worker, over, Done())
+    reply = Reply(channel="c", recipient="r", content="x", now=True)
+    for run in (lost, over):
+        await _refused(trial, run, reply)
+
+
+async def _refused(trial: StoreTrial, run: Run, reply: Reply) -> None:
+    store = trial.store
+    for name, call in (
+        ("effect_begin", lambda: store.effect_begin(run, "e")),
+        ("effect_clear", lambda: store.effect_clear(run, "e")),
+        ("heartbeat", lambda: store.heartbeat(run, {})),
+        ("reply_now", lambda: store.reply_now(run, reply, 1)),
+    ):
+        try:
+            await call()
+        except LeaseLost:
+            continue
+        fail(f"{name} of a run that is not its worker's any more")
+
+
+async def heartbeats_are_events(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "m")
+    await trial.store.heartbeat(run, {"step": 2})
+    beats = [event for event in trial.events if event.type == HEARTBEAT]
+    expect([event.data.get("step") for event in beats] == [2], f"{beats}")

@@ -1,0 +1,166 @@
+"""The store suite: one class, the same for every store.
+
+    from holdfast.testing import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        async def make_store(self) -> MyStore:
+            return MyStore("my://localhost/empty", clock=self.clock)    # not yet open
+
+        async def let_die(self, store: MyStore, worker: Worker) -> None:
+            await store.drop_the_sign_of_life_of(worker)
+
+pytest with pytest-asyncio runs it (`asyncio_mode = auto`, or mark the class). It speaks to the
+ports of `holdfast.core.store` alone: claim and finish and their verdicts, keys, lanes, reaping,
+adoption, effects, roles and the fence of ordered sources. Time is a `FakeClock` that it moves.
+"""
+
+from __future__ import annotations
+
+from .checks import store_claims, store_finish, store_waiting, store_workers
+from .store_harness import StoreCheck, StoreHarness, run_store_check
+
+
+class StoreConformance(StoreHarness):
+    """Subclass it under a name that begins with `Test`; define `make_store` and `let_die`."""
+
+    async def check(self, check: StoreCheck) -> None:
+        """Run one check; a subclass may wrap it."""
+        await run_store_check(self, check)
+
+    async def test_new_messages_run(self) -> None:
+        await self.check(store_claims.new_messages_run)
+
+    async def test_verdicts_stand_in_order(self) -> None:
+        await self.check(store_claims.verdicts_stand_in_order)
+
+    async def test_two_copies_in_one_batch(self) -> None:
+        await self.check(store_claims.two_copies_in_one_batch)
+
+    async def test_a_copy_of_what_runs_elsewhere(self) -> None:
+        await self.check(store_claims.a_copy_of_what_runs_elsewhere)
+
+    async def test_what_is_final_stays_final(self) -> None:
+        await self.check(store_claims.what_is_final_stays_final)
+
+    async def test_one_id_two_payloads(self) -> None:
+        await self.check(store_claims.one_id_two_payloads)
+
+    async def test_undecodable(self) -> None:
+        await self.check(store_claims.undecodable)
+
+    async def test_identity_has_three_parts(self) -> None:
+        await self.check(store_claims.identity_has_three_parts)
+
+    async def test_time_to_live(self) -> None:
+        await self.check(store_claims.time_to_live)
+
+    async def test_adoption(self) -> None:
+        await self.check(store_claims.adoption)
+
+    async def test_a_repeat_is_already(self) -> None:
+        await self.check(store_finish.a_repeat_is_already)
+
+    async def test_the_first_outcome_stands(self) -> None:
+        await self.check(store_finish.the_first_outcome_stands)
+
+    async def test_a_late_result_is_fenced(self) -> None:
+        await self.check(store_finish.a_late_result_is_fenced)
+
+    async def test_an_old_claim_of_the_same_worker_is_fenced(self) -> None:
+        await self.check(store_finish.an_old_claim_of_the_same_worker_is_fenced)
+
+    async def test_one_fenced_item_harms_no_other(self) -> None:
+        await self.check(store_finish.one_fenced_item_harms_no_other)
+
+    async def test_one_unstorable_item_harms_no_other(self) -> None:
+        await self.check(store_finish.one_unstorable_item_harms_no_other)
+
+    async def test_a_retry_waits_in_the_store(self) -> None:
+        await self.check(store_finish.a_retry_waits_in_the_store)
+
+    async def test_a_crash_spends_no_retry(self) -> None:
+        await self.check(store_finish.a_crash_spends_no_retry)
+
+    async def test_every_end_is_an_end(self) -> None:
+        await self.check(store_finish.every_end_is_an_end)
+
+    async def test_parked_until_resumed(self) -> None:
+        await self.check(store_finish.parked_until_resumed)
+
+    async def test_handed_back_unspent(self) -> None:
+        await self.check(store_finish.handed_back_unspent)
+
+    async def test_a_key_has_one_run_at_a_time(self) -> None:
+        await self.check(store_waiting.a_key_has_one_run_at_a_time)
+
+    async def test_twins_in_one_batch(self) -> None:
+        await self.check(store_waiting.twins_in_one_batch)
+
+    async def test_a_failure_frees_its_key(self) -> None:
+        await self.check(store_waiting.a_failure_frees_its_key)
+
+    async def test_a_retry_keeps_its_key(self) -> None:
+        await self.check(store_waiting.a_retry_keeps_its_key)
+
+    async def test_keys_are_of_one_tenant_and_subscription(self) -> None:
+        await self.check(store_waiting.keys_are_of_one_tenant_and_subscription)
+
+    async def test_a_key_is_free_after_its_window(self) -> None:
+        await self.check(store_waiting.a_key_is_free_after_its_window)
+
+    async def test_a_dead_workers_key_goes_with_its_message(self) -> None:
+        await self.check(store_waiting.a_dead_workers_key_goes_with_its_message)
+
+    async def test_a_lane_runs_in_order(self) -> None:
+        await self.check(store_waiting.a_lane_runs_in_order)
+
+    async def test_a_retry_holds_its_lane(self) -> None:
+        await self.check(store_waiting.a_retry_holds_its_lane)
+
+    async def test_a_parked_message_holds_its_lane_or_not(self) -> None:
+        await self.check(store_waiting.a_parked_message_holds_its_lane_or_not)
+
+    async def test_ends_at_the_claim_let_a_lane_go(self) -> None:
+        await self.check(store_waiting.ends_at_the_claim_let_a_lane_go)
+
+    async def test_copies_of_what_is_in_a_lane(self) -> None:
+        await self.check(store_waiting.copies_of_what_is_in_a_lane)
+
+    async def test_a_dead_workers_lane_starts_again_at_its_head(self) -> None:
+        await self.check(store_waiting.a_dead_workers_lane_starts_again_at_its_head)
+
+    async def test_an_ordered_source_has_one_fetcher(self) -> None:
+        await self.check(store_waiting.an_ordered_source_has_one_fetcher)
+
+    async def test_numbers_are_given_out_once(self) -> None:
+        await self.check(store_workers.numbers_are_given_out_once)
+
+    async def test_the_living_are_not_reaped(self) -> None:
+        await self.check(store_workers.the_living_are_not_reaped)
+
+    async def test_the_dead_are_reaped_once(self) -> None:
+        await self.check(store_workers.the_dead_are_reaped_once)
+
+    async def test_one_that_stands_still_is_dead_after_its_lease(self) -> None:
+        await self.check(store_workers.one_that_stands_still_is_dead_after_its_lease)
+
+    async def test_a_crash_budget_ends_a_message(self) -> None:
+        await self.check(store_workers.a_crash_budget_ends_a_message)
+
+    async def test_leaving_hands_back(self) -> None:
+        await self.check(store_workers.leaving_hands_back)
+
+    async def test_a_role_has_one_holder(self) -> None:
+        await self.check(store_workers.a_role_has_one_holder)
+
+    async def test_effects(self) -> None:
+        await self.check(store_workers.effects)
+
+    async def test_effects_outlive_their_attempt(self) -> None:
+        await self.check(store_workers.effects_outlive_their_attempt)
+
+    async def test_writes_of_a_run_that_is_over_are_refused(self) -> None:
+        await self.check(store_workers.writes_of_a_run_that_is_over_are_refused)
+
+    async def test_heartbeats_are_events(self) -> None:
+        await self.check(store_workers.heartbeats_are_events)

@@ -1,0 +1,34 @@
+"""The SQLite store passes the store suite, alone and with a queue in its file."""
+
+import tempfile
+from pathlib import Path
+
+from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.core.store import Worker
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing import StoreConformance
+from holdfast.testing.store_harness import Store
+
+
+class TestSqliteStore(StoreConformance):
+    def setup_method(self) -> None:
+        super().setup_method()
+        self._folder = tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp")
+        self._path = Path(self._folder.name) / "store.db"
+        ensure_schema(self._path)
+
+    def teardown_method(self) -> None:
+        self._folder.cleanup()
+
+    async def make_store(self) -> Store:
+        return SqliteStore(self._path, clock=self.clock)
+
+    async def let_die(self, store: Store, worker: Worker) -> None:
+        assert isinstance(store, SqliteStore)
+        store._beats.pop(worker.worker_id).close()  # its lock is free, as after a kill
+
+
+class TestSqliteStoreWithItsQueue(TestSqliteStore):
+    async def make_store(self) -> Store:
+        return SqliteStore(self._path, queue=SqliteBroker(self._path, self.clock), clock=self.clock)

@@ -1,0 +1,182 @@
+"""The store suite can fail: each planted fault is found, and the healthy store has none."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.core.broker import Subscription
+from holdfast.core.errors import LeaseLost
+from holdfast.core.store import (
+    Answer,
+    Candidate,
+    Commit,
+    EffectState,
+    Finished,
+    Reclaimed,
+    Run,
+    Verdict,
+    Worker,
+)
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing import StoreCheck, StoreHarness, run_store_check
+from holdfast.testing.checks import store_claims, store_finish, store_waiting, store_workers
+from holdfast.testing.store_harness import Store
+
+
+class SaysYesToEverything(SqliteStore):
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        await super().finish(batch, worker=worker)
+        return [Commit.COMMITTED] * len(batch)
+
+
+class ForgetsWhatItCommitted(SqliteStore):
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        commits = await super().finish(batch, worker=worker)
+        return [Commit.FENCED if c is Commit.ALREADY else c for c in commits]
+
+
+class FailsTheWholeBatch(SqliteStore):
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        commits = await super().finish(batch, worker=worker)
+        return [Commit.FENCED] * len(batch) if Commit.FENCED in commits else commits
+
+
+class IgnoresKeys(SqliteStore):
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]:
+        sub = msgspec.structs.replace(sub, dedup=False)
+        return await super().claim(sub, batch, worker=worker)
+
+
+class RunsWhatIsFinal(SqliteStore):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._granted: dict[str, Run] = {}
+
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]:
+        verdicts = []
+        for verdict in await super().claim(sub, batch, worker=worker):
+            if verdict.run is not None:
+                self._granted[verdict.run.message.id] = verdict.run
+            if verdict.answer is Answer.FINAL and verdict.delivery is not None:
+                run = self._granted.get(verdict.delivery.identity or "")
+                verdicts.append(Verdict(answer=Answer.RUN, run=run, delivery=verdict.delivery))
+            else:
+                verdicts.append(verdict)
+        return verdicts
+
+
+class TurnsVerdictsAround(SqliteStore):
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]:
+        return list(reversed(await super().claim(sub, batch, worker=worker)))
+
+
+class LetsEveryoneFetch(SqliteStore):
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        found = await super().adopt_in_order(sub, batch, worker=worker)
+        return [] if found is None else found
+
+
+class NeverReaps(SqliteStore):
+    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+        return Reclaimed()
+
+
+class ReapsTheLiving(SqliteStore):
+    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+        return await super().reap(worker=worker, lease_s=-1.0, crash_budget=crash_budget)
+
+
+class ForgetsEffects(SqliteStore):
+    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
+        await super().effect_begin(run, name)
+        return EffectState.NEW, None
+
+
+class HasNoFence(SqliteStore):
+    async def heartbeat(self, run: Run, data: Any) -> None:
+        try:
+            await super().heartbeat(run, data)
+        except LeaseLost:
+            return
+
+
+class SharesRoles(SqliteStore):
+    async def hold_role(self, role: str, *, worker: Worker) -> bool:
+        await super().hold_role(role, worker=worker)
+        return True
+
+
+class KeepsWhatItHeldOnLeaving(SqliteStore):
+    async def leave(self, worker: Worker, *, running: bool = False) -> None:
+        def op(conn: Any) -> None:
+            conn.execute(
+                "UPDATE workers SET state = 'left' WHERE worker_id = ?", (worker.worker_id,)
+            )
+
+        await self.file.write(op)
+
+
+FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
+    (SaysYesToEverything, store_finish.a_late_result_is_fenced),
+    (SaysYesToEverything, store_finish.an_old_claim_of_the_same_worker_is_fenced),
+    (ForgetsWhatItCommitted, store_finish.a_repeat_is_already),
+    (FailsTheWholeBatch, store_finish.one_fenced_item_harms_no_other),
+    (IgnoresKeys, store_waiting.a_key_has_one_run_at_a_time),
+    (IgnoresKeys, store_waiting.twins_in_one_batch),
+    (RunsWhatIsFinal, store_claims.what_is_final_stays_final),
+    (TurnsVerdictsAround, store_claims.verdicts_stand_in_order),
+    (TurnsVerdictsAround, store_claims.new_messages_run),
+    (LetsEveryoneFetch, store_waiting.an_ordered_source_has_one_fetcher),
+    (NeverReaps, store_workers.the_dead_are_reaped_once),
+    (NeverReaps, store_finish.a_late_result_is_fenced),
+    (ReapsTheLiving, store_workers.the_living_are_not_reaped),
+    (ForgetsEffects, store_workers.effects),
+    (ForgetsEffects, store_workers.effects_outlive_their_attempt),
+    (HasNoFence, store_workers.writes_of_a_run_that_is_over_are_refused),
+    (SharesRoles, store_workers.a_role_has_one_holder),
+    (KeepsWhatItHeldOnLeaving, store_workers.leaving_hands_back),
+]
+
+
+class _Harness(StoreHarness):
+    def __init__(self, kind: type[SqliteStore], path: Path) -> None:
+        self._kind = kind
+        self._path = path
+        self.setup_method()
+
+    async def make_store(self) -> Store:
+        return self._kind(self._path, clock=self.clock)
+
+    async def let_die(self, store: Store, worker: Worker) -> None:
+        assert isinstance(store, SqliteStore)
+        store._beats.pop(worker.worker_id).close()
+
+
+def _id(value: Any) -> str:
+    return str(value.__name__)
+
+
+@pytest.mark.parametrize(("fault", "check"), FAULTS, ids=_id)
+async def test_a_planted_fault_is_found(fault: type[SqliteStore], check: StoreCheck) -> None:
+    for kind in (SqliteStore, fault):
+        with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as folder:
+            path = Path(folder) / "store.db"
+            ensure_schema(path)
+            if kind is SqliteStore:
+                await run_store_check(_Harness(kind, path), check)
+            else:
+                with pytest.raises(AssertionError):
+                    await run_store_check(_Harness(kind, path), check)
