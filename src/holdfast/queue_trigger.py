@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 from holdfast.config import Config, Worker
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, InvalidMessage
-from holdfast.core.events import Entry
+from holdfast.core.events import Entry, Listener
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.secret import mask_line
 from holdfast.engine.breaker import BreakerPolicy
@@ -104,7 +104,10 @@ class QueueTrigger:
         self._clock: Clock = clock or SystemClock()
         self._subscription = subscription_of(config)
         self.metrics = metrics or Metrics(queue_of={self._subscription.name: config.queue_name})
-        self.metrics.watch(self._serving)
+        # Metrics and stores may outlive this trigger, and must not keep it alive.
+        serving, heard = weakref.WeakMethod(self._serving), weakref.WeakMethod(self._heard)
+        self.metrics.watch(lambda: found() if (found := serving()) else {})
+        self._listener: Listener = lambda entries: found(entries) if (found := heard()) else None
         self._state = State.STOPPED
         self._store: SqliteStore | None = None
         self._engine: _Engine | None = None
@@ -269,7 +272,7 @@ class QueueTrigger:
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
-            dedup_unavailable=self._dedup_unavailable,
+            dedup_unavailable=partial(self.metrics.dedup_unavailable, config.queue_name, 1),
         )
         retry = RetryPolicy(
             max_retries=config.max_retries,
@@ -294,9 +297,6 @@ class QueueTrigger:
             crash_budget=self._settings.crash_budget,
             **hooks,
         )
-
-    def _dedup_unavailable(self) -> None:
-        self.metrics.dedup_unavailable(self.config.queue_name, 1)
 
     def _serving(self) -> dict[str, int]:
         """For `queue_active_workers`."""
@@ -335,7 +335,7 @@ class QueueTrigger:
             await given.open()
             if not self._listens:
                 self._listens = True
-                given.on_events(self._heard)
+                given.on_events(self._listener)
             return given
         if given is None:
             # Kept for the life of this object: a trigger that is started again remembers.
@@ -347,7 +347,7 @@ class QueueTrigger:
         suspect_at = max(1, self._settings.crash_budget - 1)
         store = SqliteStore(path, clock=self._clock, suspect_at=suspect_at)
         await store.open()
-        store.on_events(self._heard)
+        store.on_events(self._listener)
         return store
 
     async def _close_store(self) -> None:

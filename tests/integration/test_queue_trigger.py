@@ -1,7 +1,6 @@
 """A queue trigger's life: starting and stopping, what it is given, and what fails around it."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -205,7 +204,6 @@ async def test_a_temporary_store_goes_with_its_trigger() -> None:
     await trigger.stop()
     assert folder.exists()
     del trigger
-    gc.collect()
     assert not folder.exists()
 
 

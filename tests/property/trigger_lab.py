@@ -66,6 +66,10 @@ class WatchedStore(SqliteStore):
             await self.looks.wait(seen + 1, timeout=PATIENCE_S)
 
 
+_worlds: list[World] = []
+"""Of the example under way: what it leaves open when it fails is closed after it."""
+
+
 class World:
     """One trigger with everything around it. `async with` starts and stops it."""
 
@@ -79,6 +83,7 @@ class World:
         folder: Path | None = None,
         **config: Any,
     ) -> None:
+        _worlds.append(self)
         self.folder = folder or fresh_folder()
         self.adapter = adapter or MockQueueAdapter()
         self.runtime = runtime or MockAgentRuntime()
@@ -111,6 +116,9 @@ class World:
         await self.close()
 
     async def close(self) -> None:
+        """Idempotent; a trigger that an example left running ends at once."""
+        self.trigger._shutdown_timeout_s = 0.0
+        await self.trigger.stop()
         await self.store.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -123,7 +131,7 @@ class World:
 
     async def calm(self) -> None:
         """Room for whatever would happen now to happen: turns of the loop and of the writer."""
-        for _ in range(3):
+        for _ in range(10):
             for _ in range(20):
                 await asyncio.sleep(0)
             await self.store.file.write(lambda conn: None, durable=False)
@@ -210,7 +218,11 @@ def queue_property(
     def register(check: Callable[..., Awaitable[None]]) -> Callable[[], None]:
         def example(**values: Any) -> None:
             async def run() -> None:
-                await check(**values)
+                try:
+                    await check(**values)
+                finally:
+                    while _worlds:
+                        await _worlds.pop().close()
 
             asyncio.run(run())
 
