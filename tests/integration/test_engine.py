@@ -4,10 +4,13 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.core.broker import Outgoing
 from holdfast.core.errors import FinalError, ParkMessage, RetryableError, ValidationError
 from holdfast.core.events import FAILED, PARKED, RESUMED, RETRIED, SUCCEEDED
+from holdfast.core.message import Message
 from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
 from holdfast.engine.context import Context, SyncContext
 from tests.integration.lab import Lab
@@ -361,3 +364,49 @@ async def test_the_same_id_with_another_payload_is_kept_apart(lab: Lab) -> None:
     assert lab.task("same")["result"] == b"1"
     assert lab.finals("same") == [SUCCEEDED]
     assert lab.finals(letter["message_id"]) == [FAILED]
+
+
+@pytest.mark.parametrize("codec", ["standard", "json", "text", "binary"])
+async def test_a_retry_sees_the_same_message(lab: Lab, codec: str) -> None:
+    app = await lab.open(queues={"default": {"codec": codec}})
+    seen: list[Message] = []
+
+    @app.on("n", retries=1)
+    async def run(ctx: Context) -> None:
+        seen.append(ctx.message)
+        if ctx.attempt == 1:
+            raise RuntimeError("again")
+
+    await lab.start(app)
+    payload: Any = b"bytes" if codec == "binary" else "text"
+    options: dict[str, Any] = {
+        "priority": 2,
+        "correlation_id": "c",
+        "channel": "x",
+        "headers": {"h": "v"},
+    }
+    receipt = await app.send("n", payload, ordering_key="o", idempotency_key="k", **options)
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    first, second = seen
+    assert (first.payload, first.priority, first.ordering_key) == (payload, 2, "o")
+    assert msgspec.structs.replace(second, attempt=1) == first
+
+
+async def test_a_retry_of_a_foreign_message_sees_what_its_broker_said(lab: Lab) -> None:
+    """A body and nothing else: time, priority and conversation are the broker's word."""
+    app = await lab.open(queues={"default": {"codec": "json"}})
+    seen: list[Message] = []
+
+    @app.on("*", retries=1)
+    async def run(ctx: Context) -> None:
+        seen.append(ctx.message)
+        if ctx.attempt == 1:
+            raise RuntimeError("again")
+
+    foreign = Outgoing(id="theirs", body=b"[1]", priority=3, key="chat")
+    await app.broker.publish("default", [foreign])
+    await lab.start(app)
+    await lab.until(lambda: len(seen) == 2, "two attempts")
+    first, second = seen
+    assert (first.payload, first.priority, first.ordering_key) == ([1], 3, "chat")
+    assert msgspec.structs.replace(second, attempt=1) == first

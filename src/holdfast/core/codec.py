@@ -438,15 +438,22 @@ def _has_non_finite(value: Any) -> bool:
     return False
 
 
-def stored_form(codec: Codec, headers: Mapping[str, str]) -> str:
-    """What a stored body needs to be read again later, as JSON text."""
-    form = {
+def stored_form(
+    codec: Codec, headers: Mapping[str, str], copy: Mapping[str, Any] | None = None
+) -> str:
+    """What a stored body needs to be read again later, as JSON text.
+
+    `copy`: fields of the `Delivery` that this wire form has no place for.
+    """
+    form: dict[str, Any] = {
         "codec": codec.name,
         "version": codec.version,
         "content_type": codec.content_type,
         "key_id": None,
         "headers": dict(headers),
     }
+    if copy:
+        form["copy"] = dict(copy)
     try:
         return _encode_json(form).decode()
     except (TypeError, ValueError):  # headers that are no text: kept as well as text can show them

@@ -142,15 +142,19 @@ def hold(conn: sqlite3.Connection, rowid: int, candidate: Candidate) -> None:
     )
 
 
+_COPY = ("sent_at_us", "priority", "key")
 _INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.items()}
 
 
 def body_info(candidate: Candidate) -> str:
-    """How to read the stored body again."""
-    headers = candidate.delivery.headers
-    if not headers:
-        return _INFO[candidate.codec]
-    return stored_form(CODECS[candidate.codec], headers)
+    """How to read the stored body again, with what only the broker's copy says of it."""
+    delivery = candidate.delivery
+    if candidate.codec == "standard" and b'"timestamp"' in delivery.body:  # it says all by itself
+        if not delivery.headers:
+            return _INFO[candidate.codec]
+        return stored_form(CODECS[candidate.codec], delivery.headers)
+    copy = {name: getattr(delivery, name) for name in _COPY}
+    return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
 def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Run:
@@ -208,11 +212,12 @@ def stored_message(
         form = _decode_json(info)
         codec = CODECS[form["codec"]]
         headers = dict(form.get("headers") or {})
+        copy = {name: form["copy"][name] for name in _COPY} if "copy" in form else {}
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(
             f"message {message_id}: its stored form is unreadable: {error}"
         ) from None
-    delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id)
+    delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id, **copy)
     message = codec.decode(delivery, sub)
     if message.id != message_id:
         message = msgspec.structs.replace(message, id=message_id)
