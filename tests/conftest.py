@@ -18,6 +18,12 @@ settings.register_profile("soak", _UNTIMED, max_examples=2000)
 settings.load_profile("soak" if SOAK else "ci")
 
 
+@pytest.fixture
+def unmeasured() -> dict[str, str]:
+    """The environment of a process whose imports are looked at: coverage brings its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
 @pytest.fixture(scope="session")
 def soak() -> bool:
     """True under `make soak`: use the full counts instead of the CI ones."""

@@ -196,7 +196,7 @@ def test_python_m_holdfast_is_the_same_program():
     assert process("--version").stdout.startswith("holdfast, version ")
 
 
-def test_help_is_quick_and_loads_nothing():
+def test_help_is_quick_and_loads_nothing(unmeasured):
     took = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -210,7 +210,12 @@ def test_help_is_quick_and_loads_nothing():
         "print(*(set(m.partition('.')[0] for m in sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        env=unmeasured,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     loaded = set(done.stderr.split())
     assert "click" in loaded
@@ -231,7 +236,12 @@ def test_looking_needs_no_schema_tools(database: Path, arguments: list[str]):
         "print(*sorted(set(m.partition('.')[0] for m in sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        env=unmeasured,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     loaded = set(done.stderr.split())
     assert "sqlite3" in loaded or arguments[0] == "config"

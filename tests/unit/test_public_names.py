@@ -53,11 +53,16 @@ PUBLIC = {
 HEAVY = ("sqlalchemy", "alembic", "click", "rich", "prometheus_client", "yaml", "sqlite3")
 
 
-def loaded_by(statement: str) -> set[str]:
+def loaded_by(statement: str, env: dict[str, str]) -> set[str]:
     """Top-level packages that a new interpreter has after the statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return set(done.stdout.split())
 
@@ -74,10 +79,10 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not():
         holdfast.nonsense  # noqa: B018
 
 
-def test_importing_holdfast_loads_nothing_heavy():
-    assert loaded_by("import holdfast").isdisjoint(HEAVY)
+def test_importing_holdfast_loads_nothing_heavy(unmeasured):
+    assert loaded_by("import holdfast", unmeasured).isdisjoint(HEAVY)
 
 
-def test_an_app_needs_no_schema_tools_and_no_terminal_tools():
-    found = loaded_by("from holdfast import App, Context, Message")
+def test_an_app_needs_no_schema_tools_and_no_terminal_tools(unmeasured):
+    found = loaded_by("from holdfast import App, Context, Message", unmeasured)
     assert found.isdisjoint({"sqlalchemy", "alembic", "click", "rich", "prometheus_client"})

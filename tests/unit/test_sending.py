@@ -29,6 +29,7 @@ BAD: list[dict[str, Any]] = [
     {"queue": ""},
     {"queue": 7},
     {"queue": None},
+    {"queue": []},
     {"id": ""},
     {"id": 7},
     {"id": "x" * 256},
