@@ -95,7 +95,8 @@ class Sender:
         """Refuses here what could not be read back unchanged: nothing was accepted then."""
         policy = self._policies.get(queue) if type(queue) is str else None
         if policy is None:
-            policy = self._policies[check_name("queue", queue)] = self._policy_of(queue)
+            check_name("queue", queue)
+            policy = self._policies[queue] = self._policy_of(queue)
         check_message(message)
         delay = _seconds("delay_s", delay_s, above=False)
         if ttl_s is None and message.expires_at is None:
