@@ -229,7 +229,9 @@ def test_help_is_quick_and_loads_nothing(unmeasured):
         ["tail", "--no-follow"], ["config", "show"],
     ],
 )  # fmt: skip
-def test_looking_needs_no_schema_tools(database: Path, arguments: list[str]):
+def test_looking_needs_no_schema_tools(
+    database: Path, arguments: list[str], unmeasured: dict[str, str]
+):
     code = (
         "import sys\nfrom holdfast.cli.root import cli\n"
         f"cli.main({arguments!r}, standalone_mode=False)\n"
