@@ -42,8 +42,8 @@ def test_effect_guard(make_fleet: MakeFleet, soak: bool) -> None:
         for n in range(20)
     ]
     fleet.random.shuffle(messages)
+    fleet.start(2)  # before anything is sent: what they run may kill them at once
     fleet.send(messages)
-    fleet.start(2)
     parked = {i for i, (policy, moment, _) in plans.items() if (policy, moment) in UNKNOWN}
     fleet.wait_until_final(parked=len(parked), meanwhile=fleet.replace_the_dead)
     report = fleet.check(replies_per_run=1, may_park=parked, may_be_hollow=plans)
