@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,13 @@ from .letters import Letter, bury, letter_of, storable
 
 
 def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
-    """Bytes that are no message: dead-lettered as they are."""
+    """Bytes that are no message: dead-lettered as they are.
+
+    Broken bytes under the id of another message get an id of their own, or they would vanish as a
+    further copy of it.
+    """
     delivery = candidate.delivery
+    digest = hashlib.sha256(delivery.body).digest()
     letter = Letter(
         tenant_id=claim.sub.tenant or DEFAULT_TENANT,
         subscription=claim.sub.name,
@@ -33,7 +39,18 @@ def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
         body=delivery.body,
         body_info=tasks.body_info(candidate),
     )
-    return _dead_on_arrival(claim, letter, candidate.sha256)
+    if _known_as_other(claim, letter, digest):
+        letter.message_id = derived_id(letter.message_id, digest.hex())
+    return _dead_on_arrival(claim, letter, digest)
+
+
+def _known_as_other(claim: Claiming, letter: Letter, digest: bytes) -> bool:
+    found = claim.conn.execute(
+        "SELECT body_sha256 FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
+        " AND message_id = ?",
+        (letter.tenant_id, letter.subscription, letter.message_id),
+    ).fetchone()
+    return found is not None and found[0] != digest
 
 
 def id_conflict(claim: Claiming, candidate: Candidate, message: Message) -> list[Entry]:
