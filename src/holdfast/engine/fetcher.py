@@ -98,15 +98,13 @@ class _Loop:
         self._store = store
         self._slots = slots
         self._worker = worker
-        self._most = (slots.size + 1) // 2
-        """Half of the slots at a time: the store claims one half while the other one runs."""
 
     async def run(self) -> None:
         woken = self._store.subscribe()
         pause = 0.05
         try:
             while True:
-                limit = min(await self._slots.room(), self._most)
+                limit = await self._slots.room()
                 woken.clear()  # before a hold, too: waiting for what is set would spin for ever
                 hold = self._worker.may_fetch(self.sub)
                 if hold > 0:
