@@ -36,7 +36,7 @@ FINAL = frozenset(
     }
 )
 
-SEED_WORDS = {
+RECORD_WORDS = {
     Status.SUCCEEDED: "success",
     Status.FAILED: "failed",
     Status.REJECTED: "rejected",

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core import events
 from holdfast.core.clock import to_us
-from holdfast.core.outcome import SEED_WORDS, Dead, Discarded, Done, Park, Released, Retry
+from holdfast.core.outcome import RECORD_WORDS, Dead, Discarded, Done, Park, Released, Retry
 from holdfast.core.store import Finished
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ COUNTERS = (
     RECLAIMED,
     DEAD_LETTERED,
 )
-STATUSES = tuple(SEED_WORDS.values())
+STATUSES = tuple(RECORD_WORDS.values())
 BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     3600.0,
 )  # fmt: skip
 """From a no-op to an agent that thinks for an hour."""
 
-_STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in SEED_WORDS.items()}
+_STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in RECORD_WORDS.items()}
 _COUNTER_OF_EVENT = {
     events.RETRIED: RETRIES,
     events.RECLAIMED: RECLAIMED,

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core.broker import Subscription
 from holdfast.core.errors import ParseError, StoreError
-from holdfast.core.outcome import SEED_WORDS, Status
+from holdfast.core.outcome import RECORD_WORDS, Status
 from holdfast.core.secret import mask_line
 from holdfast.core.store import Answer, Decode
 
@@ -151,7 +151,7 @@ class Announcer:
             "queue": self._config.queue_name,
             "event_name": envelope.event_name,
             "tenant_id": envelope.tenant_id,
-            "status": SEED_WORDS[ending.status],
+            "status": RECORD_WORDS[ending.status],
             "duration_ms": data.get("duration_ms", 0),
             "agent_run_id": data.get("agent_run_id"),
         }

@@ -17,7 +17,7 @@ from holdfast.core import events
 from holdfast.core.broker import Transactional
 from holdfast.core.ids import derived_id, uuid7_bytes
 from holdfast.core.outcome import (
-    SEED_WORDS,
+    RECORD_WORDS,
     Dead,
     Discarded,
     Done,
@@ -411,7 +411,7 @@ def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry
         "queue": run.queue,
         "event_name": message.type,
         "tenant_id": message.tenant_id,
-        "status": SEED_WORDS[status],
+        "status": RECORD_WORDS[status],
         "duration_ms": _duration_ms(item),
         "agent_run_id": item.agent_run_id,
         "attempt": run.attempt,

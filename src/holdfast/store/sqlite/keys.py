@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core import events
-from holdfast.core.outcome import SEED_WORDS, Status
+from holdfast.core.outcome import RECORD_WORDS, Status
 from holdfast.sqlite import rows
 
 from .claiming import Claiming
@@ -175,7 +175,7 @@ def final_data(
         "queue": queue,
         "event_name": event_name,
         "tenant_id": tenant_id,
-        "status": SEED_WORDS[status],
+        "status": RECORD_WORDS[status],
         "duration_ms": 0,
         "agent_run_id": None,
     }
