@@ -30,6 +30,7 @@ from holdfast.core.errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
+from holdfast.engine.sender import MESSAGE_OPTIONS
 
 from .output import Output, safe
 
@@ -193,28 +194,10 @@ def encoder(app: App, **transport: float) -> Callable[[Message, str], Send]:
     """
 
     def encode(message: Message, queue: str) -> Send:
-        fields = {name: getattr(message, name) for name in _CARRIED}
+        fields = {name: getattr(message, name) for name in MESSAGE_OPTIONS}
         return app.outgoing(message.type, message.payload, queue=queue, **fields, **transport)
 
     return encode
-
-
-_CARRIED = (
-    "id",
-    "tenant_id",
-    "source",
-    "channel",
-    "priority",
-    "correlation_id",
-    "trace",
-    "idempotency_key",
-    "ordering_key",
-    "created_at",
-    "expires_at",
-    "headers",
-    "metadata",
-    "extra",
-)
 
 
 def operator_name() -> str:

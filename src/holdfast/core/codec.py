@@ -14,6 +14,7 @@ import base64
 import binascii
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -180,18 +181,18 @@ class StandardCodec:
         return dumps(fields), dict(message.headers)
 
 
-class _BodyCodec:
+class _BodyCodec(ABC):
     """Forms where the body is the payload and everything else stands in headers."""
 
     name = ""
     version = "1"
     content_type = ""
 
-    def payload(self, body: bytes) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def payload(self, body: bytes) -> Any: ...
 
-    def body(self, payload: Any) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def body(self, payload: Any) -> bytes: ...
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
         headers = {name.lower(): value for name, value in delivery.headers.items()}
