@@ -56,11 +56,11 @@ CREATE TABLE queue_executions (
 );
 CREATE INDEX idx_queue_executions_tenant_message_id ON queue_executions (tenant_id, message_id);
 CREATE INDEX idx_queue_executions_tenant_queue_started ON queue_executions (tenant_id, queue_name, started_at DESC);
-CREATE INDEX idx_queue_executions_tenant_status ON queue_executions (tenant_id, status) WHERE status NOT IN ('running', 'succeeded', 'duplicate');
+CREATE INDEX idx_queue_executions_tenant_status ON queue_executions (tenant_id, status) WHERE status <> 'running' AND status <> 'succeeded' AND status <> 'duplicate';
 CREATE INDEX idx_tasks_ready ON queue_executions (subscription, priority, due_at) WHERE status = 'ready';
 CREATE INDEX idx_tasks_running ON queue_executions (worker_id) WHERE status = 'running';
 CREATE INDEX idx_tasks_waiting_key ON queue_executions (tenant_id, subscription, idem_key) WHERE status = 'waiting_key';
-CREATE INDEX idx_tasks_lane ON queue_executions (tenant_id, subscription, lane, lane_seq) WHERE status NOT IN ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate') AND lane IS NOT NULL;
+CREATE INDEX idx_tasks_lane ON queue_executions (tenant_id, subscription, lane, lane_seq) WHERE lane IS NOT NULL AND status <> 'succeeded' AND status <> 'failed' AND status <> 'rejected' AND status <> 'expired' AND status <> 'discarded' AND status <> 'duplicate';
 CREATE INDEX idx_tasks_parked ON queue_executions (subscription, parked_kind) WHERE status = 'parked';
 CREATE TABLE queue_metrics (
     id BLOB NOT NULL,

@@ -45,7 +45,7 @@ NEXT_DUE = " UNION ALL ".join(
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
-    f" AND b.lane_seq < a.lane_seq AND b.status NOT IN {tasks.FINAL_WORDS}))"
+    f" AND b.lane_seq < a.lane_seq AND {tasks.none_of(*tasks.ENDED, column='b.status')}))"
 )
 CLAIM_READY = (
     "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"

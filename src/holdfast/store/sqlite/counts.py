@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.records import Count, QueueState, WorkerState
 
+from .tasks import UNCOMMON
 from .views import position_of
 
 # The second condition is the one of a partial index over what is neither running nor well ended.
@@ -16,7 +17,7 @@ _UNENDED = (
     " count(*) FILTER (WHERE status = 'parked'),"
     " min(started_at) FILTER (WHERE status <> 'parked' AND coalesce(due_at, 0) <= ?)"
     " FROM queue_executions WHERE status IN ('ready', 'queued', 'waiting_key', 'open', 'parked')"
-    " AND status NOT IN ('running', 'succeeded', 'duplicate') GROUP BY queue_name"
+    f" AND {UNCOMMON} GROUP BY queue_name"
 )
 
 

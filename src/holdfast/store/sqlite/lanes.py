@@ -17,11 +17,11 @@ from .claiming import Claiming
 
 LANE_BUSY = (
     "SELECT 1 FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND lane = ?"
-    f" AND status NOT IN {tasks.FINAL_WORDS} LIMIT 1"
+    f" AND {tasks.UNENDED} LIMIT 1"
 )
 LANE_FIRST = (
     "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
-    f" AND lane = ? AND status NOT IN {tasks.FINAL_WORDS} ORDER BY lane_seq LIMIT 1"
+    f" AND lane = ? AND {tasks.UNENDED} ORDER BY lane_seq LIMIT 1"
 )
 READY_HEADS = (
     "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?"

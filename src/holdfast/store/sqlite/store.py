@@ -43,7 +43,7 @@ from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .runs import RunWriter
-from .tasks import FINAL_WORDS, crc
+from .tasks import UNCOMMON, UNENDED, crc
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
@@ -53,14 +53,14 @@ NOTHING_EXPIRES = 0
 _OURS = "IN (SELECT value FROM json_each(?1))"
 BUSY = (
     # A worker that drains asks this over and over, with all history in the table: each part is
-    # answered by an index. NOT IN repeats the words of a partial one, or SQLite would not use it.
+    # answered by an index. UNCOMMON repeats the words of a partial one, or SQLite would not use it.
     f"SELECT CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue {_OURS}) THEN 1"
     f" WHEN EXISTS (SELECT 1 FROM outbox WHERE queue_name {_OURS}) THEN 1"
     f" WHEN EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
     f" AND subscription {_OURS}) THEN 1"
     " ELSE EXISTS (SELECT 1 FROM queue_executions"
     " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
-    f" AND status NOT IN ('running', 'succeeded', 'duplicate') AND subscription {_OURS}) END"
+    f" AND {UNCOMMON} AND subscription {_OURS}) END"
 )
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
 _ENDS = (Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED)
@@ -514,7 +514,7 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
     ).fetchall()
     lanes = conn.execute(
         "SELECT tenant_id, subscription, lane FROM (SELECT tenant_id, subscription, lane, status,"
-        f" min(lane_seq) FROM queue_executions WHERE status NOT IN {FINAL_WORDS}"
+        f" min(lane_seq) FROM queue_executions WHERE {UNENDED}"
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
     return keys, lanes

@@ -15,7 +15,7 @@ from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
 from holdfast.core.ids import task_uuid
 from holdfast.core.message import Message
-from holdfast.core.outcome import Status
+from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Candidate, Run, Token
 
 from .claiming import Claiming
@@ -30,7 +30,19 @@ RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
 )
-FINAL_WORDS = "('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
+ENDED = tuple(status.value for status in Status if status in FINAL)
+FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
+
+
+def none_of(*words: str, column: str = "status") -> str:
+    """A condition in the words of the partial indexes: only with the same ones are they used."""
+    return " AND ".join(f"{column} <> '{word}'" for word in words)
+
+
+UNENDED = none_of(*ENDED)
+"""Not final: has something to do, or waits."""
+UNCOMMON = none_of("running", "succeeded", "duplicate")
+"""Neither running nor well ended: the few rows that a person may want to look for."""
 
 _decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32

@@ -25,6 +25,8 @@ from holdfast.core.records import (
     Waiting,
 )
 
+from .tasks import UNCOMMON
+
 _decode = msgspec.json.Decoder().decode
 _HIGHEST = chr(0x10FFFF)
 _LETTER = (
@@ -158,7 +160,7 @@ def parked(
     # The second condition on status is the one of a partial index: with it, the index is used.
     found = conn.execute(
         f"{_TASK.format(_NO_BODY)} WHERE status = 'parked'"
-        " AND status NOT IN ('running', 'succeeded', 'duplicate')"
+        f" AND {UNCOMMON}"
         " AND (?1 IS NULL OR queue_name = ?1) AND (?2 IS NULL OR parked_kind = ?2)"
         " AND (?3 IS NULL OR tenant_id = ?3) AND (?4 IS NULL OR rowid < ?4)"
         " ORDER BY rowid DESC LIMIT ?5",

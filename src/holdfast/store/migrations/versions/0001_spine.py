@@ -113,7 +113,7 @@ def _tasks() -> None:
         "idx_queue_executions_tenant_status",
         "queue_executions",
         ["tenant_id", "status"],
-        "status NOT IN ('running', 'succeeded', 'duplicate')",
+        "status <> 'running' AND status <> 'succeeded' AND status <> 'duplicate'",
     )
     _partial_index(
         "idx_tasks_ready",
@@ -132,8 +132,8 @@ def _tasks() -> None:
         "idx_tasks_lane",
         "queue_executions",
         ["tenant_id", "subscription", "lane", "lane_seq"],
-        "status NOT IN ('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
-        " AND lane IS NOT NULL",
+        "lane IS NOT NULL AND status <> 'succeeded' AND status <> 'failed' AND status <> 'rejected'"
+        " AND status <> 'expired' AND status <> 'discarded' AND status <> 'duplicate'",
     )
     _partial_index(
         "idx_tasks_parked", "queue_executions", ["subscription", "parked_kind"], "status = 'parked'"
