@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -103,6 +103,45 @@ def hash_payload(payload: Any) -> bytes:
         raise DecodeError(f"the payload cannot be stored: {error}") from None
 
 
+class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
+    """`metadata` with nothing in it but what a sender of ours writes."""
+
+    tenant_id: str | None = None
+    source: str = ""
+    channel: str = ""
+    idempotency_key: str | None = None
+    ordering_key: str | None = None
+    expires_at: str | None = None
+    trace: str | None = None
+    retry_count: int | None = None
+
+
+class _Wire(msgspec.Struct, forbid_unknown_fields=True):
+    """The standard message with nothing in it but its own fields."""
+
+    message_id: Annotated[str, msgspec.Meta(min_length=1)]
+    message_type: str
+    timestamp: str
+    version: Literal["1.0"]
+    priority: int
+    metadata: _Metadata
+    payload: Any = None
+    correlation_id: str | None = None
+
+
+_decode_wire = msgspec.json.Decoder(_Wire).decode
+
+
+def _plain(body: bytes) -> _Wire | None:
+    """Most messages, read in one go; None: this one has to be looked at field by field."""
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        return None
+    try:
+        return _decode_wire(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+
+
 class StandardCodec:
     """The standard message. Fields of ours that it has no place for travel in `metadata`."""
 
@@ -111,6 +150,35 @@ class StandardCodec:
     content_type = "application/json"
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        wire = _plain(delivery.body)
+        return self._read(delivery, sub) if wire is None else self._typed(wire, delivery, sub)
+
+    def _typed(self, wire: _Wire, delivery: Delivery, sub: Subscription) -> Message:
+        """The usual message, which has no field that is not ours: read by its types at once."""
+        metadata, headers = wire.metadata, delivery.headers
+        trace = metadata.trace or headers.get("traceparent")
+        return Message(
+            id=_short("message_id", wire.message_id),
+            type=_text("message_type", wire.message_type, default=sub.default_type),
+            payload=wire.payload,
+            tenant_id=_tenant(metadata.tenant_id, sub),
+            source=metadata.source and _text("source", metadata.source, default=""),
+            channel=metadata.channel and _text("channel", metadata.channel, default=""),
+            priority=wire.priority if 0 <= wire.priority <= 3 else _priority(wire.priority),
+            correlation_id=wire.correlation_id
+            and _optional("correlation_id", wire.correlation_id),
+            trace=trace and _optional("trace", trace),
+            idempotency_key=metadata.idempotency_key
+            and _key("idempotency_key", metadata.idempotency_key),
+            ordering_key=metadata.ordering_key and _key("ordering_key", metadata.ordering_key),
+            created_at=_moment("timestamp", wire.timestamp) or _sent_at(delivery),
+            expires_at=metadata.expires_at and _moment("expires_at", metadata.expires_at),
+            headers=dict(headers) if headers else {},
+            metadata={} if metadata.retry_count is None else {"retry_count": metadata.retry_count},
+            raw=_raw(self, delivery),
+        )
+
+    def _read(self, delivery: Delivery, sub: Subscription) -> Message:
         """Known fields are taken out of the object; what is left over is kept as `extra`."""
         fields = loads(delivery.body)
         if type(fields) is not dict:
@@ -373,6 +441,8 @@ def _is_version_1(version: Any) -> bool:
 
 def _priority(value: Any) -> int:
     if type(value) is str and value.isascii() and value.isdigit() and len(value) < 10:
+        value = int(value)
+    elif type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int:
         raise DecodeError(f"priority is not a whole number: {value!r:.60}")

@@ -9,6 +9,10 @@ import time
 import uuid
 
 _NAMESPACE = uuid.UUID("5f3d1c7e-9a42-5b0e-8d61-2f7c0a9be413")
+_PREFIX = _NAMESPACE.bytes
+_MARKS_OF_5 = 0x5 << 76 | 0x2 << 62
+_NO_MARKS = (1 << 128) - 1 ^ (0xF << 76 | 0x3 << 62)
+"""Version and variant: six bits of a UUID that are not part of its digest."""
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
@@ -17,23 +21,18 @@ _counter = 0
 def uuid7_block(count: int) -> list[bytes]:
     """`count` ids of 16 bytes that sort by time; one process's ids never go backwards."""
     global _last_ms, _counter  # noqa: PLW0603 - one sequence per process is the point
-    tails = os.urandom(8 * count)
-    made = []
     with _lock:
         now_ms = time.time_ns() // 1_000_000
         if now_ms > _last_ms:
-            _last_ms = now_ms
-            _counter = tails[0] & 0x3F  # leaves room to count upwards within the millisecond
-        ms = _last_ms.to_bytes(6, "big")
-        for at in range(0, 8 * count, 8):
+            _last_ms, _counter = now_ms, 0
+        elif _counter == 0xFFF:
+            _last_ms, _counter = _last_ms + 1, 0
+        else:
             _counter += 1
-            if _counter > 0xFFF:
-                _last_ms += 1
-                _counter = 0
-                ms = _last_ms.to_bytes(6, "big")
-            head = (0x7000 | _counter) << 8 | 0x80 | (tails[at] & 0x3F)
-            made.append(ms + head.to_bytes(3, "big") + tails[at + 1 : at + 8])
-    return made
+        head = _last_ms << 80 | (0x7000 | _counter) << 64 | 0x8 << 60
+    # A random place in the lower half of what is left, then upwards: the block cannot overflow.
+    first = head | int.from_bytes(os.urandom(8), "big") >> 3
+    return [(first + n).to_bytes(16, "big") for n in range(count)]
 
 
 def uuid7_bytes() -> bytes:
@@ -55,7 +54,6 @@ def derived_id(*parts: str) -> str:
 def task_uuid(tenant_id: str, subscription: str, message_id: str) -> bytes:
     """The `id` of a row in queue_executions: the UUIDv5 of its identity, made quickly."""
     name = f"{tenant_id}\x1f{subscription}\x1f{message_id}".encode("utf-8", "surrogatepass")
-    digest = bytearray(hashlib.sha1(_NAMESPACE.bytes + name, usedforsecurity=False).digest()[:16])
-    digest[6] = (digest[6] & 0x0F) | 0x50
-    digest[8] = (digest[8] & 0x3F) | 0x80
-    return bytes(digest)
+    digest = hashlib.sha1(_PREFIX + name, usedforsecurity=False).digest()
+    number = int.from_bytes(digest[:16], "big") & _NO_MARKS | _MARKS_OF_5
+    return number.to_bytes(16, "big")

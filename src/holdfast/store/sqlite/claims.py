@@ -68,6 +68,8 @@ class _New(NamedTuple):
     candidate: Candidate
     message: Message
     rowid: int
+    form: str
+    """How the stored body is read again."""
 
 
 class Claims:
@@ -172,7 +174,7 @@ class Claims:
                 continue
             seen.add(identity)
             rowid += 1
-            new.append(_New(at, candidate, message, rowid))
+            new.append(_New(at, candidate, message, rowid, tasks.body_info(candidate)))
         new = self._insert(claim, new, verdicts)
         self._grant(claim, new, verdicts)
         for at, candidate, message in again:
@@ -191,8 +193,10 @@ class Claims:
             claim.conn,
             tasks.INSERT,
             [
-                tasks.row(claim, candidate, message, tasks.Place(rowid, running, worker_id, 1))
-                for _, candidate, message, rowid in new
+                tasks.row(
+                    claim, candidate, message, tasks.Place(rowid, running, worker_id, 1), form
+                )
+                for _, candidate, message, rowid, form in new
             ],
         )
         if inserted == len(new):
@@ -210,14 +214,14 @@ class Claims:
         """Runs for new rows, less those that are over time or whose key belongs to another."""
         keys = [
             (message.tenant_id, key, message.id)
-            for _, _, message, _ in new
+            for _, _, message, _, _ in new
             if (key := tasks.idem_key(claim.sub, message)) is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
         entries: list[Entry] = []
-        for at, candidate, message, rowid in new:
+        for at, candidate, message, rowid, form in new:
             delivery = candidate.delivery
-            run = tasks.new_run(claim, candidate, message, rowid)
+            run = tasks.new_run(claim, candidate, message, rowid, form)
             expires = tasks.expires_us(delivery, message)
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -267,7 +271,7 @@ class Claims:
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
         run = msgspec.structs.replace(
-            tasks.new_run(claim, candidate, message, row.rowid),
+            tasks.new_run(claim, candidate, message, row.rowid, tasks.body_info(candidate)),
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
             token=Token(claim.worker_id, row.epoch + 1),
             attempt=row.attempt + 1,

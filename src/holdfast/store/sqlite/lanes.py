@@ -65,7 +65,8 @@ def append_to_lanes(claim: Claiming, candidates: Sequence[Candidate]) -> list[Ca
             lane=message.ordering_key,
             lane_seq=lane_seq,
         )
-        if rows.insert(conn, tasks.INSERT, [tasks.row(claim, candidate, message, place)]) == 1:
+        row = tasks.row(claim, candidate, message, place, tasks.body_info(candidate))
+        if rows.insert(conn, tasks.INSERT, [row]) == 1:
             busy[lane] = True
         else:
             known.append(candidate)

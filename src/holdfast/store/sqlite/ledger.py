@@ -18,8 +18,8 @@ from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
 
 _INSERT = (
-    "INSERT INTO event_log (id, tenant_id, subscription, task_id, event_type, data, created_at,"
-    " worker_id, seq, hash)"
+    "INSERT INTO event_log (seq, tenant_id, subscription, task_id, event_type, data, created_at,"
+    " worker_id, id, hash)"
 )
 GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
@@ -58,40 +58,30 @@ class Ledger:
         if not entries:
             return
         written = []
-        digest = b""
-        ids = uuid7_block(len(entries))
-        for row_id, (tenant_id, subscription, task_id, event_type, data) in zip(
-            ids, entries, strict=True
-        ):
-            chain = (tenant_id, worker_id)
-            head = self._heads.get(chain)
-            seq, previous = head if head is not None else self._find_head(conn, chain)
+        seq, digest, tenant = 0, b"", None
+        for entry, row_id in zip(entries, uuid7_block(len(entries)), strict=True):
+            tenant_id, subscription, task_id, event_type, data = entry
+            if tenant_id != tenant:  # on to the chain of another tenant
+                if tenant is not None:
+                    self._heads[(tenant, worker_id)] = (seq, digest)
+                seq, digest = self._head(conn, (tenant_id, worker_id))
+                tenant = tenant_id
             text = _encode(data).decode()
             seq += 1
             record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
-            digest = link(previous, record)
-            self._heads[chain] = (seq, digest)
-            written.append(
-                (
-                    row_id,
-                    tenant_id,
-                    subscription,
-                    task_id,
-                    event_type,
-                    text,
-                    now_us,
-                    worker_id,
-                    seq,
-                    digest,
-                )
-            )
+            digest = link(digest, record)
+            written.append((*record, row_id, digest))
+        self._heads[(tenant or "", worker_id)] = (seq, digest)
         rows.insert(conn, _INSERT, written)
         if self.heard is not None:
             self.heard.extend(entries)
         self._file.ledger_head = digest
 
-    def _find_head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
-        """Where a chain ends that is not in memory; a first event costs no look at the table."""
+    def _head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
+        """Where a chain ends; a first event costs no look at the table."""
+        known = self._heads.get(chain)
+        if known is not None:
+            return known
         if chain[1] in self._given_out and chain not in self._begun:
             self._begun.add(chain)
             return 0, GENESIS

@@ -90,15 +90,17 @@ def expires_us(delivery: Delivery, message: Message) -> int | None:
     return own if theirs is None else min(own, theirs)
 
 
-def row(claim: Claiming, candidate: Candidate, message: Message, place: Place) -> tuple[Any, ...]:
-    """Values for `INSERT`. The body is kept only where the store holds the message."""
+def row(
+    claim: Claiming, candidate: Candidate, message: Message, place: Place, form: str
+) -> tuple[Any, ...]:
+    """Values for `INSERT`. The body and its `form` stay only where the store holds the message."""
     sub = claim.sub
     body: bytes | None = None
     info: str | None = None
     body_crc: int | None = None
     if claim.held == "store":
-        body = candidate.delivery.body
-        info, body_crc = body_info(candidate), crc(body)
+        body, info = candidate.delivery.body, form
+        body_crc = crc(body)
     return (
         place.rowid,
         task_uuid(message.tenant_id, sub.name, message.id),
@@ -169,7 +171,9 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
-def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Run:
+def new_run(
+    claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str
+) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = candidate.delivery
     return Run(
@@ -184,7 +188,7 @@ def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int)
         row=rowid,
         delivery=delivery if claim.held == "broker" else None,
         body=delivery.body,
-        body_info=body_info(candidate),
+        body_info=form,
     )
 
 
