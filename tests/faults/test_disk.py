@@ -19,6 +19,7 @@ import pytest
 from holdfast.app import App
 from holdfast.config import load_config
 from holdfast.core.errors import StoreFull
+from holdfast.store.migrate import PAGE_SIZE
 from tests.faults.waiting import PATIENCE_S, until
 
 APP = Path(__file__).with_name("patient_app.py")
@@ -105,7 +106,7 @@ def fill(disk: Path) -> Path:
                     file.write(b"x" * size)
             except OSError:
                 continue
-        file.truncate(file.tell() - 32 * 4096)
+        file.truncate(file.tell() - 32 * PAGE_SIZE)
     return filler
 
 

@@ -20,14 +20,14 @@ from holdfast.core.errors import StoreCorrupt
 from holdfast.engine.context import Context
 from holdfast.sqlite.file import close_file, open_file
 from holdfast.sqlite.recovery import inspect, recover
-from holdfast.store.migrate import ensure_schema
+from holdfast.store.migrate import PAGE_SIZE, ensure_schema
 from tests.conftest import SOAK
 from tests.faults.waiting import until
 
 SEEDS = 500 if SOAK else 50
 SEEDS_PER_KILL = 10
 WRITER = Path(__file__).with_name("durable_writer.py")
-WAL_HEADER, FRAME_HEADER, PAGE = 32, 24, 4096
+WAL_HEADER, FRAME_HEADER, PAGE = 32, 24, PAGE_SIZE
 
 
 class Victim(NamedTuple):

@@ -10,6 +10,7 @@ from holdfast.admin import doctor
 from holdfast.core.checks import Finding
 from holdfast.core.records import QueueState, WorkerState
 from holdfast.sqlite.witness import Witness
+from holdfast.store.migrate import PAGE_SIZE
 from holdfast.store.sqlite import checks
 from tests.unit.desk import open_desk
 
@@ -79,7 +80,7 @@ def test_a_damaged_page_is_found(database: Path, damage: bytes):
             "SELECT rootpage FROM sqlite_master WHERE name = 'idx_event_log_tenant_task'"
         ).fetchone()[0]
     with database.open("r+b") as file:
-        file.seek((page - 1) * 4096 + 8)
+        file.seek((page - 1) * PAGE_SIZE + 8)
         file.write(damage)
     assert checks.check_integrity(database).finding is Finding.REFUSED
 

@@ -19,11 +19,11 @@ from holdfast.core.errors import Conflict, NotFound, StoreCorrupt
 from holdfast.sqlite.file import close_file, open_file
 from holdfast.sqlite.recovery import inspect, recover
 from holdfast.sqlite.salvage import NUMBERS_LEFT_OUT
+from holdfast.store.migrate import PAGE_SIZE as PAGE
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.sqlite.verify import verify_ledger
 
-PAGE = 4096
 MESSAGES = 600
 
 

@@ -165,14 +165,13 @@ class StandardCodec:
             source=metadata.source and _text("source", metadata.source, default=""),
             channel=metadata.channel and _text("channel", metadata.channel, default=""),
             priority=wire.priority if 0 <= wire.priority <= 3 else _priority(wire.priority),
-            correlation_id=wire.correlation_id
-            and _optional("correlation_id", wire.correlation_id),
+            correlation_id=wire.correlation_id and _optional("correlation_id", wire.correlation_id),
             trace=trace and _optional("trace", trace),
             idempotency_key=metadata.idempotency_key
             and _key("idempotency_key", metadata.idempotency_key),
             ordering_key=metadata.ordering_key and _key("ordering_key", metadata.ordering_key),
             created_at=_moment("timestamp", wire.timestamp) or _sent_at(delivery),
-            expires_at=metadata.expires_at and _moment("expires_at", metadata.expires_at),
+            expires_at=_moment("expires_at", metadata.expires_at),
             headers=dict(headers) if headers else {},
             metadata={} if metadata.retry_count is None else {"retry_count": metadata.retry_count},
             raw=_raw(self, delivery),
@@ -440,9 +439,8 @@ def _is_version_1(version: Any) -> bool:
 
 
 def _priority(value: Any) -> int:
-    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 10:
-        value = int(value)
-    elif type(value) is float and value.is_integer():
+    digits = type(value) is str and value.isascii() and value.isdigit() and len(value) < 10
+    if digits or (type(value) is float and value.is_integer()):
         value = int(value)
     if type(value) is not int:
         raise DecodeError(f"priority is not a whole number: {value!r:.60}")

@@ -36,6 +36,8 @@ class MakeSend(Protocol):
 class Context:
     """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
 
+    __slots__ = ("_make_send", "_now_replies", "_replies", "_run", "_sends", "_store", "_usage")
+
     def __init__(self, run: Run, store: RunStore, make_send: MakeSend) -> None:
         self._run = run
         self._store = store

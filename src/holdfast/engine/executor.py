@@ -65,11 +65,12 @@ class Isolated(Protocol):
 class Active:
     """A run in progress."""
 
-    __slots__ = ("cause", "run", "started_us", "sub", "task", "thread")
+    __slots__ = ("cause", "handler", "run", "started_us", "sub", "task", "thread")
 
-    def __init__(self, run: Run, sub: Subscription) -> None:
+    def __init__(self, run: Run, sub: Subscription, handler: Handler | None) -> None:
         self.run = run
         self.sub = sub
+        self.handler = handler
         self.started_us = 0
         self.task: asyncio.Task[None] | None = None
         self.thread = False
@@ -106,7 +107,8 @@ class Executor:
         self._guard = guard
         self._middleware = middleware
         self._breaker_policy = breaker or BreakerPolicy()
-        self._breakers: dict[str, Breaker] = {}
+        self._breakers: dict[int, Breaker] = {}
+        """By the identity of the handler: a registry keeps its handlers."""
         self._isolated = isolated
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
         self._crash_budget = crash_budget
@@ -128,7 +130,7 @@ class Executor:
 
     def start(self, run: Run, sub: Subscription) -> None:
         """Run it; its end goes to the settler."""
-        active = Active(run, sub)
+        active = Active(run, sub, self._handlers.find(run.queue, run.message.type))
         self._active[id(active)] = active
         active.task = asyncio.create_task(self._run(active))
 
@@ -150,7 +152,7 @@ class Executor:
         waits = []
         for handler in self._handlers:
             if handler.queue == queue:
-                breaker = self._breakers.get(_breaker_key(handler))
+                breaker = self._breakers.get(id(handler))
                 if breaker is None or not breaker.is_open or breaker.may_probe:
                     return None
                 waits.append(breaker.wait_s)
@@ -181,8 +183,7 @@ class Executor:
         self._done(self._finished(active, context, outcome), active.sub)
 
     async def _outcome(self, active: Active, context: Context) -> Outcome | None:
-        run = active.run
-        handler = self._handlers.find(run.queue, run.message.type)
+        run, handler = active.run, active.handler
         if handler is None:
             reason = f"{NO_HANDLER} {run.message.type!r} on queue {run.queue!r}"
             return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
@@ -325,7 +326,7 @@ class Executor:
             if isinstance(outcome.result, dict):
                 found = outcome.result.get("run_id")
                 agent_run_id = None if found is None else str(found)
-        handler = self._handlers.find(run.queue, run.message.type)
+        handler = active.handler
         return Finished(
             run=run,
             outcome=LOST if outcome is None else outcome,
@@ -372,10 +373,10 @@ class Executor:
     def _breaker(self, handler: Handler) -> Breaker | None:
         if self._breaker_policy.failures <= 0:
             return None
-        key = _breaker_key(handler)
-        breaker = self._breakers.get(key)
+        breaker = self._breakers.get(id(handler))
         if breaker is None:
-            breaker = self._breakers[key] = Breaker(self._breaker_policy, self._clock.monotonic)
+            breaker = Breaker(self._breaker_policy, self._clock.monotonic)
+            self._breakers[id(handler)] = breaker
         return breaker
 
     def _tell_breaker(self, breaker: Breaker, handler: Handler, outcome: Outcome | None) -> None:
@@ -432,7 +433,3 @@ def call_plain(handler: Handler, context: SyncContext) -> Any:
 
 def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:
     return lambda context: wrap(context, inner)
-
-
-def _breaker_key(handler: Handler) -> str:
-    return f"{handler.queue}\x1f{handler.type}"

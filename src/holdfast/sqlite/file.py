@@ -29,7 +29,7 @@ Op = Callable[[sqlite3.Connection], T]
 
 log = logging.getLogger("holdfast.sqlite")
 
-CHECKPOINT_FRAMES = 4000
+CHECKPOINT_FRAMES = 2000
 """Pages in the log after which it is copied into the database, by whoever just wrote."""
 MAX_JOBS = 64
 _NETWORK = ("nfs", "cifs", "smb", "fuse.sshfs", "ceph", "gluster", "lustre", "afs")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HEAD = "0001"
 """The revision that this program reads and writes."""
 
-PAGE_SIZE = 4096
+PAGE_SIZE = 8192
 SPINE = Path(__file__).with_name("spine.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 

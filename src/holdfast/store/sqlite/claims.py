@@ -188,16 +188,14 @@ class Claims:
         """Write the rows; where one was there before, answer for its candidate instead."""
         if not new:
             return new
-        running, worker_id = Status.RUNNING, claim.worker_id
         inserted = rows.insert(
             claim.conn,
             tasks.INSERT,
             [
-                tasks.row(
-                    claim, candidate, message, tasks.Place(rowid, running, worker_id, 1), form
-                )
+                tasks.row(claim, candidate, message, rowid, form)
                 for _, candidate, message, rowid, form in new
             ],
+            shared=tasks.claimed(claim),
         )
         if inserted == len(new):
             return new

@@ -44,11 +44,11 @@ _encode = msgspec.json.Encoder().encode
 
 def _done_statement(values: str) -> str:
     return (
-        "UPDATE queue_executions SET status = 'succeeded', result = u.column1,"
-        " completed_at = u.column2, duration_ms = u.column3, agent_run_id = u.column4,"
-        " retry_count = u.column5, body = NULL, body_info = NULL, due_at = NULL"
-        f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column9"
-        " AND worker_id = u.column6 AND epoch = u.column7 AND message_id = u.column8"
+        "UPDATE queue_executions SET status = 'succeeded', result = u.column1, completed_at = ?1,"
+        " duration_ms = u.column2, agent_run_id = u.column3, retry_count = u.column4, body = NULL,"
+        " body_info = NULL, due_at = NULL"
+        f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column8"
+        " AND worker_id = u.column5 AND epoch = u.column6 AND message_id = u.column7"
         " AND status = 'running'"
     )
 
@@ -108,7 +108,6 @@ class Finisher:
         values = [
             (
                 item.result,
-                now_us,
                 _duration_ms(item),
                 _run_uuid(item.agent_run_id),
                 item.run.failures,
@@ -120,7 +119,7 @@ class Finisher:
             for item in batch
         ]
         conn.execute("SAVEPOINT done")
-        changed = rows.update(conn, _done_statement, values)
+        changed = rows.update(conn, _done_statement, values, shared=(now_us,))
         if changed != len(batch):
             conn.execute("ROLLBACK TO done")
         conn.execute("RELEASE done")

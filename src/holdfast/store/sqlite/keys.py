@@ -15,8 +15,8 @@ from .lanes import advance_lane
 from .ledger import Entry
 
 _TAKE = (
-    "INSERT OR IGNORE INTO idempotency_keys (tenant_id, subscription, key, message_id, state,"
-    " created_at)"
+    "INSERT OR IGNORE INTO idempotency_keys (subscription, state, created_at, tenant_id, key,"
+    " message_id)"
 )
 _ONE = " WHERE tenant_id = ? AND subscription = ? AND key = ?"
 
@@ -34,11 +34,7 @@ def take_keys(
 ) -> dict[tuple[str, str], Holder]:
     """Take (tenant, key, message) keys; returns the lost ones by (tenant, message)."""
     conn, name = claim.conn, claim.sub.name
-    inserted = rows.insert(
-        conn,
-        _TAKE,
-        [(tenant, name, key, mid, "running", claim.now_us) for tenant, key, mid in wanted],
-    )
+    inserted = rows.insert(conn, _TAKE, wanted, shared=(name, "running", claim.now_us))
     lost: dict[tuple[str, str], Holder] = {}
     if inserted == len(wanted):
         return lost

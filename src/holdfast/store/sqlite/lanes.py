@@ -59,14 +59,10 @@ def append_to_lanes(claim: Claiming, candidates: Sequence[Candidate]) -> list[Ca
             busy[lane] = found is not None
         lane_seq += 1
         rowid += 1
-        place = tasks.Place(
-            rowid=rowid,
-            status=Status.QUEUED if busy[lane] else Status.READY,
-            lane=message.ordering_key,
-            lane_seq=lane_seq,
-        )
-        row = tasks.row(claim, candidate, message, place, tasks.body_info(candidate))
-        if rows.insert(conn, tasks.INSERT, [row]) == 1:
+        status = Status.QUEUED if busy[lane] else Status.READY
+        place = tasks.waiting(claim, status, message.ordering_key, lane_seq)
+        row = tasks.row(claim, candidate, message, rowid, tasks.body_info(candidate))
+        if rows.insert(conn, tasks.INSERT, [row], shared=place) == 1:
             busy[lane] = True
         else:
             known.append(candidate)

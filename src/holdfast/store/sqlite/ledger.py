@@ -18,8 +18,8 @@ from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
 
 _INSERT = (
-    "INSERT INTO event_log (seq, tenant_id, subscription, task_id, event_type, data, created_at,"
-    " worker_id, id, hash)"
+    "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
+    " event_type, data, id, hash)"
 )
 GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
@@ -70,9 +70,9 @@ class Ledger:
             seq += 1
             record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
             digest = link(digest, record)
-            written.append((*record, row_id, digest))
+            written.append((*record[:6], row_id, digest))
         self._heads[(tenant or "", worker_id)] = (seq, digest)
-        rows.insert(conn, _INSERT, written)
+        rows.insert(conn, _INSERT, written, shared=(now_us, worker_id))
         if self.heard is not None:
             self.heard.extend(entries)
         self._file.ledger_head = digest

@@ -21,9 +21,9 @@ from holdfast.core.store import Candidate, Run, Token
 from .claiming import Claiming
 
 INSERT = (
-    "INSERT OR IGNORE INTO queue_executions (rowid, id, tenant_id, subscription, message_id,"
-    " queue_name, event_name, status, held, worker_id, epoch, attempt, priority, lane, lane_seq,"
-    " idem_key, due_at, created_at, expires_at, started_at, correlation_id, trace_id, body,"
+    "INSERT OR IGNORE INTO queue_executions (subscription, queue_name, held, started_at, status,"
+    " worker_id, epoch, attempt, due_at, lane, lane_seq, rowid, id, tenant_id, message_id,"
+    " event_name, priority, idem_key, created_at, expires_at, correlation_id, trace_id, body,"
     " body_info, body_crc, body_sha256)"
 )
 RUN_COLUMNS = (
@@ -46,18 +46,6 @@ UNCOMMON = none_of("running", "succeeded", "duplicate")
 
 _decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32
-
-
-class Place(NamedTuple):
-    """Where a new row stands and who owns it."""
-
-    rowid: int
-    status: Status
-    worker_id: int | None = None
-    claimed: int = 0
-    """1: claimed at once (epoch and attempt begin at 1); 0: it waits."""
-    lane: str | None = None
-    lane_seq: int | None = None
 
 
 class Existing(NamedTuple):
@@ -90,8 +78,22 @@ def expires_us(delivery: Delivery, message: Message) -> int | None:
     return own if theirs is None else min(own, theirs)
 
 
+def claimed(claim: Claiming) -> tuple[Any, ...]:
+    """First values for `INSERT`: rows that are run at once by this worker."""
+    return (*_common(claim), Status.RUNNING, claim.worker_id, 1, 1, None, None, None)
+
+
+def waiting(claim: Claiming, status: Status, lane: str, lane_seq: int) -> tuple[Any, ...]:
+    """First values for `INSERT`: a row that has its place in a lane."""
+    return (*_common(claim), status, None, 0, 0, claim.now_us, lane, lane_seq)
+
+
+def _common(claim: Claiming) -> tuple[Any, ...]:
+    return claim.sub.name, claim.sub.queue, claim.held, claim.now_us
+
+
 def row(
-    claim: Claiming, candidate: Candidate, message: Message, place: Place, form: str
+    claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str
 ) -> tuple[Any, ...]:
     """Values for `INSERT`. The body and its `form` stay only where the store holds the message."""
     sub = claim.sub
@@ -102,26 +104,15 @@ def row(
         body, info = candidate.delivery.body, form
         body_crc = crc(body)
     return (
-        place.rowid,
+        rowid,
         task_uuid(message.tenant_id, sub.name, message.id),
         message.tenant_id,
-        sub.name,
         message.id,
-        sub.queue,
         message.type,
-        place.status,
-        claim.held,
-        place.worker_id,
-        place.claimed,
-        place.claimed,
         message.priority,
-        place.lane,
-        place.lane_seq,
         idem_key(sub, message),
-        None if place.claimed else claim.now_us,
         to_us(message.created_at),
         expires_us(candidate.delivery, message),
-        claim.now_us,
         message.correlation_id,
         None if message.trace is None else message.trace_id,
         body,
@@ -171,9 +162,7 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
-def new_run(
-    claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str
-) -> Run:
+def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = candidate.delivery
     return Run(
