@@ -32,6 +32,7 @@ log = logging.getLogger("holdfast.sqlite")
 CHECKPOINT_FRAMES = 2000
 """Pages in the log after which it is copied into the database, by whoever just wrote."""
 MAX_JOBS = 64
+IDLE_READERS = 2
 _NETWORK = ("nfs", "cifs", "smb", "fuse.sshfs", "ceph", "gluster", "lustre", "afs")
 _FULL, _NORMAL = "FULL", "NORMAL"
 
@@ -80,6 +81,7 @@ class SqliteFile:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ledger_head = b""
         self._rollback_hooks: list[Callable[[], None]] = []
+        self._readers: list[sqlite3.Connection] = []
         try:
             self._conn = self._connect()
         except BaseException:
@@ -110,15 +112,31 @@ class SqliteFile:
 
     def read_sync(self, op: Op[T]) -> T:
         """Run `op` on a connection of its own, seeing what is committed; it cannot write."""
-        conn = sqlite3.connect(
-            f"file:{_quoted(self.path)}?mode=ro", uri=True, isolation_level=None, timeout=5
-        )
+        conn = self._reader()
+        kept = False
         try:
-            return op(conn)
+            result = op(conn)
+            kept = not conn.in_transaction and not self._closing
         except sqlite3.DatabaseError as error:
             raise translate(error, self.path) from error
         finally:
-            conn.close()
+            if kept and len(self._readers) < IDLE_READERS:
+                self._readers.append(conn)
+            else:
+                conn.close()
+        return result
+
+    def _reader(self) -> sqlite3.Connection:
+        """One that was used before, if any: opening means reading the schema, a millisecond."""
+        with contextlib.suppress(IndexError):
+            return self._readers.pop()
+        return sqlite3.connect(
+            f"file:{_quoted(self.path)}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=5,
+        )
 
     async def read(self, op: Op[T]) -> T:
         """`read_sync` off the loop."""
@@ -299,9 +317,8 @@ class SqliteFile:
     def _check_witness(self) -> None:
         # Read-only: closing a writable connection would copy what is left of a damaged log into the
         # database and remove the log, and with it the bytes that a person could still read.
-        self._commits = self.read_sync(
-            lambda conn: int(conn.execute("SELECT commits FROM witness").fetchone()[0])
-        )
+        with contextlib.closing(self._reader()) as conn:
+            self._commits = int(conn.execute("SELECT commits FROM witness").fetchone()[0])
         witnessed = self._witness.read()
         if witnessed is not None and witnessed > self._commits:
             gap = witnessed - self._commits
@@ -341,6 +358,8 @@ class SqliteFile:
             self._closing = True
             self._ready.notify()
         self._thread.join()
+        for reader in self._readers:
+            reader.close()
         # Without a checkpoint at close: closing under others' writes would take a turn, and the
         # log is read again anyway.
         self._conn.close()
