@@ -72,6 +72,9 @@ class Settler:
     async def _run(self) -> None:
         current_message.set(None)  # the task was made by a run, and is nobody's
         try:
+            # A turn of the loop later the fetcher, woken by the same ends, asks for the next ones:
+            # where queue and store are one file, both are then one transaction.
+            await asyncio.sleep(0)
             while self._waiting:
                 batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
                 self._in_flight = len(batch)
