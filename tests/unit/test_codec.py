@@ -403,3 +403,68 @@ def test_times_are_read_with_and_without_a_zone() -> None:
     body = msgspec.json.encode({"timestamp": "2026-05-01T12:00:00"})
     moment = CODECS["standard"].decode(delivered(body), SUB).created_at
     assert moment.utcoffset() == timedelta(0)
+
+
+odd = st.sampled_from(
+    [None, "", "x", "ä", "a\nb", "\0", "x" * 300, 0, 1, 3, 4, -1, 1.0, 2.5, True, [], {}, "2"]
+)
+times = st.sampled_from(
+    ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.1234567+02:00", "2026-01-01", "soon", "", None, 5]
+)
+headers = st.sampled_from([{}, {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}])
+usual = st.fixed_dictionaries(
+    {
+        "message_id": st.just("m-1") | odd,
+        "message_type": st.just("t") | odd,
+        "timestamp": st.just("2026-01-01T00:00:00Z") | times,
+        "version": st.just("1.0") | st.sampled_from(["1.1", "2.0", 1, None]),
+        "priority": st.just(1) | odd,
+        "metadata": st.dictionaries(
+            st.sampled_from([*sorted(OWN), "retry_count", "chat_id"]),
+            st.sampled_from(["", "x"]) | times | odd,
+            max_size=4,
+        ),
+    },
+    optional={"payload": json_values, "correlation_id": st.just("c") | odd, "more": json_values},
+)
+
+
+@given(usual, headers)
+@example(
+    {
+        "message_id": "m",
+        "message_type": "t",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "version": "1.0",
+        "priority": 1,
+        "metadata": {"tenant_id": "default", "retry_count": 0},
+    },
+    {},
+)
+@example(
+    {
+        "message_id": "m",
+        "message_type": "t",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "version": "1.0",
+        "priority": 1,
+        "metadata": {"retry_count": None},
+    },
+    {},
+)
+def test_a_message_read_at_once_is_the_one_read_field_by_field(
+    fields: dict[str, Any], headers: dict[str, str]
+):
+    delivery = Delivery(
+        body=msgspec.json.encode(fields), headers=headers, tag=1, identity="i", sent_at_us=1
+    )
+    codec = CODECS["standard"]
+
+    def outcome(read: Any) -> Message | str:
+        try:
+            found: Message = read(delivery, SUB)
+        except DecodeError as error:
+            return str(error)
+        return found
+
+    assert outcome(codec.decode) == outcome(codec._read)  # type: ignore[attr-defined]

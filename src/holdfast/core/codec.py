@@ -113,7 +113,7 @@ class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
     ordering_key: str | None = None
     expires_at: str | None = None
     trace: str | None = None
-    retry_count: int | None = None
+    retry_count: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Wire(msgspec.Struct, forbid_unknown_fields=True):
@@ -156,24 +156,24 @@ class StandardCodec:
     def _typed(self, wire: _Wire, delivery: Delivery, sub: Subscription) -> Message:
         """The usual message, which has no field that is not ours: read by its types at once."""
         metadata, headers = wire.metadata, delivery.headers
-        trace = metadata.trace or headers.get("traceparent")
+        count = metadata.retry_count
+        trace = headers.get("traceparent") if metadata.trace is None else metadata.trace
         return Message(
             id=_short("message_id", wire.message_id),
             type=_text("message_type", wire.message_type, default=sub.default_type),
             payload=wire.payload,
             tenant_id=_tenant(metadata.tenant_id, sub),
-            source=metadata.source and _text("source", metadata.source, default=""),
-            channel=metadata.channel and _text("channel", metadata.channel, default=""),
+            source=_text("source", metadata.source, default=""),
+            channel=_text("channel", metadata.channel, default=""),
             priority=wire.priority if 0 <= wire.priority <= 3 else _priority(wire.priority),
-            correlation_id=wire.correlation_id and _optional("correlation_id", wire.correlation_id),
-            trace=trace and _optional("trace", trace),
-            idempotency_key=metadata.idempotency_key
-            and _key("idempotency_key", metadata.idempotency_key),
-            ordering_key=metadata.ordering_key and _key("ordering_key", metadata.ordering_key),
+            correlation_id=_optional("correlation_id", wire.correlation_id),
+            trace=_optional("trace", trace),
+            idempotency_key=_key("idempotency_key", metadata.idempotency_key),
+            ordering_key=_key("ordering_key", metadata.ordering_key),
             created_at=_moment("timestamp", wire.timestamp) or _sent_at(delivery),
             expires_at=_moment("expires_at", metadata.expires_at),
             headers=dict(headers) if headers else {},
-            metadata={} if metadata.retry_count is None else {"retry_count": metadata.retry_count},
+            metadata={} if count is msgspec.UNSET else {"retry_count": count},
             raw=_raw(self, delivery),
         )
 
@@ -399,7 +399,7 @@ def _tenant(value: Any, sub: Subscription) -> str:
 
 
 def _text(name: str, value: Any, *, default: str) -> str:
-    if value is None or value == "":
+    if not value and (value is None or value == ""):
         return default
     if not isinstance(value, str):
         raise DecodeError(f"{name} is not text: {value!r:.60}")
@@ -409,7 +409,7 @@ def _text(name: str, value: Any, *, default: str) -> str:
 
 
 def _optional(name: str, value: Any) -> str | None:
-    return _text(name, value, default="") or None
+    return None if value is None else _text(name, value, default="") or None
 
 
 def _key(name: str, value: Any) -> str | None:
