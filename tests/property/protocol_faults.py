@@ -82,7 +82,7 @@ PLANTS = (
         name="any message of a conversation may run",
         mode=Mode.ORDERED,
         rewrite=_replacing(
-            (r"\(a\.lane IS NULL OR NOT EXISTS .*?\)\)\)", "1"),
+            (r"\(a\.lane IS NULL OR NOT EXISTS .*?\)\)", "1"),
             (r"(SELECT 1 FROM queue_executions WHERE tenant_id = \? .*) LIMIT 1$", r"\1 LIMIT 0"),
             only="lane",
         ),

@@ -405,7 +405,7 @@ def test_times_are_read_with_and_without_a_zone() -> None:
     assert moment.utcoffset() == timedelta(0)
 
 
-odd = st.sampled_from(
+odd: st.SearchStrategy[Any] = st.sampled_from(
     [None, "", "x", "ä", "a\nb", "\0", "x" * 300, 0, 1, 3, 4, -1, 1.0, 2.5, True, [], {}, "2"]
 )
 times = st.sampled_from(
