@@ -38,10 +38,15 @@ class Drained:
         return self.count / self.seconds
 
 
-def drain(home: Path, count: int, *, workers: int = 1) -> Drained:
+MANY_SLOTS = 200
+"""For throughput: what is claimed and finished in one go is as many messages as there are slots."""
+
+
+def drain(home: Path, count: int, *, workers: int = 1, slots: int | None = None) -> Drained:
     """Let workers empty the queue of `home`; raises if a message lacks its one final event."""
+    env = {} if slots is None else {"HOLDFAST__WORKER__SLOTS": str(slots)}
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(processes.worker(home)) for _ in range(workers)]
+        running = [stack.enter_context(processes.worker(home, env=env)) for _ in range(workers)]
         for child in running:
             child.wait()
         drained = read_back(home)
@@ -72,11 +77,13 @@ def section(bench: Bench) -> list[Row]:
     count, few = bench.size(20_000, least=200), bench.size(2_000, least=50)
     idle: list[float] = []
 
-    def ours(name: str, *, workers: int, keyed: bool = False) -> Callable[[], dict[str, float]]:
+    def ours(
+        name: str, *, workers: int, keyed: bool = False, slots: int | None = None
+    ) -> Callable[[], dict[str, float]]:
         def run() -> dict[str, float]:
             with bench.home() as home:
                 workload.fill(home, count, keyed=keyed)
-                drained = drain(home, count, workers=workers)
+                drained = drain(home, count, workers=workers, slots=slots)
             used = max(0.0, drained.cpu_s - workers * min(idle)) / count * 1e6
             return {name: drained.rate, f"{name} cpu": used}
 
@@ -110,6 +117,7 @@ def section(bench: Bench) -> list[Row]:
             "plain batches": loop("batches", batch=100),
             "1 process": ours("one", workers=1),
             "1 process, key": ours("one key", workers=1, keyed=True),
+            "1 process, many slots": ours("many", workers=1, slots=MANY_SLOTS),
             "2 processes": ours("two", workers=2),
         }
     )
@@ -125,6 +133,13 @@ def _rows(seen: dict[str, tuple[float, ...]]) -> list[Row]:
     batches = rate("batches", "plain sqlite3, batches of 100")
     one = _beside(rate("one", "holdfast, 1 process"), steps, goal=10)
     one_key = _beside(rate("one key", "holdfast, 1 process, key"), steps_key, goal=10)
+    many = Row(
+        section="drain",
+        name=f"holdfast, 1 process, {MANY_SLOTS} slots",
+        unit="msg/s",
+        values=seen["many"],
+        beside=steps,
+    )
     two = _beside(rate("two", "holdfast, 2 processes"), one, goal=1)
     cpu_one = Row(
         section="drain",
@@ -149,7 +164,7 @@ def _rows(seen: dict[str, tuple[float, ...]]) -> list[Row]:
         values=one.values,
         beside=batches,
     )
-    return [steps, steps_key, batches, one, one_key, beside_batches, two, cpu_one, cpu_two]
+    return [steps, steps_key, batches, one, one_key, many, beside_batches, two, cpu_one, cpu_two]
 
 
 def _beside(row: Row, other: Row, *, goal: float) -> Row:
