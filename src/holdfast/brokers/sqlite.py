@@ -111,20 +111,15 @@ class SqliteBroker:
         await asyncio.to_thread(close_file, file)
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
-        refused: dict[int, HoldfastError] = {
-            n: MessageTooLarge(f"{item.id}: {len(item.body)} bytes, the limit is {MAX_BODY}")
-            for n, item in enumerate(batch)
-            if len(item.body) > MAX_BODY
-        }
-        good = [item for n, item in enumerate(batch) if n not in refused]
+        refused = _too_long(batch)
+        good = [item for n, item in enumerate(batch) if n not in refused] if refused else batch
+        failure: HoldfastError | None = None
         if good:
             try:
                 await self.file.write(lambda conn: self.publish_in(conn, queue, good))
             except StoreError as error:
-                return [
-                    Result(id=item.id, error=refused.get(n, error)) for n, item in enumerate(batch)
-                ]
-        return [Result(id=item.id, error=refused.get(n)) for n, item in enumerate(batch)]
+                failure = error
+        return [Result(id=item.id, error=refused.get(n, failure)) for n, item in enumerate(batch)]
 
     async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
         file = self.file
@@ -335,6 +330,17 @@ class SqliteBroker:
         )
         for task in pending:
             task.cancel()
+
+
+def _too_long(batch: Sequence[Outgoing]) -> dict[int, HoldfastError]:
+    """The refusals of what has too long a body, by place in the batch."""
+    if sum([len(item.body) for item in batch]) <= MAX_BODY:
+        return {}
+    return {
+        n: MessageTooLarge(f"{item.id}: {len(item.body)} bytes, the limit is {MAX_BODY}")
+        for n, item in enumerate(batch)
+        if len(item.body) > MAX_BODY
+    }
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:
