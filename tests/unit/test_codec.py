@@ -1,8 +1,9 @@
 """Wire forms: what is sent is read back, unknown fields survive, bad input is refused clearly."""
 
+import dataclasses
 import math
 import string
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import msgspec
@@ -411,13 +412,46 @@ def test_a_new_message_is_written_as_any_other(id: str, type: str, payload: Any)
     assert (body, {}) == STANDARD.encode(again)
 
 
-@given(moments | moments.map(lambda moment: moment.replace(microsecond=0)))
-def test_times_are_written_alike(moment: datetime) -> None:
-    """By msgspec in a new message, by us in all others."""
-    body, _ = STANDARD.encode(Message(type="t", created_at=moment))
-    assert msgspec.json.decode(body)["timestamp"] == msgspec.json.decode(
-        msgspec.json.encode(moment)
-    )
+class OwnMoment(datetime):
+    """As libraries that play with time have it."""
+
+
+@given(
+    moments | moments.map(lambda moment: moment.replace(microsecond=0)),
+    st.sampled_from([UTC, timezone(timedelta(), "own"), timezone(timedelta(hours=-5))]),
+    st.sampled_from([datetime, OwnMoment]),
+)
+def test_times_are_written_in_utc(moment: datetime, zone: tzinfo, kind: type[datetime]) -> None:
+    """Partly by msgspec, partly by us: the text is the same."""
+    there = moment.astimezone(zone)
+    own = kind.combine(there.date(), there.time(), zone)
+    body, _ = STANDARD.encode(Message(type="t", created_at=own, expires_at=own))
+    fields = msgspec.json.decode(body)
+    text = moment.replace(tzinfo=None).isoformat() + "Z"
+    assert (fields["timestamp"], fields["metadata"]["expires_at"]) == (text, text)
+
+
+class Parcel(msgspec.Struct):
+    weight: float
+    inner: Any = None
+
+
+@dataclasses.dataclass
+class Box:
+    weight: float
+    inner: Any = None
+
+
+@pytest.mark.parametrize("kind", [Parcel, Box])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_inside_of_objects_are_looked_at(kind: Any, number: float) -> None:
+    """They would become null without a word."""
+    for value in (kind(number), kind(1.0, [kind(number)]), {"a": kind(1.0, {"b": number})}):
+        with pytest.raises(InvalidMessage, match="NaN"):
+            dumps(value)
+        with pytest.raises(InvalidMessage, match="NaN"):
+            STANDARD.encode_new("id", "t", value)
+    assert dumps(kind(1.5)) == b'{"weight":1.5,"inner":null}'
 
 
 @given(json_values)
