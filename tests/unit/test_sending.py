@@ -1,6 +1,7 @@
 """What `send` refuses: clearly, before anything is accepted, and without harm to its neighbours."""
 
 import asyncio
+import fcntl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from holdfast.app import App
 from holdfast.config import Config
 from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.codec import CODECS
-from holdfast.core.errors import InvalidMessage, MessageTooLarge
+from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.message import Message
 from holdfast.engine.decoder import decoder
 
@@ -149,6 +150,19 @@ async def test_over_long_bodies(home: Path) -> None:
             await app.send("n", "x" * 2000)
         with pytest.raises(MessageTooLarge, match="2000"):
             await app.send("n", "x" * 2000, priority=2)
+
+
+async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
+    """Another process holds the file's write lock: the message waits, its sender does not."""
+    async with App(Config(home=home, send_timeout_s=0.05)) as hasty:
+        with (home / "holdfast.db.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sends = [hasty.send("n", n) for n in range(3)]
+            answers = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [PublishUnknown] * 3
+    async with App(Config(home=home)) as app:
+        stats = await app.broker.stats()  # type: ignore[attr-defined]
+        assert [s.ready for s in stats] == [3], "what was asked for was done all the same"
 
 
 async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
