@@ -1,6 +1,8 @@
 """Natural batching: what arrives while a flush is in flight becomes the next flush.
 
 No waiting for more: an idle system adds no latency, a busy one makes large batches by itself.
+One flush at a time: where callers and flush share the interpreter's lock, a second one in flight
+only makes each wait for the other (64 senders on SQLite, in two halves: no faster).
 """
 
 from __future__ import annotations
