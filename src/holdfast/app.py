@@ -230,7 +230,7 @@ class App:
         Options: id, tenant_id, idempotency_key, ordering_key, priority, delay_s, ttl_s,
         correlation_id, channel, source, trace, headers, metadata.
         """
-        send = self.outgoing(type, payload, queue=queue, **options)
+        send = self._sender.outgoing(type, payload, queue, options)
         return await self._sender.publish(self.broker, send)
 
     async def send_message(self, message: Message, *, queue: str = DEFAULT_QUEUE) -> Receipt:

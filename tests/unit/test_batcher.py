@@ -128,6 +128,55 @@ async def test_a_deadline_is_for_the_caller_not_for_the_flush() -> None:
     assert flusher.batches == [[1], [2]], "what was asked for was done all the same"
 
 
+async def test_a_timer_from_before_does_not_shorten_a_deadline() -> None:
+    """One timer serves all: it rings for the first, and is set again for those who came later."""
+    flusher = Flusher()
+    batcher = Batcher(flusher, limit=2, timeout_s=0.05)
+    loop = asyncio.get_running_loop()
+    assert await batcher.add(0) == 0  # in time: its timer goes on
+    flusher.gate.clear()
+    callers = []
+
+    async def caller(n: int) -> tuple[int, float]:
+        begin = loop.time()
+        with pytest.raises(TimeoutError):
+            await batcher.add(n)
+        return n, loop.time() - begin
+
+    for n in range(5):  # in flight, waiting and collecting
+        callers.append(asyncio.create_task(caller(n)))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        ended = [await done for done in asyncio.as_completed(callers)]
+    assert [n for n, _ in ended] == [0, 1, 2, 3, 4]
+    assert all(waited >= 0.05 for _, waited in ended), ended
+    flusher.gate.set()
+    await batcher.drain()
+    assert await batcher.add(6) == 60
+
+
+async def test_who_is_answered_does_not_time_out_with_the_others() -> None:
+    flusher = Flusher()
+    batcher = Batcher(flusher, limit=1, timeout_s=0.05)
+    assert await batcher.add(1) == 10
+    flusher.gate.clear()
+    flusher.begun.clear()
+    gone, late = asyncio.create_task(_await(batcher.add(2))), batcher.add(3)
+    await flusher.begun.wait()
+    gone.cancel()
+    with pytest.raises(TimeoutError):
+        await late
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    flusher.gate.set()
+    await batcher.drain()
+    assert flusher.batches == [[1], [2], [3]]
+
+
+async def _await(future: asyncio.Future[int]) -> int:
+    return await future
+
+
 @given(st.lists(st.lists(st.integers(-5, 50), max_size=12), max_size=8), st.integers(1, 5))
 def test_every_item_gets_its_own_answer(waves: list[list[int]], limit: int) -> None:
     async def scenario() -> None:

@@ -1,8 +1,9 @@
 """Wire forms: what is sent is read back, unknown fields survive, bad input is refused clearly."""
 
+import dataclasses
 import math
 import string
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.codec import (
     CODECS,
     MAX_DEPTH,
+    STANDARD,
     dumps,
     hash_payload,
     header_bytes,
@@ -44,7 +46,7 @@ moments = st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)).map(
     lambda passed: datetime(2026, 1, 1, tzinfo=UTC) + passed
 )
 OWN = {"tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace"}
-STANDARD = {
+FIELDS = {
     "message_id",
     "correlation_id",
     "message_type",
@@ -76,7 +78,7 @@ def messages(payload: st.SearchStrategy[Any]) -> st.SearchStrategy[Message]:
             text.filter(lambda key: key not in OWN | {"retry_count"}), json_values, max_size=3
         ),
         extra=st.dictionaries(
-            text.filter(lambda key: key not in OWN | STANDARD), json_values, max_size=3
+            text.filter(lambda key: key not in OWN | FIELDS), json_values, max_size=3
         ),
     )
 
@@ -125,7 +127,7 @@ def test_body_round_trips(codec: str, payloads: st.SearchStrategy[Any]) -> None:
 @given(messages(json_values), st.dictionaries(text, json_values, max_size=4))
 def test_unknown_fields_survive(message: Message, unknown: dict[str, Any]) -> None:
     """Of a newer producer: read, kept, and written again as they were."""
-    unknown = {k: v for k, v in unknown.items() if k not in OWN | STANDARD}
+    unknown = {k: v for k, v in unknown.items() if k not in OWN | FIELDS}
     body, _ = CODECS["standard"].encode(message)
     fields = {**msgspec.json.decode(body), **unknown, "version": "1.9"}
     got = CODECS["standard"].decode(delivered(msgspec.json.encode(fields)), SUB)
@@ -281,7 +283,7 @@ anything = st.one_of(json_values, st.text(max_size=30), st.integers(), st.floats
     st.sampled_from(sorted(CODECS)),
     st.binary(max_size=200)
     | st.dictionaries(
-        st.sampled_from(sorted(OWN | STANDARD)), st.one_of(json_values, text), max_size=8
+        st.sampled_from(sorted(OWN | FIELDS)), st.one_of(json_values, text), max_size=8
     ).map(msgspec.json.encode),
     st.dictionaries(
         st.sampled_from(
@@ -356,30 +358,100 @@ def _deep(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        float("nan"),
-        {"a": [1, float("inf")]},
-        [{"x": -math.inf}],
-        10**5000,
-        "\ud800",
-        {"\udfff": 1},
-        object(),
-        {1, object()},
-        {"f": lambda: None},
-        {(1, 2): 3},
-        _deep(MAX_DEPTH + 1),
-        _deep(200_000),
-        _endless(),
-        1 + 2j,
-    ],
-    ids=lambda value: type(value).__name__,
-)
+UNWRITABLE: list[Any] = [
+    float("nan"),
+    {"a": [1, float("inf")]},
+    [{"x": -math.inf}],
+    10**5000,
+    "\ud800",
+    {"\udfff": 1},
+    object(),
+    {1, object()},
+    {"f": lambda: None},
+    {(1, 2): 3},
+    _deep(MAX_DEPTH + 1),
+    _deep(200_000),
+    _endless(),
+    1 + 2j,
+]
+
+
+@pytest.mark.parametrize("value", UNWRITABLE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("codec", ["standard", "json"])
 def test_what_json_would_change_is_refused_at_send(codec: str, value: Any) -> None:
     with pytest.raises(InvalidMessage):
         CODECS[codec].encode(Message(type="t", payload=value))
+
+
+class Named(str):
+    """Text of a type of its own: msgspec does not write it."""
+
+
+near_the_limit = st.integers(MAX_DEPTH - 4, MAX_DEPTH + 2).map(_deep)
+hard = st.sampled_from([*UNWRITABLE, b"bytes", bytearray(b"bytes"), memoryview(b"bytes")])
+
+
+@given(
+    printable, printable | printable.map(Named), json_values | st.floats() | near_the_limit | hard
+)
+@example("id", "t", {"brackets": "[" * 100})
+@example("id", "t", "null")
+def test_a_new_message_is_written_as_any_other(id: str, type: str, payload: Any) -> None:
+    refused = ""
+    try:
+        body = STANDARD.encode_new(id, type, payload)
+    except InvalidMessage as error:
+        refused = str(error)
+    if refused:
+        with pytest.raises(InvalidMessage) as other:
+            STANDARD.encode(Message(id=id, type=type, payload=payload))
+        assert str(other.value) == refused
+        return
+    read = STANDARD.decode(delivered(body), SUB)
+    again = Message(id=id, type=type, payload=payload, created_at=read.created_at)
+    assert (body, {}) == STANDARD.encode(again)
+
+
+class OwnMoment(datetime):
+    """As libraries that play with time have it."""
+
+
+@given(
+    moments | moments.map(lambda moment: moment.replace(microsecond=0)),
+    st.sampled_from([UTC, timezone(timedelta(), "own"), timezone(timedelta(hours=-5))]),
+    st.sampled_from([datetime, OwnMoment]),
+)
+def test_times_are_written_in_utc(moment: datetime, zone: tzinfo, kind: type[datetime]) -> None:
+    """Partly by msgspec, partly by us: the text is the same."""
+    there = moment.astimezone(zone)
+    own = kind.combine(there.date(), there.time(), zone)
+    body, _ = STANDARD.encode(Message(type="t", created_at=own, expires_at=own))
+    fields = msgspec.json.decode(body)
+    text = moment.replace(tzinfo=None).isoformat() + "Z"
+    assert (fields["timestamp"], fields["metadata"]["expires_at"]) == (text, text)
+
+
+class Parcel(msgspec.Struct):
+    weight: float
+    inner: Any = None
+
+
+@dataclasses.dataclass
+class Box:
+    weight: float
+    inner: Any = None
+
+
+@pytest.mark.parametrize("kind", [Parcel, Box])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_inside_of_objects_are_looked_at(kind: Any, number: float) -> None:
+    """They would become null without a word."""
+    for value in (kind(number), kind(1.0, [kind(number)]), {"a": kind(1.0, {"b": number})}):
+        with pytest.raises(InvalidMessage, match="NaN"):
+            dumps(value)
+        with pytest.raises(InvalidMessage, match="NaN"):
+            STANDARD.encode_new("id", "t", value)
+    assert dumps(kind(1.5)) == b'{"weight":1.5,"inner":null}'
 
 
 @given(json_values)

@@ -1,14 +1,17 @@
 """Ids: UUIDv7 that never go backwards, UUIDv5 that never change."""
 
+import subprocess
+import sys
 import threading
 import time
 import uuid
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.ids import derived_id, new_id, task_uuid, uuid7_bytes
+from holdfast.core.ids import derived_id, new_id, task_uuid, uuid7_block, uuid7_bytes
 
 
 def test_version_and_variant() -> None:
@@ -29,8 +32,45 @@ def test_they_never_go_backwards() -> None:
     made = [uuid7_bytes() for _ in range(50_000)]
     assert made == sorted(made)
     assert len(set(made)) == len(made)
-    texts = [new_id() for _ in range(1000)]
+    texts = [new_id() for _ in range(50_000)]
     assert texts == sorted(texts)
+    assert len(set(texts)) == len(texts)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["text", "bytes", 3]), st.integers(-2, 3)), max_size=40))
+def test_all_kinds_are_one_sequence_whatever_the_clock_does(steps: list[tuple[Any, int]]) -> None:
+    now = time.time_ns()
+    made: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, passed_ms in steps:
+            now += passed_ms * 1_000_000
+            patch.setattr(time, "time_ns", lambda at=now: at)
+            if kind == "text":
+                made.append(uuid.UUID(new_id()).int)
+            else:
+                block = [uuid7_bytes()] if kind == "bytes" else uuid7_block(kind)
+                made += [int.from_bytes(one, "big") for one in block]
+    assert made == sorted(set(made))
+
+
+def test_a_fork_does_not_count_on_from_the_same_id() -> None:
+    """In one millisecond, where ids count upwards."""
+    code = """if True:
+        import os, time
+        from holdfast.core.ids import new_id
+        now = time.time_ns()
+        time.time_ns = lambda: now
+        new_id()
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.write(write, new_id().encode())
+            os._exit(0)
+        print(new_id(), os.read(read, 36).decode())
+        os.wait()
+    """
+    ours, childs = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert ours[:13] == childs[:13]
+    assert abs(uuid.UUID(ours).int - uuid.UUID(childs).int) > 1_000_000
 
 
 def test_they_never_go_backwards_when_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +86,9 @@ def test_threads_get_different_ones() -> None:
     made: list[bytes] = []
 
     def make() -> None:
-        made.extend(uuid7_bytes() for _ in range(2000))
+        for _ in range(1000):
+            made.append(uuid7_bytes())
+            made.append(uuid.UUID(new_id()).bytes)
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:

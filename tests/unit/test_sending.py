@@ -1,6 +1,7 @@
 """What `send` refuses: clearly, before anything is accepted, and without harm to its neighbours."""
 
 import asyncio
+import fcntl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from holdfast.app import App
 from holdfast.config import Config
 from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.codec import CODECS
-from holdfast.core.errors import InvalidMessage, MessageTooLarge
+from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.message import Message
 from holdfast.engine.decoder import decoder
 
@@ -110,6 +111,19 @@ def test_it_is_refused_with_a_reason(app: App, bad: dict[str, Any]) -> None:
     assert str(caught.value)
 
 
+@pytest.mark.parametrize("bad", BAD, ids="".join)
+def test_it_is_refused_on_a_queue_that_is_known(app: App, bad: dict[str, Any]) -> None:
+    """There a message of type and payload takes a shorter way."""
+    app.outgoing("n", 1)
+    options = {"type": "n", "payload": 1, **bad}
+    type, payload = options.pop("type"), options.pop("payload")
+    with pytest.raises(InvalidMessage) as later:
+        app.outgoing(type, payload, **options)
+    with pytest.raises(InvalidMessage) as first:
+        App(app.config).outgoing(type, payload, **options)
+    assert str(later.value) == str(first.value)
+
+
 async def test_nothing_of_it_was_accepted_and_neighbours_were(app: App) -> None:
     """All at once, in the same flush: each bad one fails alone."""
     async with app:
@@ -134,6 +148,21 @@ async def test_over_long_bodies(home: Path) -> None:
         await app.send("n", "x" * 1000)
         with pytest.raises(MessageTooLarge, match="2000"):
             await app.send("n", "x" * 2000)
+        with pytest.raises(MessageTooLarge, match="2000"):
+            await app.send("n", "x" * 2000, priority=2)
+
+
+async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
+    """Another process holds the file's write lock: the message waits, its sender does not."""
+    async with App(Config(home=home, send_timeout_s=0.05)) as hasty:
+        with (home / "holdfast.db.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sends = [hasty.send("n", n) for n in range(3)]
+            answers = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [PublishUnknown] * 3
+    async with App(Config(home=home)) as app:
+        stats = await app.broker.stats()  # type: ignore[attr-defined]
+        assert [s.ready for s in stats] == [3], "what was asked for was done all the same"
 
 
 async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
@@ -161,6 +190,29 @@ OPTIONS = (
     "idempotency_key", "ordering_key", "created_at", "expires_at", "headers", "metadata", "extra",
     "delay_s", "ttl_s", "queue",
 )  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(anything)
+def test_a_known_queue_changes_nothing_but_the_way(app: App, payload: Any) -> None:
+    """The first message of a queue and the ones after it are written alike."""
+    made: list[Any] = []
+    for known in (False, True):
+        here = app if known else App(app.config)
+        if known:
+            here.outgoing("n", 1)
+        try:
+            sent = here.outgoing("n", payload)
+        except InvalidMessage as error:
+            made.append(str(error))
+            continue
+        fields = msgspec.json.decode(sent.outgoing.body)
+        assert fields["message_id"] == sent.outgoing.id
+        assert datetime.fromisoformat(fields["timestamp"]).tzinfo is not None
+        fields["message_id"] = fields["timestamp"] = "left out"
+        rest = msgspec.structs.replace(sent.outgoing, id="left out", body=b"")
+        made.append((sent.queue, sent.tenant_id, rest, list(fields.items())))
+    assert made[0] == made[1]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -45,6 +45,10 @@ _INSERT = (
     "INSERT INTO messages (queue, state, priority, message_id, lane, due_at, expires_at, sent_at,"
     " headers, body, body_crc)"
 )
+_INSERT_PLAIN = (
+    "INSERT INTO messages (queue, sent_at, headers, priority, message_id, body, body_crc)"
+)
+"""What most messages are: due now and for ever, in no lane, without headers. Half the work."""
 _COLUMNS = (
     "seq, message_id, priority, lane, expires_at, sent_at, deliveries, headers, body, body_crc"
 )
@@ -111,20 +115,15 @@ class SqliteBroker:
         await asyncio.to_thread(close_file, file)
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
-        refused: dict[int, HoldfastError] = {
-            n: MessageTooLarge(f"{item.id}: {len(item.body)} bytes, the limit is {MAX_BODY}")
-            for n, item in enumerate(batch)
-            if len(item.body) > MAX_BODY
-        }
-        good = [item for n, item in enumerate(batch) if n not in refused]
+        refused = _too_long(batch)
+        good = [item for n, item in enumerate(batch) if n not in refused] if refused else batch
+        failure: HoldfastError | None = None
         if good:
             try:
                 await self.file.write(lambda conn: self.publish_in(conn, queue, good))
             except StoreError as error:
-                return [
-                    Result(id=item.id, error=refused.get(n, error)) for n, item in enumerate(batch)
-                ]
-        return [Result(id=item.id, error=refused.get(n)) for n, item in enumerate(batch)]
+                failure = error
+        return [Result(id=item.id, error=refused.get(n, failure)) for n, item in enumerate(batch)]
 
     async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
         file = self.file
@@ -196,26 +195,15 @@ class SqliteBroker:
 
     def publish_in(self, tx: sqlite3.Connection, queue: str, batch: Sequence[Outgoing]) -> None:
         now = self._clock.now_us()
-        rows.insert(
-            tx,
-            _INSERT,
-            [
-                (
-                    queue,
-                    DELAYED if item.delay_s > 0 else READY,
-                    item.priority,
-                    item.id,
-                    item.key,
-                    now + int(item.delay_s * 1e6) if item.delay_s > 0 else None,
-                    None if item.ttl_s is None else now + int((item.delay_s + item.ttl_s) * 1e6),
-                    now,
-                    _encode(dict(item.headers)).decode() if item.headers else _NO_HEADERS,
-                    item.body,
-                    zlib.crc32(item.body),
-                )
-                for item in batch
-            ],
-        )
+        plain = [
+            (item.priority, item.id, item.body, zlib.crc32(item.body))
+            for item in batch
+            if item.key is None and not item.headers and not item.delay_s and item.ttl_s is None
+        ]
+        if len(plain) == len(batch):
+            rows.insert(tx, _INSERT_PLAIN, plain, shared=(queue, now, _NO_HEADERS))
+        else:
+            rows.insert(tx, _INSERT, _full_rows(queue, batch, now))
         self.file.wake_after_commit()
 
     def take_in(
@@ -335,6 +323,36 @@ class SqliteBroker:
         )
         for task in pending:
             task.cancel()
+
+
+def _too_long(batch: Sequence[Outgoing]) -> dict[int, HoldfastError]:
+    """The refusals of what has too long a body, by place in the batch."""
+    if sum([len(item.body) for item in batch]) <= MAX_BODY:
+        return {}
+    return {
+        n: MessageTooLarge(f"{item.id}: {len(item.body)} bytes, the limit is {MAX_BODY}")
+        for n, item in enumerate(batch)
+        if len(item.body) > MAX_BODY
+    }
+
+
+def _full_rows(queue: str, batch: Sequence[Outgoing], now: int) -> list[tuple[Any, ...]]:
+    return [
+        (
+            queue,
+            DELAYED if item.delay_s > 0 else READY,
+            item.priority,
+            item.id,
+            item.key,
+            now + int(item.delay_s * 1e6) if item.delay_s > 0 else None,
+            None if item.ttl_s is None else now + int((item.delay_s + item.ttl_s) * 1e6),
+            now,
+            _encode(dict(item.headers)).decode() if item.headers else _NO_HEADERS,
+            item.body,
+            zlib.crc32(item.body),
+        )
+        for item in batch
+    ]
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import hashlib
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,15 +27,17 @@ from .broker import Delivery, Subscription
 from .clock import from_us
 from .errors import DecodeError, InvalidMessage
 from .ids import derived_id, new_id
-from .message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, NAME, Message, Raw
+from .message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, NAME, Message, Priority, Raw
 
 MAX_DEPTH = 64
 VERSION = "1.0"
+_BYTES = (bytes, bytearray, memoryview)
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
 """Fields of `Message` that the standard form carries inside `metadata`."""
+_ours_of = operator.attrgetter(*_OURS)
 FIELDS = frozenset(
     {
         *_OURS,
@@ -142,6 +146,23 @@ def _plain(body: bytes) -> _Wire | None:
         return None
 
 
+class _Written(msgspec.Struct, kw_only=True, gc=False):
+    """The standard message as it is written, its fields in the order of the wire."""
+
+    message_id: str
+    correlation_id: str | msgspec.UnsetType = msgspec.UNSET
+    message_type: str
+    timestamp: datetime | str
+    version: str = VERSION
+    priority: int = Priority.NORMAL.value
+    payload: Any
+    metadata: Any
+
+
+_NEW_METADATA = msgspec.Raw(_encode_json({"tenant_id": DEFAULT_TENANT, "retry_count": 0}))
+"""What `metadata` holds where nothing was said."""
+
+
 class StandardCodec:
     """The standard message. Fields of ours that it has no place for travel in `metadata`."""
 
@@ -225,27 +246,51 @@ class StandardCodec:
         )
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        if isinstance(message.payload, bytes | bytearray | memoryview):
+        if isinstance(message.payload, _BYTES):
             raise InvalidMessage(
                 "a payload of bytes does not fit the standard message; use codec 'binary'"
             )
         metadata: dict[str, Any] = dict(message.metadata)
-        for name in _OURS:
-            value = getattr(message, name)
+        for name, value in zip(_OURS, _ours_of(message), strict=True):
             if value is not None and value != "":
-                metadata[name] = _iso(value) if isinstance(value, datetime) else value
+                metadata[name] = _time(value) if isinstance(value, datetime) else value
         metadata.setdefault("retry_count", message.attempt - 1)
-        fields: dict[str, Any] = {"message_id": message.id}
-        if message.correlation_id is not None:
-            fields["correlation_id"] = message.correlation_id
-        fields["message_type"] = message.type
-        fields["timestamp"] = _iso(message.created_at)
-        fields["version"] = VERSION
-        fields["priority"] = int(message.priority)
-        fields["payload"] = message.payload
-        fields["metadata"] = metadata
-        fields.update(message.extra)
-        return dumps(fields), dict(message.headers)
+        correlation_id = message.correlation_id
+        written = _Written(
+            message_id=message.id,
+            correlation_id=msgspec.UNSET if correlation_id is None else correlation_id,
+            message_type=message.type,
+            timestamp=_time(message.created_at),
+            priority=int(message.priority),
+            payload=message.payload,
+            metadata=metadata,
+        )
+        if message.extra:
+            return dumps({**_fields_of(written), **message.extra}), dict(message.headers)
+        return dumps(written), dict(message.headers)
+
+    def encode_new(self, message_id: str, message_type: str, payload: Any) -> bytes:
+        """The body that `encode` makes of a new message with only a type and a payload, sooner."""
+        created_at = datetime.now(UTC)
+        try:
+            value = _encode_json(payload)
+            if (
+                value.count(b"[") + value.count(b"{") < MAX_DEPTH
+                and not (b"null" in value and _has_non_finite(payload))
+                and not isinstance(payload, _BYTES)
+            ):
+                written = _Written(
+                    message_id=message_id,
+                    message_type=message_type,
+                    timestamp=created_at,
+                    payload=msgspec.Raw(value),
+                    metadata=_NEW_METADATA,
+                )
+                return _encode_json(written)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            pass  # `encode` says what is wrong with it
+        message = Message(id=message_id, type=message_type, payload=payload, created_at=created_at)
+        return self.encode(message)[0]
 
 
 class _BodyCodec(ABC):
@@ -339,13 +384,14 @@ class BinaryCodec(_BodyCodec):
         return body
 
     def body(self, payload: Any) -> bytes:
-        if not isinstance(payload, bytes | bytearray | memoryview):
+        if not isinstance(payload, _BYTES):
             raise InvalidMessage("codec 'binary' carries a bytes payload")
         return bytes(payload)
 
 
+STANDARD = StandardCodec()
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (StandardCodec(), JsonCodec(), TextCodec(), BinaryCodec())
+    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec())
 }
 
 
@@ -463,6 +509,11 @@ def _sent_at(delivery: Delivery) -> datetime:
     return datetime.now(UTC) if delivery.sent_at_us is None else from_us(delivery.sent_at_us)
 
 
+def _time(moment: datetime) -> datetime | str:
+    """What the encoder takes: it writes UTC as `_iso` does, in a tenth of the time."""
+    return moment if type(moment) is datetime and moment.tzinfo is UTC else _iso(moment)
+
+
 def _iso(moment: datetime) -> str:
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
@@ -493,6 +544,11 @@ def _depth(body: bytes) -> int:
     return deepest
 
 
+def _fields_of(struct: msgspec.Struct) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(struct)
+    return {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+
+
 def _has_non_finite(value: Any) -> bool:
     stack = [value]
     while stack:
@@ -504,6 +560,10 @@ def _has_non_finite(value: Any) -> bool:
             stack.extend(item.values())
         elif isinstance(item, list | tuple | set | frozenset):
             stack.extend(item)
+        elif isinstance(item, msgspec.Struct):
+            stack.extend(msgspec.structs.asdict(item).values())
+        elif dataclasses.is_dataclass(item):
+            stack.extend(getattr(item, field.name, None) for field in dataclasses.fields(item))
     return False
 
 

@@ -13,25 +13,22 @@ _PREFIX = _NAMESPACE.bytes
 _MARKS_OF_5 = 0x5 << 76 | 0x2 << 62
 _NO_MARKS = (1 << 128) - 1 ^ (0xF << 76 | 0x3 << 62)
 """Version and variant: six bits of a UUID that are not part of its digest."""
+_LOWER_HALF = (1 << 64) - 1
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
+_prefix = ""
+"""What the texts of this millisecond begin with; empty once an id was minted in another way."""
+_tail = 0
 
 
 def uuid7_block(count: int) -> list[bytes]:
     """`count` ids of 16 bytes that sort by time; one process's ids never go backwards."""
-    global _last_ms, _counter  # noqa: PLW0603 - one sequence per process is the point
+    global _prefix  # noqa: PLW0603 - one sequence per process is the point
+    place = os.urandom(8)
     with _lock:
-        now_ms = time.time_ns() // 1_000_000
-        if now_ms > _last_ms:
-            _last_ms, _counter = now_ms, 0
-        elif _counter == 0xFFF:
-            _last_ms, _counter = _last_ms + 1, 0
-        else:
-            _counter += 1
-        head = _last_ms << 80 | (0x7000 | _counter) << 64 | 0x8 << 60
-    # A random place in the lower half of what is left, then upwards: the block cannot overflow.
-    first = head | int.from_bytes(os.urandom(8), "big") >> 3
+        _prefix = ""
+        first = _first(time.time_ns() // 1_000_000, place)
     return [(first + n).to_bytes(16, "big") for n in range(count)]
 
 
@@ -41,9 +38,41 @@ def uuid7_bytes() -> bytes:
 
 
 def new_id() -> str:
-    """A new UUIDv7 as text."""
-    h = uuid7_bytes().hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+    """A new UUIDv7 as text. Those of one millisecond count upwards: an id is no secret."""
+    global _prefix, _tail  # noqa: PLW0603
+    with _lock:
+        now_ms = time.time_ns() // 1_000_000
+        if _prefix and now_ms <= _last_ms:
+            _tail += 1
+        else:
+            first = _first(now_ms, os.urandom(8))
+            head, _tail = f"{first >> 64:016x}", first & _LOWER_HALF
+            _prefix = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
+        prefix, tail = _prefix, f"{_tail:016x}"
+    return f"{prefix}{tail[:4]}-{tail[4:]}"
+
+
+def _first(now_ms: int, place: bytes) -> int:
+    """The next id to count from, as a number. Only with the lock held."""
+    global _last_ms, _counter  # noqa: PLW0603
+    if now_ms > _last_ms:
+        _last_ms, _counter = now_ms, 0
+    elif _counter == 0xFFF:
+        _last_ms, _counter = _last_ms + 1, 0
+    else:
+        _counter += 1
+    head = _last_ms << 80 | (0x7000 | _counter) << 64 | 0x8 << 60
+    # A random place in the lower half of what is left, then upwards: a count cannot overflow.
+    return head | int.from_bytes(place, "big") >> 3
+
+
+def _forget_count() -> None:
+    """Parent and child of a fork must not count on from the same id."""
+    global _prefix, _lock
+    _prefix, _lock = "", threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_count)
 
 
 def derived_id(*parts: str) -> str:

@@ -1,6 +1,8 @@
 """Natural batching: what arrives while a flush is in flight becomes the next flush.
 
 No waiting for more: an idle system adds no latency, a busy one makes large batches by itself.
+One flush at a time: where callers and flush share the interpreter's lock, a second one in flight
+only makes each wait for the other (64 senders on SQLite, in two halves: no faster).
 """
 
 from __future__ import annotations
@@ -12,6 +14,18 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+class _Batch(Generic[Item, Answer]):
+    """Items that are flushed together, with those who wait for them."""
+
+    __slots__ = ("deadlines", "futures", "items")
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.futures: list[asyncio.Future[Answer]] = []
+        self.deadlines: list[float] = []
+        """One for each, or none at all where nobody times out."""
 
 
 class Batcher(Generic[Item, Answer]):
@@ -32,75 +46,90 @@ class Batcher(Generic[Item, Answer]):
         self._flush = flush
         self._limit = limit
         self._timeout_s = timeout_s
-        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._in_flight: _Batch[Item, Answer] | None = None
+        self._waiting: deque[_Batch[Item, Answer]] = deque()
+        self._collecting: _Batch[Item, Answer] | None = None
+        """The last of those that wait, as long as it takes more."""
         self._task: asyncio.Task[None] | None = None
-        # All callers wait equally long, so the first to come is the first to time out: one timer.
-        self._deadlines: deque[tuple[float, asyncio.Future[Answer]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
         """Resolved when the item's batch was flushed."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((item, future))
-        if self._task is None:
-            self._task = loop.create_task(self._run(), name="holdfast-batcher")
+        batch = self._collecting
+        if batch is None:
+            batch = self._begin(loop)
+        batch.items.append(item)
+        batch.futures.append(future)
         if self._timeout_s is not None:
-            self._deadlines.append((loop.time() + self._timeout_s, future))
-            if self._timer is None:
-                self._timer = loop.call_later(self._timeout_s, self._time_out)
+            batch.deadlines.append(loop.time() + self._timeout_s)
+        if len(batch.items) >= self._limit:
+            self._collecting = None
         return future
 
     async def drain(self) -> None:
         """Wait until everything added so far was flushed."""
         while self._task is not None:
             await asyncio.shield(self._task)
-        self._forget()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> _Batch[Item, Answer]:
+        batch: _Batch[Item, Answer] = _Batch()
+        self._collecting = batch
+        self._waiting.append(batch)
+        if self._task is None:
+            self._task = loop.create_task(self._run(), name="holdfast-batcher")
+        if self._timer is None and self._timeout_s is not None:
+            self._timer = loop.call_later(self._timeout_s, self._time_out)
+        return batch
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
+                batch = self._in_flight = self._waiting.popleft()
+                if batch is self._collecting:
+                    self._collecting = None
                 await self._one(batch)
         finally:
-            self._task = None
+            self._in_flight = self._task = None
             if self._waiting:  # added between the last look and now
                 self._task = asyncio.create_task(self._run(), name="holdfast-batcher")
 
-    async def _one(self, batch: Sequence[tuple[Item, asyncio.Future[Answer]]]) -> None:
+    async def _one(self, batch: _Batch[Item, Answer]) -> None:
+        items = batch.items
         try:
-            answers: Sequence[Answer | BaseException] = await self._flush([i for i, _ in batch])
-            if len(answers) != len(batch):
-                raise RuntimeError(f"{len(batch)} items were flushed, {len(answers)} answered")
+            answers: Sequence[Answer | BaseException] = await self._flush(items)
+            if len(answers) != len(items):
+                raise RuntimeError(f"{len(items)} items were flushed, {len(answers)} answered")
         except BaseException as error:
-            answers = [error] * len(batch)
-        for (_, future), answer in zip(batch, answers, strict=True):
+            answers = [error] * len(items)
+        for future, answer in zip(batch.futures, answers, strict=True):
             if future.done():
                 continue
             if isinstance(answer, BaseException):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Let go of deadlines that were met."""
-        while self._deadlines and self._deadlines[0][1].done():
-            self._deadlines.popleft()
-        if not self._deadlines and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _time_out(self) -> None:
+        """All callers wait equally long, so the first to come is the first to time out: one timer.
+
+        It is left alone when answers come in time, and looks then for whom it should ring next.
+        """
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        while self._deadlines:
-            at, future = self._deadlines[0]
-            if not future.done():
-                if at > now:
-                    break
+        batches = list(self._waiting)
+        if self._in_flight is not None:
+            batches.insert(0, self._in_flight)
+        for batch in batches:
+            for future, deadline in zip(batch.futures, batch.deadlines, strict=True):
+                if future.done():
+                    continue
+                if deadline > now:
+                    self._timer = loop.call_at(deadline, self._time_out)
+                    return
                 future.set_exception(TimeoutError())
-            self._deadlines.popleft()
-        if self._deadlines:
-            self._timer = loop.call_at(self._deadlines[0][0], self._time_out)

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Broker, Durability, Outgoing, Result
-from holdfast.core.codec import CODECS, FIELDS
+from holdfast.core.codec import CODECS, FIELDS, STANDARD
 from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.ids import new_id
 from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
 from holdfast.core.store import Send
 
@@ -64,6 +65,8 @@ class Sender:
     ) -> None:
         self._policy_of = policy_of
         self._policies: dict[str, SendPolicy] = {}
+        self._usual: set[str] = set()
+        """Queues, known to be good, whose policy asks for nothing."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._batchers: dict[str, Batcher[Outgoing, Result]] = {}
@@ -71,6 +74,8 @@ class Sender:
     def outgoing(self, type: str, payload: Any, queue: str, options: Mapping[str, Any]) -> Send:
         """The message as it would be sent, checked. Raises InvalidMessage."""
         if not options:
+            if queue.__class__ is str and queue in self._usual:
+                return self._new(type, payload, queue)
             return self.encoded(Message(type=type, payload=payload), queue)
         fields: dict[str, Any] = {}
         transport: dict[str, Any] = {}
@@ -97,6 +102,8 @@ class Sender:
         if policy is None:
             check_name("queue", queue)
             policy = self._policies[queue] = self._policy_of(queue)
+            if policy == SendPolicy():
+                self._usual.add(queue)
         check_message(message)
         delay = _seconds("delay_s", delay_s, above=False)
         if ttl_s is None and message.expires_at is None:
@@ -106,11 +113,7 @@ class Sender:
             expires = datetime.now(UTC) + timedelta(seconds=delay + ttl)
             message = msgspec.structs.replace(message, expires_at=expires)
         body, headers = CODECS[policy.codec].encode(message)
-        if len(body) > self._max_bytes:
-            raise MessageTooLarge(
-                f"message {message.id} has {len(body)} bytes, the limit is {self._max_bytes} "
-                "(max_message_bytes). Send a reference to the data instead"
-            )
+        self._check_size(message.id, body)
         outgoing = Outgoing(
             id=message.id,
             body=body,
@@ -121,6 +124,25 @@ class Sender:
             key=message.ordering_key,
         )
         return Send(queue=queue, outgoing=outgoing, tenant_id=message.tenant_id)
+
+    def _new(self, type: str, payload: Any, queue: str) -> Send:
+        """What `encoded` makes of a type and a payload: there is nothing else to check."""
+        _printable("type", type)
+        message_id = new_id()
+        body = STANDARD.encode_new(message_id, type, payload)
+        self._check_size(message_id, body)
+        return Send(
+            queue=queue,
+            outgoing=Outgoing(id=message_id, body=body),
+            tenant_id=DEFAULT_TENANT,
+        )
+
+    def _check_size(self, message_id: str, body: bytes) -> None:
+        if len(body) > self._max_bytes:
+            raise MessageTooLarge(
+                f"message {message_id} has {len(body)} bytes, the limit is {self._max_bytes} "
+                "(max_message_bytes). Send a reference to the data instead"
+            )
 
     async def publish(self, broker: Broker, send: Send) -> Receipt:
         """Returns when the message is durable; a deadline passed means unknown, not failed."""
