@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from holdfast.admin.stats import stats
 from holdfast.admin.tail import EventFilter, follow
 from holdfast.admin.trace import trace
 from holdfast.core.errors import Ambiguous, NotFound
+from holdfast.core.records import LedgerEvent, Records
 from tests.unit.desk import Desk, open_desk
 
 
@@ -202,3 +204,36 @@ async def test_tail_ends_at_the_end_if_asked_to(desk: Desk):
         len([e async for e in follow(desk.records, EventFilter(), position=start, forever=False)])
         == 2
     )
+
+
+async def test_a_tail_that_is_stopped_at_the_moment_of_a_wake_up_stops(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # Before Python 3.12 `asyncio.wait_for` drops a cancellation that meets its result.
+    class Quiet:
+        def __init__(self) -> None:
+            self.bell = asyncio.Event()
+            self.asked = asyncio.Event()
+
+        def subscribe(self) -> asyncio.Event:
+            return self.bell
+
+        def unsubscribe(self, event: asyncio.Event) -> None: ...
+
+        async def events_after(self, position: int, **_: object) -> list[LedgerEvent]:
+            self.asked.set()
+            return []
+
+    monkeypatch.setattr("holdfast.admin.tail.NET_S", 3600.0)
+    records = Quiet()
+    following = follow(cast(Records, records), EventFilter(), position=0)
+    watching = asyncio.ensure_future(anext(following))
+    await records.asked.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)  # until it waits for the bell
+    records.bell.set()
+    await asyncio.sleep(0)  # its wait is over, and it has not noticed yet
+    watching.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await watching

@@ -194,7 +194,8 @@ async def _flush(
         queue = batch[0][1].queue
         outgoing = [send.outgoing for _, send in batch]
         try:
-            results = await asyncio.wait_for(publish(queue, outgoing), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                results = await publish(queue, outgoing)
         except TimeoutError:
             ids = [each.id for each in outgoing]
             error = PublishUnknown(ids, f"no answer within {timeout_s:g} s")

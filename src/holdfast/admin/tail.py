@@ -58,6 +58,8 @@ async def follow(
             if not forever:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), NET_S)
+                # Not wait_for: before Python 3.12 it drops a cancellation that meets the event.
+                async with asyncio.timeout(NET_S):
+                    await woken.wait()
     finally:
         records.unsubscribe(woken)

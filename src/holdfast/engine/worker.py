@@ -373,7 +373,8 @@ class EngineWorker:
 
     async def _settle_all(self) -> None:
         try:
-            await asyncio.wait_for(self._settler.drain(), self._settings.lease_s)
+            async with asyncio.timeout(self._settings.lease_s):
+                await self._settler.drain()
         except TimeoutError:
             left = self._settler.stop()
             log.error("%d finished runs could not be committed; they will run again", left)
