@@ -60,6 +60,7 @@ _SELECT_KEYED = (
     f"SELECT {_COLUMNS} FROM messages WHERE queue = ? AND state = 0 AND lane IS NOT NULL"
     " ORDER BY seq LIMIT ?"
 )
+_HAS_KEYED = "SELECT 1 FROM messages WHERE queue = ? AND state = 0 AND lane IS NOT NULL LIMIT 1"
 _SELECT_ANY = (
     f"SELECT {_COLUMNS} FROM messages WHERE queue = ? AND state = 0"
     " ORDER BY priority DESC, seq LIMIT ?"
@@ -220,15 +221,18 @@ class SqliteBroker:
             )
         return [_delivery(row) for row in found]
 
+    def has_keyed_in(self, tx: sqlite3.Connection, sub: Subscription) -> bool:
+        return tx.execute(_HAS_KEYED, (sub.queue,)).fetchone() is not None
+
     def promote_in(self, tx: sqlite3.Connection, now_us: int) -> int | None:
         """Messages whose delay is over become ready; returns when the next one is due (µs)."""
-        tx.execute(
-            "UPDATE messages SET state = 0, due_at = NULL WHERE state = 1 AND due_at <= ?",
-            (now_us,),
-        )
-        due: int | None = tx.execute("SELECT min(due_at) FROM messages WHERE state = 1").fetchone()[
-            0
-        ]
+        due = _next_due(tx)
+        if due is not None and due <= now_us:
+            tx.execute(
+                "UPDATE messages SET state = 0, due_at = NULL WHERE state = 1 AND due_at <= ?",
+                (now_us,),
+            )
+            due = _next_due(tx)
         return due
 
     # -- used alone -------------------------------------------------------------------------------
@@ -323,6 +327,11 @@ class SqliteBroker:
         )
         for task in pending:
             task.cancel()
+
+
+def _next_due(tx: sqlite3.Connection) -> int | None:
+    found: int | None = tx.execute("SELECT min(due_at) FROM messages WHERE state = 1").fetchone()[0]
+    return found
 
 
 def _too_long(batch: Sequence[Outgoing]) -> dict[int, HoldfastError]:

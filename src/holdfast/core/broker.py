@@ -220,6 +220,10 @@ class Transactional(Protocol):
         """
         ...
 
+    def has_keyed_in(self, tx: Any, sub: Subscription) -> bool:
+        """Is there a message with an ordering key to take?"""
+        ...
+
     def promote_in(self, tx: Any, now_us: int) -> int | None:
         """Delayed messages that are due become ready; returns when the next one is due."""
         ...

@@ -225,8 +225,9 @@ class SqliteFile:
                 for job in jobs:
                     self._savepoint(conn, job)
                 if durable:
-                    conn.execute("UPDATE witness SET commits = commits + 1")
-                    self._commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
+                    ((self._commits,),) = conn.execute(
+                        "UPDATE witness SET commits = commits + 1 RETURNING commits"
+                    )
                 conn.execute("COMMIT")
             except BaseException:
                 self._undone()

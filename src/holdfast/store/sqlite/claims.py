@@ -32,9 +32,9 @@ LANE_CHUNK = 200
 LANE_CHUNKS = 5
 """So often at most in one transaction."""
 _PRIORITIES = (3, 2, 1, 0)
-DUE_PRIORITIES = " UNION ALL ".join(
-    f"SELECT {p} WHERE EXISTS (SELECT 1 FROM queue_executions WHERE subscription = ?1"
-    f" AND status = 'ready' AND priority = {p} AND due_at <= ?2)"
+FIRST_DUE = " UNION ALL ".join(
+    f"SELECT {p}, min(due_at) FROM queue_executions WHERE subscription = ?1"
+    f" AND status = 'ready' AND priority = {p}"
     for p in _PRIORITIES
 )
 NEXT_DUE = " UNION ALL ".join(
@@ -96,7 +96,8 @@ class Claims:
             more_keyed = self._fill_lanes(claim, queue, decode, limit)
         else:  # half of the room: neither those with a key nor those without starve the others
             verdicts += self._take_keyed(claim, queue, decode, (limit + 1) // 2)
-        due = [p for (p,) in conn.execute(DUE_PRIORITIES, (sub.name, claim.now_us))]
+        first = [(p, at) for p, at in conn.execute(FIRST_DUE, (sub.name,)) if at is not None]
+        due = [p for p, at in first if at <= claim.now_us]
         for priority in due:  # what is new and above it goes first, then what waited here
             verdicts += self._take_new(claim, queue, decode, limit - len(verdicts), priority + 1)
             verdicts += self.claim_ready(claim, priority, limit - len(verdicts))
@@ -105,7 +106,8 @@ class Claims:
             verdicts += self._take_keyed(claim, queue, decode, limit - len(verdicts))
         next_due_s = None
         if len(verdicts) < limit:
-            waits = [at for at in (next_due(claim), queue_due) if at is not None]
+            later = next_due(claim) if due else min((at for _, at in first), default=None)
+            waits = [at for at in (later, queue_due) if at is not None]
             next_due_s = (min(waits) - claim.now_us) / 1e6 if waits else None
             next_due_s = 0.0 if more_keyed else next_due_s
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
@@ -134,11 +136,11 @@ class Claims:
         True: it stopped before that, not to hold the write lock for a whole backlog.
         """
         for _ in range(LANE_CHUNKS):
+            if not queue.has_keyed_in(claim.conn, claim.sub):
+                return False
             if ready_heads(claim, limit) >= limit:
                 return False
             taken = queue.take_in(claim.conn, claim.sub, limit=LANE_CHUNK, keyed=True, floor=0)
-            if not taken:
-                return False
             self.adopt_in_order(claim, [decode(delivery) for delivery in taken])
         return True
 
