@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +17,14 @@ from holdfast.core.broker import Outgoing, Subscription
 from holdfast.core.codec import CODECS
 from holdfast.core.errors import StoreFull
 from holdfast.core.message import Message
-from holdfast.core.outcome import Retry
+from holdfast.core.outcome import Done, Retry
 from holdfast.core.store import Finished, Worker
 from holdfast.engine.decoder import decoder
 from holdfast.sqlite import file as file_module
 from holdfast.sqlite.file import SqliteFile, close_file, open_file
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.store.sqlite.verify import verify_ledger
 from holdfast.testing.clock import FakeClock
 
 SUB = Subscription(name="jobs", queue="jobs")
@@ -201,3 +204,75 @@ async def test_small_corrections_of_the_clock_move_nothing(bench: Bench) -> None
     await bench.take()
     (after,) = bench.store.file.read_sync(lambda conn: conn.execute(due).fetchone())
     assert before == after
+
+
+class Neighbours:
+    """Operations that share one transaction: the writer thread is held until all are asked for."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._held = threading.Event()
+        self._go = threading.Event()
+
+    async def __aenter__(self) -> None:
+        self._holding = asyncio.ensure_future(self._file.write(self._hold))
+        await asyncio.to_thread(self._held.wait)
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0)  # what was asked for is in the queue of the thread
+        self._go.set()
+        await self._holding
+
+    def _hold(self, conn: sqlite3.Connection) -> None:
+        self._held.set()
+        self._go.wait()
+
+
+async def test_who_shares_a_transaction_with_a_failure_is_undone_and_done_again(bench: Bench):
+    file = bench.store.file
+    ran: list[int] = []
+
+    def good(conn: sqlite3.Connection) -> int:
+        ran.append(conn.execute("SELECT count(*) FROM roles WHERE role = 'test'").fetchone()[0])
+        insert(conn)
+        return len(ran)
+
+    def bad(conn: sqlite3.Connection) -> None:
+        conn.execute("INSERT INTO roles (role) VALUES ('bad')")
+        raise ValueError("no")
+
+    async with Neighbours(file):
+        asked = [asyncio.ensure_future(file.write(op)) for op in (good, bad)]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert ran == [0, 0]
+    assert done[0] == 2
+    assert str(done[1]) == "no"
+    roles = file.read_sync(lambda conn: conn.execute("SELECT role FROM roles").fetchall())
+    assert ("test",) in roles
+    assert ("bad",) not in roles
+
+
+async def test_a_neighbours_failure_shows_in_no_event_and_no_number(bench: Bench):
+    def bad(conn: sqlite3.Connection) -> None:
+        raise ValueError("no")
+
+    heard: list[str] = []
+    bench.store.on_events(lambda entries: heard.extend(entry[3] for entry in entries))
+    await bench.send("m")
+    async with Neighbours(bench.store.file):
+        taking = asyncio.ensure_future(bench.take())
+        joining = asyncio.ensure_future(bench.store.register("another"))
+        failing = asyncio.ensure_future(bench.store.file.write(bad))
+    with pytest.raises(ValueError, match="no"):
+        await failing
+    assert await taking == ["m"]
+    assert heard == ["task.claimed"]
+    worker = await joining
+    assert worker.worker_id == bench.worker.worker_id + 1
+    bench.store.beat(worker)
+    await bench.store.finish(
+        [Finished(run=run, outcome=Done()) for run in bench.runs], worker=bench.worker
+    )
+    path = bench.store.file.path
+    found = await asyncio.to_thread(verify_ledger, path, b"k" * 32, path.with_name("anchors"))
+    assert found.ok, found

@@ -61,6 +61,7 @@ _SELECT_KEYED = (
     " ORDER BY seq LIMIT ?"
 )
 _HAS_KEYED = "SELECT 1 FROM messages WHERE queue = ? AND state = 0 AND lane IS NOT NULL LIMIT 1"
+_IS_OWNER = "SELECT 1 FROM workers WHERE worker_id = ?"
 _SELECT_ANY = (
     f"SELECT {_COLUMNS} FROM messages WHERE queue = ? AND state = 0"
     " ORDER BY priority DESC, seq LIMIT ?"
@@ -286,15 +287,21 @@ class SqliteBroker:
 
     def _own(self, conn: sqlite3.Connection) -> int:
         """An owner's number for rows that this broker takes, alive as long as the process is."""
-        if self._owner is None:
-            cursor = conn.execute(
-                "INSERT INTO workers (name, state, started_at) VALUES ('broker', 'alive', ?)",
-                (self._clock.now_us(),),
-            )
-            owner = cursor.lastrowid or 0
+        known = self._owner
+        # An operation may be undone and run again: the number counts only while its row is there.
+        if known is not None and conn.execute(_IS_OWNER, (known,)).fetchone() is not None:
+            return known
+        cursor = conn.execute(
+            "INSERT INTO workers (name, state, started_at) VALUES ('broker', 'alive', ?)",
+            (self._clock.now_us(),),
+        )
+        owner = cursor.lastrowid or 0
+        if owner != known:
+            if self._beat is not None:
+                self._beat.close()
             self._beat = Beat(self.file.workers_folder, owner, self._clock)
             self._owner = owner
-        return self._owner
+        return owner
 
     def _reclaim(self, conn: sqlite3.Connection) -> None:
         owners = conn.execute("SELECT DISTINCT worker_id FROM messages WHERE state = 2").fetchall()

@@ -97,6 +97,7 @@ class SqliteFile:
     async def write(self, op: Op[T], *, durable: bool = True) -> T:
         """Run `op` in the next transaction; returns once committed (and synced, if `durable`).
 
+        Should another operation of the same transaction fail, `op` is undone and run again.
         A cancelled caller does not stop its operation: what was asked for is done.
         """
         loop = asyncio.get_running_loop()
@@ -213,17 +214,19 @@ class SqliteFile:
     def _transaction(self, jobs: list[_Job]) -> None:
         durable = any(job.durable for job in jobs)
         conn = self._conn
-        self._wake_wanted = b""
         with self._turnstile:
             level = _FULL if durable else _NORMAL
             if level != self._sync:
                 conn.execute(f"PRAGMA synchronous={level}")
                 self._sync = level
             try:
-                conn.execute("BEGIN IMMEDIATE")
-                self._time.follow(conn)
-                for job in jobs:
-                    self._savepoint(conn, job)
+                self._begin(conn)
+                if not self._try_all(conn, jobs):
+                    conn.execute("ROLLBACK")
+                    self._undone()
+                    self._begin(conn)
+                    for job in jobs:
+                        self._savepoint(conn, job)
                 if durable:
                     ((self._commits,),) = conn.execute(
                         "UPDATE witness SET commits = commits + 1 RETURNING commits"
@@ -247,6 +250,24 @@ class SqliteFile:
             self._checkpoint_if_long(conn)
         except (sqlite3.Error, OSError) as error:
             log.warning("%s: committed, but not checkpointed: %s", self.path, error)
+
+    def _begin(self, conn: sqlite3.Connection) -> None:
+        self._wake_wanted = b""
+        conn.execute("BEGIN IMMEDIATE")
+        self._time.follow(conn)
+
+    def _try_all(self, conn: sqlite3.Connection, jobs: list[_Job]) -> bool:
+        """Most often no operation fails. False: one did; all are to be undone and run again, each
+        in a savepoint of its own. (For those SQLite keeps a copy of every page: a tenth of it all.)
+        """
+        for job in jobs:
+            try:
+                job.result = job.op(conn)
+            except BaseException as error:
+                if not conn.in_transaction or _is_full(error):
+                    raise
+                return False
+        return True
 
     def _savepoint(self, conn: sqlite3.Connection, job: _Job) -> None:
         """One operation: its failure undoes it alone, unless SQLite gave up the transaction."""

@@ -137,9 +137,10 @@ class SqliteStore:
             )
             worker_id = cursor.lastrowid or 0
             # Locked before the row can be seen: no reaper may find it without its sign of life.
-            beat = Beat(self.file.workers_folder, worker_id, self.clock)
             with self._beats_lock:
-                self._beats[worker_id] = beat
+                if worker_id not in self._beats:  # it is there if this is undone and run again
+                    beat = Beat(self.file.workers_folder, worker_id, self.clock)
+                    self._beats[worker_id] = beat
             made.append(worker_id)
             return Worker(worker_id=worker_id, name=name)
 
@@ -486,6 +487,7 @@ class SqliteStore:
         heard: list[Entry] = []
 
         def listening(conn: sqlite3.Connection) -> T:
+            heard.clear()  # it may be undone and run again
             self._ledger.heard = heard
             try:
                 return op(conn)
