@@ -12,17 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.codec import (
-    CODECS,
-    MAX_DEPTH,
-    STANDARD,
-    dumps,
-    hash_payload,
-    header_bytes,
-    header_text,
-    loads,
-)
+from holdfast.core.codec import CODECS, STANDARD, header_bytes, header_text
 from holdfast.core.errors import DecodeError, InvalidMessage
+from holdfast.core.json_text import MAX_DEPTH, dumps, hash_payload, loads
 from holdfast.core.message import Message
 from holdfast.engine.decoder import decoder
 

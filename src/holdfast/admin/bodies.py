@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.codec import CODECS, loads
+from holdfast.core.codec import CODECS
 from holdfast.core.errors import DecodeError
+from holdfast.core.json_text import loads
 from holdfast.core.message import Message
 
 _decode_json = msgspec.json.Decoder().decode

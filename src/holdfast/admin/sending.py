@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.broker import Delivery, Outgoing, Result, Subscription
-from holdfast.core.codec import CODECS, loads
+from holdfast.core.codec import CODECS
 from holdfast.core.errors import (
     DecodeError,
     HoldfastError,
@@ -30,6 +30,7 @@ from holdfast.core.errors import (
     MessageTooLarge,
     PublishUnknown,
 )
+from holdfast.core.json_text import loads
 from holdfast.core.message import Message
 from holdfast.core.store import Send
 

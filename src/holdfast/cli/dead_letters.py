@@ -276,7 +276,7 @@ def _edits(letters: DeadLetters, letter: DeadLetter, options: dict[str, Any]) ->
 
 
 def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
-    from holdfast.core.codec import loads
+    from holdfast.core.json_text import loads
 
     message = letters.read(letter).message
     before = dump(message.payload if message is not None else None, indent=2)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.core.clock import to_us
-from holdfast.core.codec import loads
 from holdfast.core.errors import DecodeError
+from holdfast.core.json_text import loads
 from holdfast.core.message import Priority
 from holdfast.core.records import EffectWord, Resumption
 

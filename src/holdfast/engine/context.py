@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.core.codec import dumps
 from holdfast.core.errors import EffectUnknown, InvalidMessage
+from holdfast.core.json_text import dumps
 from holdfast.core.message import Message
 from holdfast.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.codec import CODECS, hash_payload
+from holdfast.core.codec import CODECS
 from holdfast.core.errors import DecodeError
+from holdfast.core.json_text import hash_payload
 from holdfast.core.store import Candidate, Decode
 
 

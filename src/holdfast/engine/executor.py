@@ -14,7 +14,6 @@ import msgspec
 
 from holdfast.core.broker import Subscription
 from holdfast.core.clock import Clock
-from holdfast.core.codec import dumps
 from holdfast.core.current import current_message
 from holdfast.core.errors import (
     EffectUnknown,
@@ -26,6 +25,7 @@ from holdfast.core.errors import (
     ParkMessage,
     StoreUnavailable,
 )
+from holdfast.core.json_text import dumps
 from holdfast.core.outcome import (
     NO_HANDLER,
     Dead,

@@ -16,8 +16,8 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.core import errors
-from holdfast.core.codec import dumps
 from holdfast.core.errors import HandlerFailed, HoldfastError, InvalidMessage
+from holdfast.core.json_text import dumps
 from holdfast.core.outcome import Outcome
 from holdfast.core.store import Reply, Run, Send, Usage
 

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Broker, Durability, Outgoing, Result
-from holdfast.core.codec import CODECS, FIELDS, STANDARD
+from holdfast.core.codec import CODECS, STANDARD
 from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.ids import new_id
 from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
+from holdfast.core.standard_codec import FIELDS
 from holdfast.core.store import Send
 
 from .batcher import Batcher

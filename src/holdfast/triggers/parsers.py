@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from holdfast.core.codec import loads
 from holdfast.core.errors import DecodeError, ParseError
+from holdfast.core.json_text import loads
 
 
 class MessageParser(ABC):

@@ -1,0 +1,98 @@
+"""JSON as plain values, refusing what would hurt later: depth, huge numbers, NaN, bad text."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .errors import DecodeError, InvalidMessage
+
+MAX_DEPTH = 64
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def loads(body: bytes) -> Any:
+    """JSON as a plain value, refusing what would hurt later: depth, huge numbers, bad text."""
+    if not body:
+        raise DecodeError("the body is empty, JSON was expected")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise DecodeError(f"JSON is nested deeper than {MAX_DEPTH} levels")
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not valid JSON: {error}") from None
+
+
+def dumps(value: Any) -> bytes:
+    """A value as JSON bytes; raises InvalidMessage where JSON would silently change it."""
+    try:
+        body = _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidMessage(f"the value cannot be written as JSON: {error}") from None
+    if b"null" in body and has_non_finite(value):
+        raise InvalidMessage(
+            "the value contains NaN or an infinite number, which JSON cannot carry"
+        )
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise InvalidMessage(f"the value is nested deeper than {MAX_DEPTH} levels")
+    return body
+
+
+def hash_payload(payload: Any) -> bytes:
+    """SHA-256 of a payload's canonical form; also proves that the payload can be written again."""
+    if isinstance(payload, bytes):
+        return hashlib.sha256(payload).digest()
+    try:
+        return hashlib.sha256(_encode_sorted(payload)).digest()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise DecodeError(f"the payload cannot be stored: {error}") from None
+
+
+def has_non_finite(value: Any) -> bool:
+    """Does it hold a number that JSON cannot carry?"""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(item)
+        elif isinstance(item, msgspec.Struct):
+            stack.extend(msgspec.structs.asdict(item).values())
+        elif dataclasses.is_dataclass(item):
+            stack.extend(getattr(item, field.name, None) for field in dataclasses.fields(item))
+    return False
+
+
+def _depth(body: bytes) -> int:
+    """Nesting depth of a JSON text, brackets inside strings left out."""
+    deepest = depth = 0
+    in_string = escaped = False
+    for byte in body:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in (0x5B, 0x7B):
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH:
+                return deepest
+        elif byte in (0x5D, 0x7D):
+            depth -= 1
+    return deepest

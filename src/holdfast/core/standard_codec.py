@@ -1,0 +1,235 @@
+"""The standard message: message_id, message_type, payload, metadata and so on, as JSON."""
+
+from __future__ import annotations
+
+import operator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from . import fields
+from .broker import Delivery, Subscription
+from .errors import DecodeError, InvalidMessage
+from .json_text import MAX_DEPTH, dumps, has_non_finite, loads
+from .message import DEFAULT_TENANT, Message, Priority
+
+VERSION = "1.0"
+_BYTES = (bytes, bytearray, memoryview)
+_encode = msgspec.json.Encoder().encode
+_OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
+"""Fields of `Message` that the standard form carries inside `metadata`."""
+_ours_of = operator.attrgetter(*_OURS)
+FIELDS = frozenset(
+    {
+        *_OURS,
+        "message_id",
+        "correlation_id",
+        "message_type",
+        "timestamp",
+        "version",
+        "priority",
+        "payload",
+        "metadata",
+    }
+)
+"""Every field of the standard form that has a meaning of its own."""
+
+
+class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
+    """`metadata` with nothing in it but what a sender of ours writes."""
+
+    tenant_id: str | None = None
+    source: str = ""
+    channel: str = ""
+    idempotency_key: str | None = None
+    ordering_key: str | None = None
+    expires_at: str | None = None
+    trace: str | None = None
+    retry_count: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Wire(msgspec.Struct, forbid_unknown_fields=True):
+    """The standard message with nothing in it but its own fields."""
+
+    message_id: Annotated[str, msgspec.Meta(min_length=1)]
+    message_type: str
+    timestamp: str
+    version: Literal["1.0"]
+    priority: int
+    metadata: _Metadata
+    payload: Any = None
+    correlation_id: str | None = None
+
+
+_decode_wire = msgspec.json.Decoder(_Wire).decode
+
+
+def _plain(body: bytes) -> _Wire | None:
+    """Most messages, read in one go; None: this one has to be looked at field by field."""
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        return None
+    try:
+        return _decode_wire(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+
+
+class _Written(msgspec.Struct, kw_only=True, gc=False):
+    """The standard message as it is written, its fields in the order of the wire."""
+
+    message_id: str
+    correlation_id: str | msgspec.UnsetType = msgspec.UNSET
+    message_type: str
+    timestamp: datetime | str
+    version: str = VERSION
+    priority: int = Priority.NORMAL.value
+    payload: Any
+    metadata: Any
+
+
+_NEW_METADATA = msgspec.Raw(_encode({"tenant_id": DEFAULT_TENANT, "retry_count": 0}))
+"""What `metadata` holds where nothing was said."""
+
+
+class StandardCodec:
+    """The standard message. Fields of ours that it has no place for travel in `metadata`."""
+
+    name = "standard"
+    version = VERSION
+    content_type = "application/json"
+
+    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        wire = _plain(delivery.body)
+        return self._read(delivery, sub) if wire is None else self._typed(wire, delivery, sub)
+
+    def _typed(self, wire: _Wire, delivery: Delivery, sub: Subscription) -> Message:
+        """The usual message, which has no field that is not ours: read by its types at once."""
+        metadata, headers = wire.metadata, delivery.headers
+        count = metadata.retry_count
+        trace = headers.get("traceparent") if metadata.trace is None else metadata.trace
+        return Message(
+            id=fields.short("message_id", wire.message_id),
+            type=fields.text("message_type", wire.message_type, default=sub.default_type),
+            payload=wire.payload,
+            tenant_id=fields.tenant_of(metadata.tenant_id, sub),
+            source=fields.text("source", metadata.source, default=""),
+            channel=fields.text("channel", metadata.channel, default=""),
+            priority=wire.priority
+            if 0 <= wire.priority <= 3
+            else fields.priority_of(wire.priority),
+            correlation_id=fields.optional("correlation_id", wire.correlation_id),
+            trace=fields.optional("trace", trace),
+            idempotency_key=fields.key("idempotency_key", metadata.idempotency_key),
+            ordering_key=fields.key("ordering_key", metadata.ordering_key),
+            created_at=fields.moment("timestamp", wire.timestamp) or fields.sent_at(delivery),
+            expires_at=fields.moment("expires_at", metadata.expires_at),
+            headers=dict(headers) if headers else {},
+            metadata={} if count is msgspec.UNSET else {"retry_count": count},
+            raw=fields.raw_of(self, delivery),
+        )
+
+    def _read(self, delivery: Delivery, sub: Subscription) -> Message:
+        """Known fields are taken out of the object; what is left over is kept as `extra`."""
+        left = loads(delivery.body)
+        if type(left) is not dict:
+            raise DecodeError("a standard message is a JSON object")
+        take = left.pop
+        version = take("version", VERSION)
+        if version != VERSION and not _is_version_1(version):
+            raise DecodeError(f"version {version!r:.40} of the standard message is unknown")
+        metadata = take("metadata", None) or {}
+        if type(metadata) is not dict:
+            raise DecodeError("metadata is not an object")
+        message_id = take("message_id", None)
+        message_type = take("message_type", None)
+        correlation_id = take("correlation_id", None)
+        timestamp = take("timestamp", None)
+        priority = take("priority", delivery.priority)
+        payload = take("payload", None)
+        own = [metadata.pop(name, None) for name in _OURS]
+        if left:  # ours are understood at the top, too
+            own = [take(n, None) if v is None else v for n, v in zip(_OURS, own, strict=True)]
+        tenant_id, source, channel, idempotency_key, ordering_key, expires_at, trace = own
+        headers = delivery.headers
+        return Message(
+            id=fields.id_of(message_id, delivery, sub),
+            type=fields.text("message_type", message_type, default=sub.default_type),
+            payload=payload,
+            tenant_id=fields.tenant_of(tenant_id, sub),
+            source="" if source is None else fields.text("source", source, default=""),
+            channel="" if channel is None else fields.text("channel", channel, default=""),
+            priority=fields.priority_of(priority),
+            correlation_id=None
+            if correlation_id is None
+            else fields.optional("correlation_id", correlation_id),
+            trace=fields.optional("trace", headers.get("traceparent") if trace is None else trace),
+            idempotency_key=None
+            if idempotency_key is None
+            else fields.key("idempotency_key", idempotency_key),
+            ordering_key=None if ordering_key is None else fields.key("ordering_key", ordering_key),
+            created_at=fields.moment("timestamp", timestamp) or fields.sent_at(delivery),
+            expires_at=None if expires_at is None else fields.moment("expires_at", expires_at),
+            headers=dict(headers) if headers else {},
+            metadata=metadata,
+            extra=left,
+            raw=fields.raw_of(self, delivery),
+        )
+
+    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        if isinstance(message.payload, _BYTES):
+            raise InvalidMessage(
+                "a payload of bytes does not fit the standard message; use codec 'binary'"
+            )
+        metadata: dict[str, Any] = dict(message.metadata)
+        for name, value in zip(_OURS, _ours_of(message), strict=True):
+            if value is not None and value != "":
+                metadata[name] = fields.time_of(value) if isinstance(value, datetime) else value
+        metadata.setdefault("retry_count", message.attempt - 1)
+        correlation_id = message.correlation_id
+        written = _Written(
+            message_id=message.id,
+            correlation_id=msgspec.UNSET if correlation_id is None else correlation_id,
+            message_type=message.type,
+            timestamp=fields.time_of(message.created_at),
+            priority=int(message.priority),
+            payload=message.payload,
+            metadata=metadata,
+        )
+        if message.extra:
+            return dumps({**_fields_of(written), **message.extra}), dict(message.headers)
+        return dumps(written), dict(message.headers)
+
+    def encode_new(self, message_id: str, message_type: str, payload: Any) -> bytes:
+        """The body that `encode` makes of a new message with only a type and a payload, sooner."""
+        created_at = datetime.now(UTC)
+        try:
+            value = _encode(payload)
+            if (
+                value.count(b"[") + value.count(b"{") < MAX_DEPTH
+                and not (b"null" in value and has_non_finite(payload))
+                and not isinstance(payload, _BYTES)
+            ):
+                written = _Written(
+                    message_id=message_id,
+                    message_type=message_type,
+                    timestamp=created_at,
+                    payload=msgspec.Raw(value),
+                    metadata=_NEW_METADATA,
+                )
+                return _encode(written)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            pass  # `encode` says what is wrong with it
+        message = Message(id=message_id, type=message_type, payload=payload, created_at=created_at)
+        return self.encode(message)[0]
+
+
+def _is_version_1(version: Any) -> bool:
+    if isinstance(version, str):
+        return version.partition(".")[0] == "1"
+    return isinstance(version, int | float) and 1 <= version < 2
+
+
+def _fields_of(struct: msgspec.Struct) -> dict[str, Any]:
+    every = msgspec.structs.asdict(struct)
+    return {name: value for name, value in every.items() if value is not msgspec.UNSET}
