@@ -85,14 +85,10 @@ def short(name: str, value: Any) -> str:
 
 def priority_of(value: Any) -> int:
     """0 to 3, whatever beyond it was asked for."""
-    if type(value) is int:
-        number: int = value
-    elif type(value) is str and value.isascii() and value.isdigit() and len(value) < 10:
-        number = int(value)
-    elif type(value) is float and value.is_integer():
-        number = int(value)
-    else:
+    digits = type(value) is str and value.isascii() and value.isdigit() and len(value) < 10
+    if type(value) is not int and not digits and not (type(value) is float and value.is_integer()):
         raise DecodeError(f"priority is not a whole number: {value!r:.60}")
+    number = int(value)
     return number if 0 <= number <= 3 else min(3, max(0, number))
 
 
