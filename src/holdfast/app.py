@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -304,8 +304,17 @@ class App:
         names = {*self.handlers.queues, *config.queues, *triggers} or {DEFAULT_QUEUE}
         return [config.subscription(name) for name in sorted(names)]
 
-    def worker(self, *, solo: bool = False, relays: Sequence[Relay] = ()) -> EngineWorker:
-        """An engine for this process, not started. The app must be open."""
+    def worker(
+        self,
+        *,
+        solo: bool = False,
+        relays: Sequence[Relay] = (),
+        end_process: Callable[[], NoReturn] | None = None,
+    ) -> EngineWorker:
+        """An engine for this process, not started. The app must be open.
+
+        `end_process`: what to do when the event loop is stuck for good.
+        """
         config = self.config
         settings = config.worker
         isolated = self._children()
@@ -345,11 +354,13 @@ class App:
                 crash_budget=settings.crash_budget,
                 shutdown_timeout_s=settings.shutdown_timeout_s,
                 stall_limit_s=settings.stall_limit_s,
+                recycle_grace_s=settings.recycle_grace_s,
                 max_message_bytes=config.max_message_bytes,
                 solo=solo,
             ),
             relays=relays,
             meter=self.metrics,
+            end_process=end_process,
         )
         if self.metrics is not None:
             self.metrics.watch(worker.serving)

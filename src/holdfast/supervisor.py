@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.supervisor")
 
 EXIT_RECYCLE = 75
-"""A worker that must be replaced: a handler of its cannot be ended."""
+"""A worker that must be replaced: a handler of its cannot be ended, or holds up the loop."""
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -205,7 +205,9 @@ async def work(
         loop.add_signal_handler(number, stop.set)
     async with app:
         worker = app.worker(
-            solo=solo, relays=relays_of(app, spawn_solo=not solo, terminal=terminal)
+            solo=solo,
+            relays=relays_of(app, spawn_solo=not solo, terminal=terminal),
+            end_process=_give_way,
         )
         identify(lambda: worker.worker.worker_id)
         await worker.begin()
@@ -260,6 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return 1
     _exit(code)
+
+
+def _give_way() -> NoReturn:
+    """The loop is stuck for good. Nothing is flushed: whoever holds it may hold the streams."""
+    os._exit(EXIT_RECYCLE)
 
 
 def _exit(code: int) -> NoReturn:

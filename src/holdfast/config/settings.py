@@ -46,7 +46,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     stall_limit_s: Span = 60.0
     """An event loop that stands still for so long stops the lease."""
     recycle_grace_s: Time = 10.0
-    """What a handler gets on top of its timeout before the worker recycles itself."""
+    """What a handler gets on top of its timeout, and a stalled loop on top of `stall_limit_s`,
+    before the worker recycles itself."""
     isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
 
