@@ -332,6 +332,7 @@ class App:
                 ),
                 threads=settings.slots,
                 crash_budget=settings.crash_budget,
+                guard_timeout_s=settings.guard_timeout_s,
                 recycle_grace_s=settings.recycle_grace_s,
                 isolated=isolated,
                 **hooks,

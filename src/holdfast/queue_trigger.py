@@ -272,6 +272,7 @@ class QueueTrigger:
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
+            guard_timeout_s=self._settings.guard_timeout_s,
             dedup_unavailable=partial(self.metrics.dedup_unavailable, config.queue_name, 1),
         )
         retry = RetryPolicy(

@@ -27,8 +27,6 @@ LOOK_S = 1.0
 """How often a relay with a bell looks by itself, should a ring get lost."""
 RETENTION_S = 60.0
 PRUNE_S = 600.0
-SOLO_CHILDREN = 4
-"""At most so many processes for suspects."""
 SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
 
@@ -120,25 +118,28 @@ class SoloSpawner:
     from holding up the rest.
     """
 
-    def __init__(self, app: App, target: str) -> None:
+    def __init__(self, app: App, target: str, *, pause_s: float = SOLO_PAUSE_S) -> None:
         self._app = app
         self._target = target
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._spawned_at = -SOLO_PAUSE_S
+        self._at_most = app.config.worker.solo_children
+        self._pause_s = pause_s
+        self._spawned_at = -pause_s
+        self.children: list[subprocess.Popen[bytes]] = []
+        """Those that ran at the last step."""
 
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        running = [child for child in self._children if child.poll() is None]
-        ended = len(running) < len(self._children)
-        self._children = running
+        running = [child for child in self.children if child.poll() is None]
+        ended = len(running) < len(self.children)
+        self.children = running
         now = self._app.clock.monotonic()
-        if len(running) >= SOLO_CHILDREN or (
-            running and not ended and now - self._spawned_at < SOLO_PAUSE_S
+        if len(running) >= self._at_most or (
+            running and not ended and now - self._spawned_at < self._pause_s
         ):
             return
         names = [sub.name for sub in self._app.subscriptions()]
         if await self._app.store.has_suspects(names):
             log.warning("a message crashed its worker twice: it runs alone in a child process now")
-            self._children.append(spawn(self._target, ["--solo"]))
+            self.children.append(spawn(self._target, ["--solo"]))
             self._spawned_at = now

@@ -50,6 +50,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     before the worker recycles itself."""
     isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
+    solo_children: Annotated[int, Meta(ge=1, le=1000)] = 4
+    """Child processes for messages that crashed their worker, one message each."""
+    guard_timeout_s: Span = 10.0
+    """A guard that does not answer for so long has failed."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
