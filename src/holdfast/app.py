@@ -145,7 +145,6 @@ class App:
         if self._store is not None:
             return
         config = self.config
-        config.store_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(ensure_schema, config.store_file)
         queue: SqliteBroker | None = None
         if config.broker_file is None:

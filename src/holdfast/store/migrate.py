@@ -85,8 +85,8 @@ def ensure_schema(path: Path, *, wait_s: float = 60.0) -> bool:
     if not is_behind(path):
         return False
     refuse_network(path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(Path(f"{path}.migrate.lock"), wait_s):
             if not is_behind(path):  # another process was faster
                 return False
