@@ -20,6 +20,8 @@ from holdfast.store.sqlite.retention import Keep, Retention
 
 if TYPE_CHECKING:
     from holdfast.app import App
+    from holdfast.config import Config
+    from holdfast.store.sqlite.store import SqliteStore
 
 log = logging.getLogger("holdfast.services")
 
@@ -36,7 +38,7 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 
     `terminal`: it prints the replies of the terminal channel.
     """
-    relays = [*_ledger_relays(app), _retention(app)]
+    relays = store_relays(app.store, app.config)
     if app.metrics is not None:
         exporter = Exporter(app.metrics, SqliteMetricRows(app.store))
         every_s = app.config.metrics.export_interval_s
@@ -51,10 +53,14 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
     return relays
 
 
-def _ledger_relays(app: App) -> list[Relay]:
-    config = app.config
+def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
+    """What whoever runs messages does for their store: sign its ledger, let what is old go."""
+    return [*_ledger_relays(store, config), _retention(store, config)]
+
+
+def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:
     key = ledger_key(config.ledger_key_file, create=True)
-    anchors = Anchors(app.store, key=key, anchor_file=config.ledger_anchor_file)
+    anchors = Anchors(store, key=key, anchor_file=config.ledger_anchor_file)
     relays = [
         Relay(
             name="ledger anchor",
@@ -65,22 +71,22 @@ def _ledger_relays(app: App) -> list[Relay]:
         )
     ]
     if config.retention.events_days is not None:
-        pruner = Pruner(app.store, key=key, keep_days=config.retention.events_days)
+        pruner = Pruner(store, key=key, keep_days=config.retention.events_days)
         relays.append(
             Relay(name="ledger pruning", every_s=PRUNE_S, step=pruner.step, role="retention")
         )
     return relays
 
 
-def _retention(app: App) -> Relay:
-    days = app.config.retention
+def _retention(store: SqliteStore, config: Config) -> Relay:
+    days = config.retention
     keep = Keep(
         tasks_days=days.tasks_days,
         metrics_days=days.metrics_days,
         deliveries_days=days.deliveries_days,
         dead_letters_days=days.dead_letters_days,
     )
-    retention = Retention(app.store, keep)
+    retention = Retention(store, keep)
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
 
 
