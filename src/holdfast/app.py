@@ -15,10 +15,9 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
-from holdfast.core.broker import Broker, Inspectable, Subscription
+from holdfast.core.broker import Broker, Inspectable, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
@@ -146,26 +145,21 @@ class App:
             return
         config = self.config
         await asyncio.to_thread(ensure_schema, config.store_file)
-        queue: SqliteBroker | None = None
-        if config.broker_file is None:
-            self._broker = MemoryBroker(clock=self.clock)
-        else:
-            if config.broker_file != config.store_file:
-                await asyncio.to_thread(ensure_schema, config.broker_file)
-            broker = SqliteBroker(config.broker_file, self.clock)
-            self._broker = broker
-            queue = broker if config.broker_file == config.store_file else None
+        if config.broker_file not in (None, config.store_file):
+            await asyncio.to_thread(ensure_schema, config.broker_file)
+        self._broker = broker = make_broker(config.broker_url, clock=self.clock)
+        one_file = config.broker_file == config.store_file
         store = SqliteStore(
             config.store_file,
-            queue=queue,
+            queue=broker if one_file and isinstance(broker, Transactional) else None,
             clock=self.clock,
             suspect_at=self._suspect_at,
         )
-        await self._broker.open()
         try:
+            await broker.open()
             await store.open()
         except BaseException:
-            await self._broker.close()
+            await broker.close()
             self._broker = None
             raise
         store.on_events(self._observers.hear)

@@ -258,6 +258,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "holdfast.db"
 
     @property
+    def broker_url(self) -> str:
+        """`broker` with everything said that it leaves to us."""
+        file = self.broker_file
+        return self.broker if file is None else f"sqlite:///{file}"
+
+    @property
     def store_file(self) -> Path:
         """The store's SQLite file."""
         return sqlite_file(self.store) or self.broker_file or self.home / "holdfast.db"
