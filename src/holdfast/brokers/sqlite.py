@@ -329,10 +329,8 @@ class SqliteBroker:
                 "UPDATE messages SET state = 0, worker_id = NULL WHERE state = 2 AND worker_id = ?",
                 (owner,),
             )
-            conn.execute(
-                "UPDATE workers SET state = 'dead', ended_at = ? WHERE worker_id = ?",
-                (self._clock.now_us(), owner),
-            )
+            # It owned messages and wrote no event: nobody asks for it any more.
+            conn.execute("DELETE FROM workers WHERE worker_id = ?", (owner,))
             forget(Path(f"{self._path}.workers"), owner)
 
     async def _wait(self, woken: asyncio.Event, seconds: float) -> None:
