@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
-from holdfast.core.broker import Broker, Inspectable, Subscription
+from holdfast.core.broker import Broker, Inspectable, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
@@ -145,28 +144,22 @@ class App:
         if self._store is not None:
             return
         config = self.config
-        config.store_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(ensure_schema, config.store_file)
-        queue: SqliteBroker | None = None
-        if config.broker_file is None:
-            self._broker = MemoryBroker(clock=self.clock)
-        else:
-            if config.broker_file != config.store_file:
-                await asyncio.to_thread(ensure_schema, config.broker_file)
-            broker = SqliteBroker(config.broker_file, self.clock)
-            self._broker = broker
-            queue = broker if config.broker_file == config.store_file else None
+        if config.broker_file not in (None, config.store_file):
+            await asyncio.to_thread(ensure_schema, config.broker_file)
+        self._broker = broker = make_broker(config.broker_url, clock=self.clock)
+        one_file = config.broker_file == config.store_file
         store = SqliteStore(
             config.store_file,
-            queue=queue,
+            queue=broker if one_file and isinstance(broker, Transactional) else None,
             clock=self.clock,
             suspect_at=self._suspect_at,
         )
-        await self._broker.open()
         try:
+            await broker.open()
             await store.open()
         except BaseException:
-            await self._broker.close()
+            await broker.close()
             self._broker = None
             raise
         store.on_events(self._observers.hear)
@@ -304,8 +297,17 @@ class App:
         names = {*self.handlers.queues, *config.queues, *triggers} or {DEFAULT_QUEUE}
         return [config.subscription(name) for name in sorted(names)]
 
-    def worker(self, *, solo: bool = False, relays: Sequence[Relay] = ()) -> EngineWorker:
-        """An engine for this process, not started. The app must be open."""
+    def worker(
+        self,
+        *,
+        solo: bool = False,
+        relays: Sequence[Relay] = (),
+        end_process: Callable[[], NoReturn] | None = None,
+    ) -> EngineWorker:
+        """An engine for this process, not started. The app must be open.
+
+        `end_process`: what to do when the event loop is stuck for good.
+        """
         config = self.config
         settings = config.worker
         isolated = self._children()
@@ -323,6 +325,7 @@ class App:
                 ),
                 threads=settings.slots,
                 crash_budget=settings.crash_budget,
+                guard_timeout_s=settings.guard_timeout_s,
                 recycle_grace_s=settings.recycle_grace_s,
                 isolated=isolated,
                 **hooks,
@@ -345,11 +348,13 @@ class App:
                 crash_budget=settings.crash_budget,
                 shutdown_timeout_s=settings.shutdown_timeout_s,
                 stall_limit_s=settings.stall_limit_s,
+                recycle_grace_s=settings.recycle_grace_s,
                 max_message_bytes=config.max_message_bytes,
                 solo=solo,
             ),
             relays=relays,
             meter=self.metrics,
+            end_process=end_process,
         )
         if self.metrics is not None:
             self.metrics.watch(worker.serving)

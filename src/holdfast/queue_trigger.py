@@ -30,8 +30,10 @@ from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.decoder import decoder
 from holdfast.engine.executor import Executor
 from holdfast.engine.handlers import ANY_TYPE, Handler, Handlers
+from holdfast.engine.relays import Relay
 from holdfast.engine.worker import EngineWorker, WorkerSettings
 from holdfast.observe.metrics import Metrics
+from holdfast.services import store_relays
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.endings import final_events
 from holdfast.store.sqlite.store import SqliteStore
@@ -256,6 +258,7 @@ class QueueTrigger:
                 stall_limit_s=self._settings.stall_limit_s,
                 max_message_bytes=self._max_bytes,
             ),
+            relays=self._relays(store),
             meter=self.metrics,
         )
         await worker.begin()
@@ -272,6 +275,7 @@ class QueueTrigger:
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
+            guard_timeout_s=self._settings.guard_timeout_s,
             dedup_unavailable=partial(self.metrics.dedup_unavailable, config.queue_name, 1),
         )
         retry = RetryPolicy(
@@ -326,6 +330,13 @@ class QueueTrigger:
             identity: Ending(status=event.status, data=event.data, history=event.history)
             for identity, event in found.items()
         }
+
+    def _relays(self, store: SqliteStore) -> list[Relay]:
+        given = self._given_store
+        if isinstance(given, SqliteStore):  # its owner knows its key, and how long to keep what
+            return []
+        config = given if isinstance(given, Config) else Config(home=store.file.path.parent)
+        return store_relays(store, config)
 
     # -- store and adapter ------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from holdfast.store.sqlite.retention import Keep, Retention
 
 if TYPE_CHECKING:
     from holdfast.app import App
+    from holdfast.config import Config
+    from holdfast.store.sqlite.store import SqliteStore
 
 log = logging.getLogger("holdfast.services")
 
@@ -27,8 +29,6 @@ LOOK_S = 1.0
 """How often a relay with a bell looks by itself, should a ring get lost."""
 RETENTION_S = 60.0
 PRUNE_S = 600.0
-SOLO_CHILDREN = 4
-"""At most so many processes for suspects."""
 SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
 
@@ -38,7 +38,7 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 
     `terminal`: it prints the replies of the terminal channel.
     """
-    relays = [*_ledger_relays(app), _retention(app)]
+    relays = store_relays(app.store, app.config)
     if app.metrics is not None:
         exporter = Exporter(app.metrics, SqliteMetricRows(app.store))
         every_s = app.config.metrics.export_interval_s
@@ -53,10 +53,14 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
     return relays
 
 
-def _ledger_relays(app: App) -> list[Relay]:
-    config = app.config
+def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
+    """What whoever runs messages does for their store: sign its ledger, let what is old go."""
+    return [*_ledger_relays(store, config), _retention(store, config)]
+
+
+def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:
     key = ledger_key(config.ledger_key_file, create=True)
-    anchors = Anchors(app.store, key=key, anchor_file=config.ledger_anchor_file)
+    anchors = Anchors(store, key=key, anchor_file=config.ledger_anchor_file)
     relays = [
         Relay(
             name="ledger anchor",
@@ -67,22 +71,22 @@ def _ledger_relays(app: App) -> list[Relay]:
         )
     ]
     if config.retention.events_days is not None:
-        pruner = Pruner(app.store, key=key, keep_days=config.retention.events_days)
+        pruner = Pruner(store, key=key, keep_days=config.retention.events_days)
         relays.append(
             Relay(name="ledger pruning", every_s=PRUNE_S, step=pruner.step, role="retention")
         )
     return relays
 
 
-def _retention(app: App) -> Relay:
-    days = app.config.retention
+def _retention(store: SqliteStore, config: Config) -> Relay:
+    days = config.retention
     keep = Keep(
         tasks_days=days.tasks_days,
         metrics_days=days.metrics_days,
         deliveries_days=days.deliveries_days,
         dead_letters_days=days.dead_letters_days,
     )
-    retention = Retention(app.store, keep)
+    retention = Retention(store, keep)
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
 
 
@@ -120,25 +124,28 @@ class SoloSpawner:
     from holding up the rest.
     """
 
-    def __init__(self, app: App, target: str) -> None:
+    def __init__(self, app: App, target: str, *, pause_s: float = SOLO_PAUSE_S) -> None:
         self._app = app
         self._target = target
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._spawned_at = -SOLO_PAUSE_S
+        self._at_most = app.config.worker.solo_children
+        self._pause_s = pause_s
+        self._spawned_at = -pause_s
+        self.children: list[subprocess.Popen[bytes]] = []
+        """Those that ran at the last step."""
 
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        running = [child for child in self._children if child.poll() is None]
-        ended = len(running) < len(self._children)
-        self._children = running
+        running = [child for child in self.children if child.poll() is None]
+        ended = len(running) < len(self.children)
+        self.children = running
         now = self._app.clock.monotonic()
-        if len(running) >= SOLO_CHILDREN or (
-            running and not ended and now - self._spawned_at < SOLO_PAUSE_S
+        if len(running) >= self._at_most or (
+            running and not ended and now - self._spawned_at < self._pause_s
         ):
             return
         names = [sub.name for sub in self._app.subscriptions()]
         if await self._app.store.has_suspects(names):
             log.warning("a message crashed its worker twice: it runs alone in a child process now")
-            self._children.append(spawn(self._target, ["--solo"]))
+            self.children.append(spawn(self._target, ["--solo"]))
             self._spawned_at = now

@@ -25,7 +25,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    HoldfastError,
+    StoreUnavailable,
+)
+from holdfast.start_report import StartListener, StartReport
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -34,9 +40,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.supervisor")
 
 EXIT_RECYCLE = 75
-"""A worker that must be replaced: a handler of its cannot be ended."""
+"""A worker that must be replaced: a handler of its cannot be ended, or holds up the loop."""
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
+"""Who ran for so long has started well."""
+MOST_FAILED_STARTS = 5
+"""In a row; after that another start helps as little, unless other workers are up."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,14 +85,44 @@ class _Place:
         self.since = 0.0
         self.restart_at = 0.0
         self.failures = 0
+        """Ends in a row, each soon after its start."""
+        self.failed_starts = 0
+        """Those among them, in a row, that were the start's own fault and no message's."""
+        self.last_words = ""
         self.done = False
+        self._listener: StartListener | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Is there a process, and has it begun to work?"""
+        return self.process is not None and self._listener is not None and self._listener.is_up
+
+    def start(self, target: str, options: Sequence[str]) -> None:
+        self._listener = listener = StartListener()
+        try:
+            report = ["--report-fd", str(listener.theirs)]
+            self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
+        finally:
+            listener.handed_over()
+        self.since = time.monotonic()
+
+    def ended(self, code: int) -> bool:
+        """Take its end down. True if it had come up, and its end is no failure of the start."""
+        self.process = None
+        soon = time.monotonic() - self.since < HEALTHY_S
+        self.failures = self.failures if soon else 0
+        well = False
+        if self._listener is not None:
+            self._listener.close()
+            self.last_words = self._listener.last_words
+            well = self._listener.is_up and not (soon and code == os.EX_SOFTWARE)
+        self.failed_starts = 0 if well else self.failed_starts + 1
+        return well
 
     def pause_s(self, code: int) -> float:
         """How long to wait after it ended: longer each time it fails soon after its start."""
         if code == EXIT_RECYCLE:
             return 0.0
-        if time.monotonic() - self.since > HEALTHY_S:
-            self.failures = 0
         self.failures += 1
         return min(RESTART_MAX_S, 0.1 * 2.0 ** (self.failures - 1))
 
@@ -102,6 +141,7 @@ class Supervisor:
         options: Sequence[str] = (),
     ) -> None:
         self._target = target
+        self._until_idle = until_idle
         self._options = [*(["--until-idle"] if until_idle else []), *options]
         self._grace_s = grace_s
         self._say = say
@@ -136,8 +176,7 @@ class Supervisor:
             if self._stop_by is not None:
                 place.done = True
             elif time.monotonic() >= place.restart_at:
-                place.process = spawn(self._target, self._options)
-                place.since = time.monotonic()
+                place.start(self._target, self._options)
             return
         code = place.process.poll()
         if code is None:
@@ -151,25 +190,49 @@ class Supervisor:
         self._ended(place, place.process.pid, code)
 
     def _ended(self, place: _Place, pid: int, code: int) -> None:
-        place.process = None
-        if code == 0 or self._stop_by is not None:
+        well = place.ended(code)
+        if (code == 0 and well) or self._stop_by is not None:
             place.done = True
         elif code == os.EX_CONFIG:  # another start cannot help
-            self._code = code
-            place.done = True
-            self.stop()
+            self._end_all(place, code)
+        elif self._is_hopeless(place, code):
+            self._say(f"worker {pid} ended ({_reason(code)}), too: giving up. {self._why(place)}")
+            self._end_all(place, 1)
         else:
             pause = place.pause_s(code)
             place.restart_at = time.monotonic() + pause
             self._say(f"worker {pid} ended ({_reason(code)}); another one starts in {pause:.1f} s")
 
+    def _is_hopeless(self, place: _Place, code: int) -> bool:
+        """Nobody is up, and starting has failed again and again."""
+        if code == os.EX_UNAVAILABLE and not self._until_idle:
+            return False  # a store or broker that is away may come back
+        starts = place.failed_starts
+        return starts >= MOST_FAILED_STARTS and not any(each.is_up for each in self._places)
 
-def spawn(target: str, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def _why(self, place: _Place) -> str:
+        words = "".join(f"\n  {line}" for line in place.last_words.splitlines())
+        said = f"The last one said:{words}" if words else "The last one could not say why."
+        return (
+            f"{place.failed_starts} starts in a row failed before any work began. {said}\n"
+            f"Mend what stops {self._target} from starting, then run this again. Messages are kept."
+        )
+
+    def _end_all(self, place: _Place, code: int) -> None:
+        self._code = code
+        place.done = True
+        self.stop()
+
+
+def spawn(
+    target: str, options: Sequence[str] = (), *, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """A worker process; it ends with its parent."""
     command = [sys.executable, "-m", "holdfast.supervisor", target, *options]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
+        pass_fds=pass_fds,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, takes no lock
     )
 
@@ -185,6 +248,7 @@ def _reason(code: int) -> str:
 async def work(
     target: str,
     *,
+    report: StartReport | None = None,
     solo: bool = False,
     until_idle: bool = False,
     terminal: bool = False,
@@ -205,10 +269,14 @@ async def work(
         loop.add_signal_handler(number, stop.set)
     async with app:
         worker = app.worker(
-            solo=solo, relays=relays_of(app, spawn_solo=not solo, terminal=terminal)
+            solo=solo,
+            relays=relays_of(app, spawn_solo=not solo, terminal=terminal),
+            end_process=_give_way,
         )
         identify(lambda: worker.worker.worker_id)
         await worker.begin()
+        if report is not None:
+            report.up()
         waits: set[asyncio.Task[Any]] = {
             asyncio.create_task(stop.wait()),
             asyncio.create_task(worker.stopped.wait()),
@@ -221,7 +289,9 @@ async def work(
             task.cancel()
         drained = await worker.drain(0.0 if worker.recycle else None)
         log.info("finished %d, handed back %d", drained.finished, drained.handed_back)
-        code = EXIT_RECYCLE if worker.recycle else int(worker.failure is not None)
+        code = os.EX_OK if worker.failure is None else os.EX_SOFTWARE
+        if worker.recycle:
+            code = EXIT_RECYCLE
         if worker.running:
             # Threads, and coroutines that swallow their cancellation. They are handed back when
             # this process is gone, so it must not wait for them.
@@ -246,20 +316,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true")
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--log-level", default=None)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--report-fd", type=int, default=None)
+    options = vars(parser.parse_args(arguments))
+    report = StartReport(options.pop("report_fd"))
     from holdfast.observe.logs import configure_logs
 
-    configure_logs(level=options.log_level)
+    configure_logs(level=options["log_level"])
     try:
-        code = asyncio.run(work(**vars(options)))
+        code = asyncio.run(work(**options, report=report))
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)  # noqa: T201
         return os.EX_CONFIG
     except HoldfastError as error:
+        report.failed(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        away = isinstance(error, StoreUnavailable | BrokerUnavailable)
+        return os.EX_UNAVAILABLE if away else 1
+    except BaseException as error:  # the app's own: raised, or an exit, while it was loaded
+        report.failed(error)
+        raise
     _exit(code)
+
+
+def _give_way() -> NoReturn:
+    """The loop is stuck for good. Nothing is flushed: whoever holds it may hold the streams."""
+    os._exit(EXIT_RECYCLE)
 
 
 def _exit(code: int) -> NoReturn:

@@ -82,6 +82,8 @@ async def block(ctx: Context) -> dict[str, int]:
     act(ctx)
     if ctx.attempt <= ctx.payload.get("times", 1):
         time.sleep(ctx.payload["seconds"])
+        while ctx.payload.get("spin"):
+            pass
     return result()
 
 

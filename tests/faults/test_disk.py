@@ -6,6 +6,7 @@ The disk is a small tmpfs, filled up and freed again under a real worker.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from holdfast.app import App
 from holdfast.config import load_config
 from holdfast.core.errors import StoreFull
+from holdfast.services import relays_of
 from holdfast.store.migrate import PAGE_SIZE
 from tests.faults.waiting import PATIENCE_S, until
 
@@ -96,7 +98,7 @@ def worker(home: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     worker.stop()
 
 
-def fill(disk: Path) -> Path:
+def fill(disk: Path, *, leave: int = 32 * PAGE_SIZE) -> Path:
     """A file that takes every byte that is left, but for a few pages."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
@@ -106,7 +108,7 @@ def fill(disk: Path) -> Path:
                     file.write(b"x" * size)
             except OSError:
                 continue
-        file.truncate(file.tell() - 32 * PAGE_SIZE)
+        file.truncate(file.tell() - leave)
     return filler
 
 
@@ -177,3 +179,99 @@ async def test_a_file_that_is_opened_on_a_full_disk_loses_nothing(
     filler.unlink()
     async with App(load_config()) as app:
         await app.send("quick", {}, id="again")
+
+
+@pytest.mark.parametrize("database", ["new", "used"])
+async def test_wherever_the_room_ends_a_start_says_so(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    """A little more room each time: every file that a start makes is once the one without."""
+    home = disk / "home"
+    monkeypatch.setenv("HOLDFAST_HOME", str(home))
+    refused: list[str] = []
+    for leave in range(0, 128 * PAGE_SIZE, 4096):
+        shutil.rmtree(home, ignore_errors=True)
+        if database == "used":
+            await open_and_register()
+        filler = fill(disk, leave=leave)
+        try:
+            await open_and_register()
+        except StoreFull as error:
+            refused.append(str(error))
+        else:
+            break
+        finally:
+            filler.unlink()
+    else:
+        pytest.fail("there was never enough room")
+    print(f"{len(refused)} starts were refused")
+    assert len(refused) > 1
+    assert all(f"no room left on the disk of {home}" in words for words in refused)
+
+
+async def open_and_register() -> None:
+    """What every worker process does when it starts."""
+    async with App(load_config()) as app:
+        relays_of(app, spawn_solo=False)
+        worker = await app.store.register("starting")
+        await app.store.leave(worker)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["send", "--type", "quick"], 6),
+        (["stats"], 6),
+        (["dev", f"{APP}:app"], 6),
+        (["run", f"{APP}:app", "--until-idle"], 1),
+    ],
+)
+async def test_commands_on_a_full_disk_say_so_and_where(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    monkeypatch.setenv("HOLDFAST_SIGNS", str(disk))
+    await open_and_register()
+    fill(disk, leave=0)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert f"no room left on the disk of {disk / 'holdfast.db'}" in done.stderr
+    assert "disk I/O error" not in done.stderr
+
+
+async def test_a_run_that_begins_on_a_full_disk_waits_for_room(
+    home: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    monkeypatch.setenv("HOLDFAST_SIGNS", str(disk))
+    await open_and_register()
+    filler = fill(disk, leave=0)
+    log = home / "run.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "run", f"{APP}:app"], stdout=output, stderr=output
+        )
+    try:
+        # More often than starts may fail for other reasons.
+        await until(lambda: log.read_text().count("another one starts") > 5, "it tries again")
+        filler.unlink()
+        async with App(load_config()) as app:
+            await app.send("quick", {}, id="after")
+            status = "SELECT status FROM queue_executions WHERE message_id = 'after'"
+            await until(
+                lambda: app.store.file.read_sync(
+                    lambda conn: conn.execute(status).fetchone() == ("succeeded",)
+                ),
+                "it works now",
+            )
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -66,7 +66,7 @@ def has_worked(fleet: Fleet, worker_id: int) -> bool:
 
 def test_a_worker_that_is_stuck_gives_up(make_fleet: MakeFleet) -> None:
     """Its loop stands still past the limit: stacks are written, its lease ends, others go on."""
-    fleet = make_fleet(WORKER__SLOTS=5, WORKER__STALL_LIMIT_S=3)
+    fleet = make_fleet(WORKER__SLOTS=5, WORKER__STALL_LIMIT_S=3, WORKER__RECYCLE_GRACE_S=60)
     (stuck,) = fleet.start()
     (blocking,) = fleet.send([{"type": "block", "payload": {"seconds": 12, "times": 1}}])
     fleet.wait_for(fleet.oracle.effects, "the loop is blocked")
@@ -89,6 +89,27 @@ def test_a_worker_that_is_stuck_gives_up(make_fleet: MakeFleet) -> None:
     fleet.wait_for(partial(has_worked, fleet, fresh), "it works on under its new number")
     fleet.resume(other)
     fleet.check()
+
+
+@pytest.mark.parametrize("payload", [{"seconds": 1000}, {"seconds": 0, "spin": True}])
+def test_a_worker_that_is_stuck_for_good_is_replaced(
+    make_fleet: MakeFleet, payload: dict[str, object]
+) -> None:
+    """Alone under its supervisor, so that nothing goes on unless its process ends."""
+    fleet = make_fleet(WORKER__SLOTS=5, WORKER__STALL_LIMIT_S=3, WORKER__RECYCLE_GRACE_S=1)
+    supervisor = fleet.supervise(workers=1)
+    (blocking,) = fleet.send([{"type": "block", "payload": payload}])
+    fleet.wait_for(fleet.oracle.effects, "the loop is blocked")
+    fleet.send([{"type": "work", "payload": {}} for _ in range(10)])
+    fleet.wait_until_final()
+    fleet.check()
+    assert fleet.rows(
+        "SELECT status, attempt, crashes FROM queue_executions WHERE message_id = ?", blocking.id
+    ) == [("succeeded", 2, 1)]
+    log = (fleet.home / "worker-1.log").read_text()
+    assert "in block" in log, "the stacks show who held it up"
+    assert "ended (exit code 75)" in log
+    assert fleet.terminate(supervisor) == 0
 
 
 def test_killing_the_holder_of_a_role_delays_it_by_one_lease_at_most(make_fleet: MakeFleet) -> None:

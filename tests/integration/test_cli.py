@@ -6,11 +6,12 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -597,6 +598,33 @@ def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch):
         shown += result.stdout + result.stderr
     assert "***" in shown
     assert CANARY not in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stats"],
+        ["dlq", "list"],
+        ["queues", "pause", "default"],
+        ["ledger", "verify"],
+        ["send", "--type", "good"],
+        ["migrate"],
+        ["migrate", "--check"],
+    ],
+)
+def test_a_newer_database_asks_for_a_newer_program(database: Path, arguments: list[str]):
+    """Not for a migration, which could not help."""
+    with closing(sqlite3.connect(database)) as conn, conn:
+        conn.execute("UPDATE alembic_version SET version_num = '0907'")
+    told = call(*arguments, code=Exit.FAILURE).stderr
+    assert "has schema revision 0907" in told
+    assert "pip install --upgrade holdfast" in told
+    assert "Run 'holdfast migrate'" not in told
+
+
+def test_a_database_without_tables_asks_for_a_migration(home: Path):
+    (home / "holdfast.db").touch()
+    assert "Run 'holdfast migrate'" in call("stats", code=Exit.FAILURE).stderr
 
 
 def test_an_unforeseen_error_is_one_sentence_unless_debugging(

@@ -1,15 +1,13 @@
 """What stands around a run: guard, middleware, observers, breaker."""
 
 import asyncio
-import functools
 from typing import Any
 
 import pytest
 
-import holdfast.app
 from holdfast.core.events import FAILED, REJECTED, RELEASED, SUCCEEDED, Event
 from holdfast.engine.context import Context
-from holdfast.engine.executor import CallNext, Executor
+from holdfast.engine.executor import CallNext
 from holdfast.engine.guard import Decision
 from tests.integration.lab import Lab
 
@@ -47,13 +45,9 @@ async def test_a_guard_denies(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs", "none", "words", "exits"])
-async def test_a_guard_that_fails_never_means_allow(
-    lab: Lab, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_guard_that_fails_never_means_allow(lab: Lab, fault: str) -> None:
     """Retried by the handler's policy, then a dead letter; the handler never runs."""
-    quick = functools.partial(Executor, guard_timeout_s=0.05)
-    monkeypatch.setattr(holdfast.app, "Executor", quick)
-    app = await lab.open()
+    app = await lab.open(worker={"guard_timeout_s": 0.05})
     asked: list[int] = []
     runs: list[str] = []
 

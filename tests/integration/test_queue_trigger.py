@@ -335,6 +335,23 @@ async def test_governance_that_breaks_never_means_yes() -> None:
     assert (dead.message_id, reason) == ("a", "OSError: policy server is away")
 
 
+async def test_governance_that_hangs_never_means_yes() -> None:
+    class Silent(MockGovernanceLayer):
+        async def check_permission(self, context: dict[str, Any]) -> Any:
+            await asyncio.Event().wait()
+
+    kit = Kit(max_retries=1, ack_policy="dlq")
+    kit.governance = Silent()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(worker=Worker(guard_timeout_s=0.05))
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.runtime.events.count == 0
+    ((dead, reason),) = kit.adapter.get_dlq()
+    assert (dead.message_id, reason) == ("a", "TimeoutError")
+
+
 async def test_a_runtime_that_returns_nothing_is_not_run_again() -> None:
     async def behaviour(event: object) -> Mapping[str, Any]:
         return None  # type: ignore[return-value]

@@ -105,6 +105,7 @@ def test_without_a_file_everything_has_a_default(load, tmp_path):
     worker = config.worker
     assert (worker.slots, worker.lease_s, worker.crash_budget) == (100, 10, 3)
     assert (worker.shutdown_timeout_s, worker.stall_limit_s, worker.recycle_grace_s) == (30, 60, 10)
+    assert (worker.guard_timeout_s, worker.solo_children) == (10, 4)
     assert (config.breaker.failures, config.breaker.probe_s) == (5, 30)
     assert (config.max_message_bytes, config.send_timeout_s) == (262_144, 5)
     kept = config.retention

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from holdfast.brokers.memory import MemoryBroker
-from holdfast.brokers.registry import broker_class, broker_schemes
+from holdfast.brokers.registry import broker_schemes, make_broker
+from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.errors import ConfigError
+from holdfast.store.migrate import ensure_schema
+from holdfast.testing import FakeClock
 
 
 def test_schemes_of_this_version() -> None:
@@ -16,12 +20,27 @@ def test_schemes_of_this_version() -> None:
 
 @pytest.mark.parametrize("url", ["memory:", "memory://", "memory", "MEMORY://x"])
 def test_memory_by_any_spelling(url: str) -> None:
-    assert broker_class(url) is MemoryBroker
+    assert isinstance(make_broker(url), MemoryBroker)
 
 
-@pytest.mark.parametrize("scheme", broker_schemes())
-def test_each_scheme_has_its_class(scheme: str) -> None:
-    assert hasattr(broker_class(f"{scheme}:///somewhere"), "publish")
+async def test_sqlite_by_its_file(home: Path) -> None:
+    path = home / "queue.db"
+    ensure_schema(path)
+    clock = FakeClock()
+    broker = make_broker(f"sqlite:///{path}", clock=clock)
+    assert isinstance(broker, SqliteBroker)
+    await broker.open()
+    try:
+        assert broker.file.path == path
+        assert broker.file.clock is clock
+    finally:
+        await broker.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite", "sqlite:", "sqlite://", "sqlite:///"])
+def test_sqlite_without_a_file_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="names no file"):
+        make_broker(url)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +61,40 @@ def test_each_scheme_has_its_class(scheme: str) -> None:
 )
 def test_refusals_help_and_tell_no_secret(url: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        broker_class(url)
+        make_broker(url)
     assert "secret" not in str(caught.value)
 
 
 def test_no_driver_is_imported_before_it_is_asked_for(unmeasured: dict[str, str]) -> None:
     program = (
-        "import sys; from holdfast.brokers.registry import broker_class, broker_schemes;"
+        "import sys; from holdfast.brokers.registry import broker_schemes, make_broker;"
         "broker_schemes();"
         "assert not {'sqlite3', 'holdfast.brokers.memory', 'holdfast.brokers.sqlite'}"
         " & set(sys.modules);"
-        "broker_class('memory:');"
+        "make_broker('memory:');"
         "assert 'holdfast.brokers.memory' in sys.modules and 'sqlite3' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], env=unmeasured, check=True)
+
+
+OPENING = """
+import asyncio, sys
+from pathlib import Path
+from holdfast import App, Config
+
+def adapters():
+    return {name for name in sys.modules if name.startswith("holdfast.brokers.")}
+
+async def main():
+    async with App(Config(home=Path(sys.argv[1]), broker="memory://")):
+        assert adapters() == {"holdfast.brokers.registry", "holdfast.brokers.memory"}, adapters()
+
+assert adapters() <= {"holdfast.brokers.registry"}, adapters()
+asyncio.run(main())
+"""
+
+
+def test_an_app_imports_the_one_adapter_that_it_opens(
+    home: Path, unmeasured: dict[str, str]
+) -> None:
+    subprocess.run([sys.executable, "-c", OPENING, home], env=unmeasured, check=True)

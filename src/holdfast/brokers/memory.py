@@ -63,6 +63,11 @@ class MemoryBroker:
         self._openings = 0
         self._forget_clock: Callable[[], None] | None = None
 
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> MemoryBroker:
+        """Queues of its own, whatever the URL says behind its scheme."""
+        return cls(clock=clock)
+
     def connect(self) -> MemoryBroker:
         """Another client of the same queues, with deliveries of its own; not yet open."""
         other = type(self)(clock=self._space.clock, max_body=self.capabilities.max_body)

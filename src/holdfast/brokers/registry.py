@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from difflib import get_close_matches
+from typing import Protocol
 
 from holdfast.core.broker import Broker
+from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError
 
 _BROKERS = {
@@ -31,18 +33,31 @@ def broker_schemes() -> tuple[str, ...]:
     return tuple(_BROKERS)
 
 
-def broker_class(url: str) -> type[Broker]:
-    """The adapter for `url` (`sqlite:///path`, `memory:`, or the bare scheme), imported now.
+class Adapter(Protocol):
+    """A broker's class, as the registry sees it."""
 
-    Raises ConfigError for a scheme without one. The error names the scheme alone: the rest of a
-    URL may hold a password.
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> Broker:
+        """A broker that is not open yet. Raises ConfigError if the URL says too little."""
+        ...
+
+
+def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
+    """The broker at `url` (`sqlite:///path`, `memory:`), its adapter imported now; not open yet.
+
+    Raises ConfigError for a scheme without an adapter. The error names the scheme alone: the rest
+    of a URL may hold a password.
     """
+    return _adapter(url).from_url(url, clock=clock or SystemClock())
+
+
+def _adapter(url: str) -> type[Adapter]:
     scheme = url.partition(":")[0].strip().lower()
     target = _BROKERS.get(scheme)
     if target is None:
         raise ConfigError([_refusal(scheme)])
     module, _, name = target.partition(":")
-    found: type[Broker] = getattr(importlib.import_module(module), name)
+    found: type[Adapter] = getattr(importlib.import_module(module), name)
     return found
 
 

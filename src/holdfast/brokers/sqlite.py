@@ -29,7 +29,13 @@ from holdfast.core.broker import (
     Verb,
 )
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import HoldfastError, MessageTooLarge, StoreError, StoreUnavailable
+from holdfast.core.errors import (
+    ConfigError,
+    HoldfastError,
+    MessageTooLarge,
+    StoreError,
+    StoreUnavailable,
+)
 from holdfast.core.ids import uuid7_bytes
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile, close_file, open_file
@@ -92,6 +98,16 @@ class SqliteBroker:
         self._owner: int | None = None
         self._beat: Beat | None = None
         self._closed = asyncio.Event()
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> SqliteBroker:
+        """`sqlite:///` and the path of a file whose schema exists."""
+        path = url.partition(":///")[2]
+        if not path:
+            raise ConfigError(
+                [f"broker: {url[:60]} names no file; write sqlite:///path/to/file.db"]
+            )
+        return cls(Path(path), clock)
 
     @property
     def file(self) -> SqliteFile:
@@ -320,10 +336,8 @@ class SqliteBroker:
                 "UPDATE messages SET state = 0, worker_id = NULL WHERE state = 2 AND worker_id = ?",
                 (owner,),
             )
-            conn.execute(
-                "UPDATE workers SET state = 'dead', ended_at = ? WHERE worker_id = ?",
-                (self._clock.now_us(), owner),
-            )
+            # It owned messages and wrote no event: nobody asks for it any more.
+            conn.execute("DELETE FROM workers WHERE worker_id = ?", (owner,))
             forget(Path(f"{self._path}.workers"), owner)
 
     async def _wait(self, woken: asyncio.Event, seconds: float) -> None:

@@ -118,7 +118,7 @@ class Session:
 
     def require_store(self) -> Path:
         """The store's file, which must be there and readable for this version."""
-        from holdfast.store.migrate import HEAD, current_revision
+        from holdfast.store.migrate import HEAD, current_revision, is_behind
 
         path = self.config.store_file
         if not path.exists():
@@ -126,10 +126,10 @@ class Session:
                 f"there is no database yet ({path}). 'holdfast dev' or 'holdfast send' makes one; "
                 "HOLDFAST_HOME and --config say where to look"
             )
-        revision = current_revision(path)
-        if revision != HEAD:
+        if is_behind(path):
+            revision = current_revision(path) or "none"
             raise SchemaMismatch(
-                f"{path} has schema revision {revision or 'none'}, this holdfast needs {HEAD}. "
+                f"{path} has schema revision {revision}, this holdfast needs {HEAD}. "
                 "Run 'holdfast migrate'"
             )
         return path

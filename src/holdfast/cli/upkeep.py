@@ -26,14 +26,14 @@ def migrate(session: Session, check: bool) -> None:
     Makes the database if there is none. A migration is one transaction: it happens whole or not at
     all. Workers do the same when they start.
     """
-    from holdfast.store.migrate import HEAD, current_revision, ensure_schema
+    from holdfast.store.migrate import HEAD, current_revision, ensure_schema, is_behind
 
     config = session.config
     paths = dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None)
     behind = False
     for path in paths:
         before = current_revision(path)
-        changed = before != HEAD
+        changed = is_behind(path)
         behind = behind or changed
         if changed and not check:
             ensure_schema(path)

@@ -46,9 +46,14 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     stall_limit_s: Span = 60.0
     """An event loop that stands still for so long stops the lease."""
     recycle_grace_s: Time = 10.0
-    """What a handler gets on top of its timeout before the worker recycles itself."""
+    """What a handler gets on top of its timeout, and a stalled loop on top of `stall_limit_s`,
+    before the worker recycles itself."""
     isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
+    solo_children: Annotated[int, Meta(ge=1, le=1000)] = 4
+    """Child processes for messages that crashed their worker, one message each."""
+    guard_timeout_s: Span = 10.0
+    """A guard that does not answer for so long has failed."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +256,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.broker in ("memory", "memory://"):
             return None
         return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "holdfast.db"
+
+    @property
+    def broker_url(self) -> str:
+        """`broker` with everything said that it leaves to us."""
+        file = self.broker_file
+        return self.broker if file is None else f"sqlite:///{file}"
 
     @property
     def store_file(self) -> Path:

@@ -1,7 +1,8 @@
 """The worker's lease: renewed from a thread of its own, given up when the loop stands still.
 
 A blocked loop loses nothing while the thread beats; a loop that is stuck for good must not hold its
-messages for ever, so the watchdog stops the beat after `stall_limit_s`.
+messages for ever, so the watchdog stops the beat after `stall_limit_s`. If the loop does not move
+in the grace after that, either, whoever owns the process is told: nothing but its end can help.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
@@ -21,7 +23,10 @@ log = logging.getLogger("holdfast.engine")
 
 
 class Lease:
-    """Beats every third of the lease; calls `lost` (on the loop) when it was declared dead."""
+    """Beats every third of the lease; calls `lost` (on the loop) when it was declared dead.
+
+    `stuck` is called, from the thread, `stuck_grace_s` after the lease was given up.
+    """
 
     def __init__(
         self,
@@ -30,16 +35,20 @@ class Lease:
         *,
         lease_s: float,
         stall_limit_s: float,
+        stuck_grace_s: float,
         clock: Clock,
         lost: Callable[[], None],
+        stuck: Callable[[], NoReturn] | None = None,
     ) -> None:
         self._store = store
         self._worker = worker
         self._every_s = lease_s / 3
         self._lease_s = lease_s
         self._stall_limit_s = stall_limit_s
+        self._stuck_grace_s = stuck_grace_s
         self._clock = clock
         self._lost = lost
+        self._stuck = stuck
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._ticked = clock.monotonic()
@@ -59,19 +68,23 @@ class Lease:
     def _run(self) -> None:
         beaten = self._clock.monotonic()
         doubt_until = 0.0
-        given_up = False
+        given_up = 0  # rounds of this loop ago
         while not self._stop.wait(self._every_s):
             now = self._clock.monotonic()
             stalled = now - self._ticked
             if stalled > self._stall_limit_s:
                 if not given_up:
                     self._give_up(stalled)
-                given_up = True
+                # In rounds: a process that was stopped (SIGSTOP) finds every clock ahead, and its
+                # loop must get the whole grace to move again.
+                elif self._stuck is not None and given_up * self._every_s >= self._stuck_grace_s:
+                    self._stuck()
+                given_up += 1
                 continue  # a loop that moves again wants to know what became of its claims
             if given_up or now - beaten > self._lease_s:
                 # A reaper that saw the old beat may be about to commit: ask for one lease more.
                 doubt_until = now + self._lease_s
-            given_up = False
+            given_up = 0
             # From here on the beat is young, and the answer is about what happened before it.
             self._store.beat(self._worker)
             beaten = now
@@ -80,11 +93,16 @@ class Lease:
                 return
 
     def _give_up(self, stalled: float) -> None:
-        log.error(
-            "the event loop stood still for %.0f s: worker %d gives up its lease",
-            stalled,
-            self._worker.worker_id,
-        )
+        text = "the event loop stood still for %.0f s: worker %d gives up its lease"
+        if self._stuck is not None:
+            text += f", and its process ends unless the loop moves within {self._stuck_grace_s:g} s"
+        # In a thread of its own: the loop may stand still inside a log handler, its lock held.
+        threading.Thread(
+            target=log.error,
+            args=(text, stalled, self._worker.worker_id),
+            name="holdfast-lease-log",
+            daemon=True,
+        ).start()
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _still_ours(self) -> bool:

@@ -91,13 +91,10 @@ class Settler:
 
     async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
         alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
-        for finished, _ in batch:
-            if finished.outcome is LOST:
-                self._fenced(finished)
+        gone = [(f, sub) for f, sub in batch if f.outcome is LOST]
         items = [f for f, _ in alive]
         commits = await self._commit(items) if items else []
         settled: dict[str, tuple[Subscription, list[Settlement]]] = {}
-        done: list[Finished] = []
         for (finished, sub), commit in zip(alive, commits, strict=True):
             if commit is Commit.FENCED:
                 log.warning(
@@ -105,12 +102,18 @@ class Settler:
                     finished.run.message.id,
                     finished.run.token.worker_id,
                 )
-                self._fenced(finished)
+                gone.append((finished, sub))
                 continue
-            done.append(finished)
             if finished.run.delivery is not None:
                 _, batch_of = settled.setdefault(sub.name, (sub, []))
                 batch_of.append(self._settlement(finished, sub))
+        for finished, sub in gone:
+            self._fenced(finished)
+            if finished.run.delivery is not None:
+                # It needs no fence: whatever became of the message, the store knows its copies.
+                # Kept, the copy would come again only when the broker itself misses us, if ever.
+                _, batch_of = settled.setdefault(sub.name, (sub, []))
+                batch_of.append(Settlement(delivery=finished.run.delivery, verb=Verb.RELEASE))
         for sub, settlements in settled.values():
             await self.settle(sub, settlements)
         if items:

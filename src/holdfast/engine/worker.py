@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -44,6 +44,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     crash_budget: int = 3
     shutdown_timeout_s: float = 30.0
     stall_limit_s: float = 60.0
+    recycle_grace_s: float = 10.0
     clock_hold_s: float = 300.0
     max_message_bytes: int | None = None
     solo: bool = False
@@ -76,7 +77,10 @@ class EngineWorker:
         settings: WorkerSettings,
         relays: Sequence[Relay] = (),
         meter: Meter | None = None,
+        end_process: Callable[[], NoReturn] | None = None,
     ) -> None:
+        """`end_process` is called when the event loop is stuck for good. Without it the lease is
+        given up and the process left alone: it is somebody else's."""
         self._name = name
         self._store = store
         self._broker = broker
@@ -87,6 +91,7 @@ class EngineWorker:
         self._settings = settings
         self._extra_relays = list(relays)
         self._meter = meter
+        self._end_process = end_process
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
             store,
@@ -255,8 +260,10 @@ class EngineWorker:
             self.worker,
             lease_s=self._settings.lease_s,
             stall_limit_s=self._settings.stall_limit_s,
+            stuck_grace_s=self._settings.recycle_grace_s,
             clock=self._clock,
             lost=self._lease_lost,
+            stuck=self._end_process,
         )
 
     def _lease_lost(self) -> None:

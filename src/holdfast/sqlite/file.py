@@ -398,7 +398,10 @@ def open_file(path: Path, clock: Clock | None = None) -> SqliteFile:
     with _open_lock:
         file = _open.get(path)
         if file is None:
-            file = _open[path] = SqliteFile(path, clock or SystemClock())
+            try:
+                file = _open[path] = SqliteFile(path, clock or SystemClock())
+            except OSError as error:
+                raise translate(error, path) from error
         file._users += 1
         return file
 
@@ -457,7 +460,11 @@ def refuse_network(path: Path) -> None:
 def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
-    return isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    # The index of the log is a file of its own. SQLite calls it an I/O error when that cannot grow.
+    code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
+    return code == sqlite3.SQLITE_IOERR_SHMSIZE or "full" in str(error)
 
 
 def _resolve_all(jobs: list[_Job]) -> None:

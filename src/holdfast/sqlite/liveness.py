@@ -39,8 +39,12 @@ class Beat:
         self._clock = clock
         self._boot = boot_id()
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.beat()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.beat()
+        except OSError:  # no room: its number is given to the next who tries, and must be free
+            self.close()
+            raise
 
     def beat(self) -> None:
         """Write the time of now; never fails for lack of room, never blocks."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
+from holdfast.sqlite.file import translate
 
 log = logging.getLogger("holdfast.ledger")
 
@@ -31,7 +32,10 @@ def ledger_key(
     if text:
         return _long_enough(text.encode(), VARIABLE)
     if create and not path.exists():
-        _create(path)
+        try:
+            _create(path)
+        except OSError as error:
+            raise translate(error, path) from error
     try:
         key = path.read_bytes()
     except FileNotFoundError:

@@ -55,19 +55,40 @@ def current_revision(path: Path) -> str | None:
     return "+".join(str(row[0]) for row in rows) or None
 
 
+def is_behind(path: Path) -> bool:
+    """Does `ensure_schema` have something to do? Raises SchemaMismatch if it could not help: a
+    newer version or another program made the file."""
+    revision = current_revision(path)
+    if revision == HEAD:
+        return False
+    if revision is None or revision in _known():
+        return True
+    if revision.isdigit() and revision > HEAD:
+        raise SchemaMismatch(
+            f"{path} has schema revision {revision}; this holdfast knows revisions up to {HEAD}. "
+            "A newer holdfast has used this file. Install that version (pip install --upgrade "
+            "holdfast), or restore the copy made before it was upgraded. Nothing was changed."
+        )
+    raise SchemaMismatch(
+        f"{path} has schema revision {revision!r}, which is none of holdfast's (this one has "
+        f"{HEAD}): it belongs to another program. Give holdfast a file of its own. "
+        "Nothing was changed."
+    )
+
+
 def ensure_schema(path: Path, *, wait_s: float = 60.0) -> bool:
     """Bring the file to `HEAD`, making it if need be. True if there was anything to do.
 
     Any number of processes may call this at once: one works, the others wait, up to `wait_s`.
     """
     path = path.resolve()
-    if not _is_behind(path):
+    if not is_behind(path):
         return False
     refuse_network(path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(Path(f"{path}.migrate.lock"), wait_s):
-            if not _is_behind(path):  # another process was faster
+            if not is_behind(path):  # another process was faster
                 return False
             _migrate(path, wait_s)
     except (sqlite3.Error, OSError) as error:
@@ -94,25 +115,6 @@ def render_spine() -> str:
         "-- Made by `python -m holdfast.store.migrate` from migrations/versions; not edited.\n"
         "-- Run inside one transaction by ensure_schema, for a new SQLite file.\n"
         + render("sqlite")
-    )
-
-
-def _is_behind(path: Path) -> bool:
-    revision = current_revision(path)
-    if revision == HEAD:
-        return False
-    if revision is None or revision in _known():
-        return True
-    if revision.isdigit() and revision > HEAD:
-        raise SchemaMismatch(
-            f"{path} has schema revision {revision}; this holdfast knows revisions up to {HEAD}. "
-            "A newer holdfast has used this file. Install that version (pip install --upgrade "
-            "holdfast), or restore the copy made before it was upgraded. Nothing was changed."
-        )
-    raise SchemaMismatch(
-        f"{path} has schema revision {revision!r}, which is none of holdfast's (this one has "
-        f"{HEAD}): it belongs to another program. Give holdfast a file of its own. "
-        "Nothing was changed."
     )
 
 

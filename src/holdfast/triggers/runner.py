@@ -19,7 +19,6 @@ from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore
 
 log = logging.getLogger("holdfast.trigger")
 
-GOVERNANCE_TIMEOUT_S = 10.0
 CLAIMED_ELSEWHERE_S = 1.0
 """How long to wait for a key that another process has claimed and not yet recorded."""
 
@@ -34,11 +33,13 @@ class AgentRunner:
         governance: GovernanceLayer | None,
         idempotency_store: IdempotencyStore | None,
         *,
+        guard_timeout_s: float,
         dedup_unavailable: Callable[[], None],
     ) -> None:
         self._config = config
         self._runtime = runtime
         self._governance = governance
+        self._guard_timeout_s = guard_timeout_s
         self._keys = idempotency_store if config.enable_dedup else None
         self._dedup_unavailable = dedup_unavailable
 
@@ -90,7 +91,7 @@ class AgentRunner:
         """None: allowed. An error or a hang is raised, and never means allowed."""
         if self._governance is None:
             return None
-        async with asyncio.timeout(GOVERNANCE_TIMEOUT_S):
+        async with asyncio.timeout(self._guard_timeout_s):
             permission = await self._governance.check_permission(
                 context={
                     "source": "queue_trigger",

@@ -51,6 +51,11 @@ class Ledger:
         """A number that was given out just now has no chains: none need be searched for."""
         self._given_out.add(worker_id)
 
+    def is_blank(self, worker_id: int) -> bool:
+        """Is it certain that nothing was ever written under this number?"""
+        begun = any(worker_id == each for _, each in self._begun)
+        return worker_id in self._given_out and not begun
+
     def append(
         self, conn: sqlite3.Connection, worker_id: int, entries: Sequence[Entry], now_us: int
     ) -> None:

@@ -3,6 +3,10 @@
 Only what stands before an anchor is pruned. The checkpoint is committed first: it names the anchor
 and where every chain stood there, so that `ledger verify` starts from it. Then the rows go, a few
 at a time, oldest first; a crash in between leaves rows that the next step removes.
+
+Rows of former workers stay as long as their events: a checkpoint must say where a chain stood
+unless it is over, and only these rows tell that it is. `verify` does without them. A worker that
+wrote no event has no chain, and takes its row along when it leaves.
 """
 
 from __future__ import annotations

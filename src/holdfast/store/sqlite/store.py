@@ -173,6 +173,11 @@ class SqliteStore:
             conn.execute(
                 "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
             )
+            if self._ledger.is_blank(worker.worker_id):  # see prune.py for who is kept, and why
+                conn.execute(
+                    "DELETE FROM workers WHERE worker_id = ? AND state = 'left'",
+                    (worker.worker_id,),
+                )
 
         if running:
             await self.file.write(leaving)

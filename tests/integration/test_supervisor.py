@@ -1,0 +1,134 @@
+"""`holdfast run` over workers that fail: when it starts another, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.waiting import PATIENCE_S, wait_until
+
+APP = """
+import os, sys
+from pathlib import Path
+from holdfast import App, Context
+
+home = Path(os.environ["HOLDFAST_HOME"])
+starts = home / "starts"
+with starts.open("a") as file:
+    file.write("x")
+n = starts.stat().st_size  # the number of this start
+
+{trouble}
+
+app = App(name="trouble")
+
+@app.on("touch")
+async def touch(ctx: Context) -> None:
+    (home / ctx.payload["file"]).touch()
+
+@app.on("die")
+async def die(ctx: Context) -> None:
+    os._exit(9)
+"""
+
+
+@pytest.fixture
+def target(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    return home / "trouble.py"
+
+
+def starts(home: Path) -> int:
+    return len((home / "starts").read_text()) if (home / "starts").exists() else 0
+
+
+def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@contextmanager
+def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`holdfast run`, its talk in `run.log`; whatever is left of it is ended."""
+    with (home / "run.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "run", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "options", "code", "words"),
+    [
+        ('raise RuntimeError("no key")', [], "exit code 1", "RuntimeError: no key"),
+        ('sys.exit("no key")', ["--until-idle"], "exit code 1", "SystemExit: no key"),
+        ("sys.exit(0)", [], "exit code 0", "SystemExit: 0"),
+        ("os.kill(os.getpid(), 11)", ["--until-idle"], "killed by SIGSEGV", "could not say why"),
+    ],
+)
+def test_it_gives_up_when_no_start_succeeds(
+    home: Path, target: Path, trouble: str, options: list[str], code: str, words: str
+) -> None:
+    target.write_text(APP.format(trouble=trouble))
+    done = holdfast("run", f"{target}:app", *options)
+    assert done.returncode == 1, done.stderr
+    assert starts(home) == 5
+    told = done.stderr[done.stderr.rindex("giving up") :]
+    assert "5 starts in a row" in told
+    assert code in done.stderr
+    assert words in told, "the last lines of its error are part of the message"
+    assert f"{target}:app" in told, "and so is what to look at"
+
+
+def test_it_starts_again_after_failures_that_pass(home: Path, target: Path) -> None:
+    target.write_text(APP.format(trouble='if n < 4: raise RuntimeError("not yet")'))
+    done = holdfast("run", f"{target}:app", "--until-idle")
+    assert done.returncode == 0, done.stderr
+    assert starts(home) == 4
+
+
+def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target: Path) -> None:
+    target.write_text(APP.format(trouble='if n > 1: raise RuntimeError("only one")'))
+    with running(home, f"{target}:app", "--workers", "2") as process:
+        wait_until(lambda: starts(home) > 6, "the second one failed six times")
+        sent = holdfast("send", "--type", "touch", "--payload", '{"file": "touched"}')
+        assert sent.returncode == 0, sent.stderr
+        wait_until((home / "touched").exists, "the first one works")
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_poison_is_no_failed_start(
+    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More workers die one after the other than starts may fail: each was up before."""
+    monkeypatch.setenv("HOLDFAST__WORKER__SLOTS", "1")
+    monkeypatch.setenv("HOLDFAST__WORKER__CRASH_BUDGET", "2")
+    target.write_text(APP.format(trouble=""))
+    for n in range(6):
+        assert holdfast("send", "--type", "die", "--id", f"die-{n}").returncode == 0
+    done = holdfast("run", f"{target}:app", "--until-idle")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ended (exit code 9)") >= 6
