@@ -8,13 +8,15 @@ SQLite compiles each form once.
 from __future__ import annotations
 
 import functools
+import itertools
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 _SIZES = (200, 128, 100, 64, 32, 16, 8, 4, 2, 1)
 """Powers of two, and the sizes that full slots make."""
+FEW = 16
 
 
 def insert(
@@ -30,8 +32,9 @@ def insert(
     """
     changed = 0
     for part in _parts(rows):
-        sql = _insert(head, tail, len(part), len(part[0]), len(shared))
-        changed += conn.execute(sql, [*shared, *chain.from_iterable(part)]).rowcount
+        bound, values = _bound(part)
+        sql = _insert(head, tail, len(part), bound, len(shared))
+        changed += conn.execute(sql, [*shared, *values]).rowcount
     return changed
 
 
@@ -47,27 +50,53 @@ def update(
     """
     changed = 0
     for part in _parts(rows):
-        sql = _update(statement, len(part), len(part[0]), len(shared))
-        changed += conn.execute(sql, [*shared, *chain.from_iterable(part)]).rowcount
+        bound, values = _bound(part)
+        sql = _update(statement, len(part), bound, len(shared))
+        changed += conn.execute(sql, [*shared, *values]).rowcount
     return changed
 
 
+def _bound(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], Iterable[Any]]:
+    """Which columns are handed over, and their values.
+
+    The driver asks of every None and every `bytes` whether somebody has an adapter for it, which
+    takes longer than all the rest. A column of Nones is written as NULL; a `bytearray` is not asked
+    about.
+    """
+    columns = list(zip(*rows, strict=True))
+    bound = tuple([column.count(None) < len(rows) for column in columns])
+    if len(rows) < FEW:  # few rows have too many forms: SQLite would have to compile each
+        bound = (True,) * len(columns)
+    handed = [
+        [bytearray(value) if type(value) is bytes else value for value in column]
+        if bytes in map(type, column)
+        else column
+        for column, is_bound in zip(columns, bound, strict=True)
+        if is_bound
+    ]
+    return bound, chain.from_iterable(zip(*handed, strict=True))
+
+
 @functools.lru_cache(maxsize=256)
-def _insert(head: str, tail: str, rows: int, columns: int, shared: int) -> str:
+def _insert(head: str, tail: str, rows: int, bound: tuple[bool, ...], shared: int) -> str:
     same = "".join(f"?{n}," for n in range(1, shared + 1))
-    return f"{head} VALUES {_marks(rows, columns, shared, same)} {tail}"
+    return f"{head} VALUES {_marks(rows, bound, shared, same)} {tail}"
 
 
 @functools.lru_cache(maxsize=256)
-def _update(statement: Callable[[str], str], rows: int, columns: int, shared: int) -> str:
-    return statement(_marks(rows, columns, shared))
+def _update(
+    statement: Callable[[str], str], rows: int, bound: tuple[bool, ...], shared: int
+) -> str:
+    return statement(_marks(rows, bound, shared))
 
 
-def _marks(rows: int, columns: int, shared: int, same: str = "") -> str:
-    numbers = range(shared + 1, shared + 1 + rows * columns)
-    marks = [f"?{n}" for n in numbers]
-    each = (marks[at : at + columns] for at in range(0, len(marks), columns))
-    return ",".join(f"({same}{','.join(row)})" for row in each)
+def _marks(rows: int, bound: Sequence[bool], shared: int, same: str = "") -> str:
+    numbers = itertools.count(shared + 1)
+    each = (
+        ",".join(f"?{next(numbers)}" if is_bound else "NULL" for is_bound in bound)
+        for _ in range(rows)
+    )
+    return ",".join(f"({same}{marks})" for marks in each)
 
 
 def _parts(rows: Sequence[Sequence[Any]]) -> list[Sequence[Sequence[Any]]]:
