@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.ids import task_uuid, uuid7_bytes
+from holdfast.core.ids import uuid7_bytes
 from holdfast.sqlite import liveness
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite import retention
@@ -45,7 +45,7 @@ class Attic:
             "INSERT INTO queue_executions (id, tenant_id, subscription, message_id, queue_name,"
             " status, held, started_at, completed_at) VALUES (?, ?, 'q', ?, 'q', ?, 'store', ?, ?)",
             (
-                task_uuid(tenant, "q", name),
+                uuid7_bytes(),
                 tenant,
                 name,
                 status,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
 import uuid
 
 _NAMESPACE = uuid.UUID("5f3d1c7e-9a42-5b0e-8d61-2f7c0a9be413")
-_PREFIX = _NAMESPACE.bytes
-_MARKS_OF_5 = 0x5 << 76 | 0x2 << 62
-_NO_MARKS = (1 << 128) - 1 ^ (0xF << 76 | 0x3 << 62)
-"""Version and variant: six bits of a UUID that are not part of its digest."""
 _LOWER_HALF = (1 << 64) - 1
 _lock = threading.Lock()
 _last_ms = 0
@@ -78,11 +73,3 @@ os.register_at_fork(after_in_child=_forget_count)
 def derived_id(*parts: str) -> str:
     """The same text for the same parts, always: identity of messages without an id of their own."""
     return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))
-
-
-def task_uuid(tenant_id: str, subscription: str, message_id: str) -> bytes:
-    """The `id` of a row in queue_executions: the UUIDv5 of its identity, made quickly."""
-    name = f"{tenant_id}\x1f{subscription}\x1f{message_id}".encode("utf-8", "surrogatepass")
-    digest = hashlib.sha1(_PREFIX + name, usedforsecurity=False).digest()
-    number = int.from_bytes(digest[:16], "big") & _NO_MARKS | _MARKS_OF_5
-    return number.to_bytes(16, "big")

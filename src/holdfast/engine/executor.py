@@ -203,9 +203,10 @@ class Executor:
     async def _attempt(self, active: Active, handler: Handler, context: Context) -> Outcome | None:
         """Guard and handler. Nothing that they raise goes further, but the loss of the claim."""
         try:
-            denied = await self._ask_guard(active)
-            if denied is not None:
-                return denied
+            if self._guard is not None:
+                denied = await self._ask(self._guard, active)
+                if denied is not None:
+                    return denied
             return _done(await self._call(active, handler, context))
         except ParkMessage as error:
             return Park(kind=error.kind, reason=str(error))
@@ -220,10 +221,8 @@ class Executor:
                 return Retry(after_s=1.0, reason=describe(error))
             return self._failed(handler, active.run, as_failure(error))
 
-    async def _ask_guard(self, active: Active) -> Outcome | None:
+    async def _ask(self, guard: Guard, active: Active) -> Outcome | None:
         """None: allowed. A guard that raises or hangs never means allow."""
-        if self._guard is None:
-            return None
         message = active.run.message
         asked = {
             "source": "queue_trigger",
@@ -234,21 +233,27 @@ class Executor:
             "attempt": active.run.attempt,
         }
         async with asyncio.timeout(self._guard_timeout_s):
-            decision = await self._guard(asked)
+            decision = await guard(asked)
         if decision.allowed is True:  # nothing else that looks like a yes
             return None
         return Rejected(reason=decision.reason, policies=tuple(decision.policies))
 
-    async def _call(self, active: Active, handler: Handler, context: Context) -> Any:
+    def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
+        """The handler's call, middleware and time limit around it, to be awaited."""
         call: CallNext = self._caller(active, handler)
         for wrap in reversed(self._middleware):
             call = _wrapped(wrap, call)
         if handler.timeout_s is None or handler.isolation == "process":
-            return await call(context)  # a child's time begins when it is ready
-        deadline = asyncio.get_running_loop().time() + handler.timeout_s
+            return call(context)  # a child's time begins when it is ready
+        return self._limited(active, handler, call(context), handler.timeout_s)
+
+    async def _limited(
+        self, active: Active, handler: Handler, call: Awaitable[Any], timeout_s: float
+    ) -> Any:
+        deadline = asyncio.get_running_loop().time() + timeout_s
         entry = self._deadlines.add(deadline, lambda: self._timed_out(active, handler))
         try:
-            return await call(context)
+            return await call
         finally:
             entry.cancel()
 

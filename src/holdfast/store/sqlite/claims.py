@@ -16,6 +16,7 @@ from holdfast.core import events
 from holdfast.core.broker import Transactional
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
+from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
@@ -194,8 +195,10 @@ class Claims:
             claim.conn,
             tasks.INSERT,
             [
-                tasks.row(claim, candidate, message, rowid, form)
-                for _, candidate, message, rowid, form in new
+                tasks.row(claim, candidate, message, rowid, row_id, form)
+                for (_, candidate, message, rowid, form), row_id in zip(
+                    new, uuid7_block(len(new)), strict=True
+                )
             ],
             shared=tasks.claimed(claim),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core import events
-from holdfast.core.ids import derived_id, task_uuid
+from holdfast.core.ids import derived_id, uuid7_bytes
 from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run
@@ -147,7 +147,7 @@ def _dead_on_arrival(claim: Claiming, letter: Letter, sha256: bytes) -> list[Ent
         " queue_name, event_name, status, held, worker_id, started_at, completed_at,"
         " error_message, body_sha256) VALUES (?, ?, ?, ?, ?, ?, 'failed', 'store', ?, ?, ?, ?, ?)",
         (
-            task_uuid(letter.tenant_id, letter.subscription, letter.message_id),
+            uuid7_bytes(),
             letter.tenant_id,
             letter.subscription,
             letter.message_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from holdfast.core.ids import uuid7_bytes
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate
 from holdfast.sqlite import rows
@@ -61,7 +62,8 @@ def append_to_lanes(claim: Claiming, candidates: Sequence[Candidate]) -> list[Ca
         rowid += 1
         status = Status.QUEUED if busy[lane] else Status.READY
         place = tasks.waiting(claim, status, message.ordering_key, lane_seq)
-        row = tasks.row(claim, candidate, message, rowid, tasks.body_info(candidate))
+        form = tasks.body_info(candidate)
+        row = tasks.row(claim, candidate, message, rowid, uuid7_bytes(), form)
         if rows.insert(conn, tasks.INSERT, [row], shared=place) == 1:
             busy[lane] = True
         else:

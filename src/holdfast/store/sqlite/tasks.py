@@ -13,7 +13,6 @@ from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
-from holdfast.core.ids import task_uuid
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Candidate, Run, Token
@@ -72,7 +71,7 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
 def expires_us(delivery: Delivery, message: Message) -> int | None:
     """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
     theirs = delivery.expires_at_us
-    if message.expires_at is None:
+    if message.expires_at is None:  # nearly always, and asked for every message
         return theirs
     own = to_us(message.expires_at)
     return own if theirs is None else min(own, theirs)
@@ -93,10 +92,9 @@ def _common(claim: Claiming) -> tuple[Any, ...]:
 
 
 def row(
-    claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str
+    claim: Claiming, candidate: Candidate, message: Message, rowid: int, row_id: bytes, form: str
 ) -> tuple[Any, ...]:
     """Values for `INSERT`. The body and its `form` stay only where the store holds the message."""
-    sub = claim.sub
     body: bytes | None = None
     info: str | None = None
     body_crc: int | None = None
@@ -105,12 +103,12 @@ def row(
         body_crc = crc(body)
     return (
         rowid,
-        task_uuid(message.tenant_id, sub.name, message.id),
+        row_id,
         message.tenant_id,
         message.id,
         message.type,
         message.priority,
-        idem_key(sub, message),
+        idem_key(claim.sub, message),
         to_us(message.created_at),
         expires_us(candidate.delivery, message),
         message.correlation_id,
