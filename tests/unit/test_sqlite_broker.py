@@ -1,13 +1,17 @@
 """How the embedded broker writes its rows: most messages in a shorter way, with the same result."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing
+from holdfast.core.broker import Outgoing, Subscription
+from holdfast.core.errors import StoreUnavailable
 from holdfast.store.migrate import ensure_schema
 from holdfast.testing import FakeClock
 
@@ -68,3 +72,29 @@ async def test_many_keep_their_order(home: Path) -> None:
     finally:
         await broker.close()
     assert [row[3] for row in rows] == [item.id for item in batch]
+
+
+async def test_a_receive_that_is_cancelled_while_the_file_fails_is_cancelled(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_schema(home / "h.db")
+    broker = SqliteBroker(home / "h.db", FakeClock())
+    await broker.open()
+    asked, go = threading.Event(), threading.Event()
+
+    def fail(*_: object) -> None:
+        asked.set()
+        go.wait()
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(broker, "_receive_in", fail)
+    receiving = asyncio.ensure_future(
+        broker.receive(Subscription(name=QUEUE, queue=QUEUE), limit=1, wait=60)
+    )
+    await asyncio.to_thread(asked.wait)
+    receiving.cancel()
+    await asyncio.sleep(0)  # it waits for the answer, to give back what it might have got
+    go.set()
+    await asyncio.wait({receiving})
+    assert receiving.cancelled()
+    await broker.close()

@@ -8,6 +8,7 @@ are marked as taken by an owner whose life shows in a lock file; a dead owner's 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import zlib
 from collections.abc import Sequence
@@ -169,7 +170,9 @@ class SqliteBroker:
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
-            if not asked.cancelled():
+            # An error must not take the place of the cancellation: nothing was taken then, or it
+            # comes back when this owner is gone.
+            with contextlib.suppress(StoreError):
                 got, _ = await asked
                 back = [Settlement(delivery=delivery, verb=Verb.RELEASE) for delivery in got]
                 await self.settle(sub, back)
