@@ -7,7 +7,6 @@ written before (ALREADY). The common case, a batch of plain successes, is one st
 from __future__ import annotations
 
 import sqlite3
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,19 +37,17 @@ from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury, letter_of, storable
+from .outcome_rows import (
+    all_done_statement,
+    all_done_values,
+    duration_ms,
+    failure,
+    failures_after,
+    runs_again,
+    write_of,
+)
 
 _encode = msgspec.json.Encoder().encode
-
-
-def _done_statement(values: str) -> str:
-    return (
-        "UPDATE queue_executions SET status = 'succeeded', result = u.column1, completed_at = ?1,"
-        " duration_ms = u.column2, agent_run_id = u.column3, retry_count = u.column4, body = NULL,"
-        " body_info = NULL, due_at = NULL"
-        f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column8"
-        " AND worker_id = u.column5 AND epoch = u.column6 AND message_id = u.column7"
-        " AND status = 'running'"
-    )
 
 
 _SET = (
@@ -105,21 +102,9 @@ class Finisher:
 
     def _all_done(self, conn: sqlite3.Connection, batch: Sequence[Finished], now_us: int) -> bool:
         """All or nothing: True if every row still bore its token, else nothing was written."""
-        values = [
-            (
-                item.result,
-                _duration_ms(item),
-                _run_uuid(item.agent_run_id),
-                item.run.failures,
-                item.run.token.worker_id,
-                item.run.token.epoch,
-                item.run.message.id,
-                item.run.row,
-            )
-            for item in batch
-        ]
+        values = [all_done_values(item) for item in batch]
         conn.execute("SAVEPOINT done")
-        changed = rows.update(conn, _done_statement, values, shared=(now_us,))
+        changed = rows.update(conn, all_done_statement, values, shared=(now_us,))
         if changed != len(batch):
             conn.execute("ROLLBACK TO done")
         conn.execute("RELEASE done")
@@ -129,7 +114,7 @@ class Finisher:
         self, conn: sqlite3.Connection, item: Finished, entries: list[Entry], now_us: int
     ) -> Commit:
         """One run of any outcome, by its identity and token."""
-        assignments, values, status = _write_of(item, now_us)
+        assignments, values, status = write_of(item, now_us)
         run = item.run
         identity = (run.message.tenant_id, run.subscription, run.message.id)
         token = (run.token.worker_id, run.token.epoch)
@@ -155,7 +140,7 @@ class Finisher:
                     return self._buried(conn, item, status, "crash_budget", reason, now_us)
                 data = {
                     "attempt": run.attempt,
-                    "retry_count": _failures_after(item),
+                    "retry_count": failures_after(item),
                     "after_s": round(after_s, 3),
                     "error": storable(reason),
                 }
@@ -192,7 +177,7 @@ class Finisher:
         letter = letter_of(run, reason, error)
         if isinstance(item.outcome, Dead | Retry):
             letter.history = [*run.history, failure(run, error, now_us)]
-            letter.retry_count = _failures_after(item)
+            letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
         return [_final_entry(item, status, extra), bury(conn, letter, now_us)]
 
@@ -208,7 +193,7 @@ class Finisher:
         done: list[tuple[Any, ...]] = []
         for item in committed:
             run = item.run
-            if run.idem_key is None or isinstance(item.outcome, Park) or _runs_again(item):
+            if run.idem_key is None or isinstance(item.outcome, Park) or runs_again(item):
                 continue
             key = (run.message.tenant_id, run.subscription, run.idem_key)
             over.append(key)
@@ -226,7 +211,7 @@ class Finisher:
     def _lanes(self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int) -> None:
         for item in committed:
             lane = item.run.lane
-            if lane is not None and not _runs_again(item):
+            if lane is not None and not runs_again(item):
                 identity = (item.run.message.tenant_id, item.run.subscription, lane)
                 if advance_lane(conn, *identity, now_us):
                     self._wake()
@@ -278,117 +263,6 @@ def delivery_row(run: Run, reply: Any, n: int, now_us: int) -> tuple[Any, ...]:
     )
 
 
-def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
-    """One line of a message's history."""
-    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
-
-
-def _write_of(  # noqa: PLR0911 - one per outcome
-    item: Finished, now_us: int
-) -> tuple[str, tuple[Any, ...], Status]:
-    """Assignments, their values and the new status for one outcome."""
-    run, outcome = item.run, item.outcome
-    body = (
-        "held = 'store', body = coalesce(body, ?), body_info = coalesce(body_info, ?),"
-        " body_crc = coalesce(body_crc, ?)"
-    )
-    kept = (run.body, run.body_info, tasks.crc(run.body))
-    match outcome:
-        case Done():
-            assignments = (
-                "status = 'succeeded', result = ?, completed_at = ?, duration_ms = ?,"
-                " agent_run_id = ?, retry_count = ?, body = NULL, body_info = NULL, due_at = NULL"
-            )
-            values: tuple[Any, ...] = (
-                item.result,
-                now_us,
-                _duration_ms(item),
-                _run_uuid(item.agent_run_id),
-                run.failures,
-            )
-            return assignments, values, Status.SUCCEEDED
-        case Retry(after_s, reason, crashed):
-            history = _encode([*run.history, failure(run, reason, now_us)]).decode()
-            if not _runs_again(item):
-                return (
-                    "status = 'failed', completed_at = ?, crashes = crashes + 1,"
-                    " error_message = ?, body = NULL, history = ?",
-                    (now_us, storable(reason), history),
-                    Status.FAILED,
-                )
-            return (
-                "status = 'ready', due_at = ?, crashes = crashes + ?, error_message = ?,"
-                f" retry_count = ?, history = ?, {body}",
-                (
-                    now_us + int(after_s * 1e6),
-                    int(crashed),
-                    storable(reason),
-                    _failures_after(item),
-                    history,
-                    *kept,
-                ),
-                Status.READY,
-            )
-        case Park(kind, reason):
-            leave = ", lane = NULL" if item.on_parked == "skip" else ""
-            return (
-                # Set aside is not failed: the attempt is given back.
-                "status = 'parked', attempt = attempt - 1, parked_kind = ?, error_message = ?,"
-                f" {body}{leave}",
-                (kind, storable(reason), *kept),
-                Status.PARKED,
-            )
-        case Released(after_s) if after_s > 0:  # a broker would bring it back at once
-            return (
-                f"status = 'ready', due_at = ?, attempt = attempt - 1, {body}",
-                (now_us + int(after_s * 1e6), *kept),
-                Status.READY,
-            )
-        case Released():
-            return (
-                "status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END, due_at = ?,"
-                " attempt = attempt - 1",
-                (now_us,),
-                Status.READY,
-            )
-        case Dead(reason, error):
-            return _ended(Status.FAILED, error or reason, item, now_us)
-        case Expired():
-            return _ended(Status.EXPIRED, "expired before it could run", item, now_us)
-        case Rejected(reason):
-            return _ended(Status.REJECTED, reason, item, now_us)
-        case Discarded(reason):
-            return _ended(Status.DISCARDED, reason, item, now_us)
-        case Duplicate(of):
-            return _ended(Status.DUPLICATE, f"duplicate of {of}", item, now_us)
-
-
-def _ended(
-    status: Status, why: str, item: Finished, now_us: int
-) -> tuple[str, tuple[Any, ...], Status]:
-    return (
-        "status = ?, completed_at = ?, duration_ms = ?, retry_count = ?, error_message = ?,"
-        " body = NULL",
-        (status.value, now_us, _duration_ms(item), _failures_after(item), storable(why)),
-        status,
-    )
-
-
-def _runs_again(item: Finished) -> bool:
-    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
-    outcome = item.outcome
-    if isinstance(outcome, Retry):
-        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
-    return isinstance(outcome, Released)
-
-
-def _failures_after(item: Finished) -> int:
-    """Failed attempts so far, this one included; a crash spends no retry."""
-    outcome = item.outcome
-    failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
-    return item.run.failures + int(failed)
-
-
 def _why_not(
     conn: sqlite3.Connection, identity: tuple[str, str, str], token: tuple[int, int]
 ) -> Commit:
@@ -411,7 +285,7 @@ def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry
         "event_name": message.type,
         "tenant_id": message.tenant_id,
         "status": RECORD_WORDS[status],
-        "duration_ms": _duration_ms(item),
+        "duration_ms": duration_ms(item),
         "agent_run_id": item.agent_run_id,
         "attempt": run.attempt,
     }
@@ -428,20 +302,6 @@ def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry
         events.EVENT_OF_STATUS[status],
         data,
     )
-
-
-def _duration_ms(item: Finished) -> int:
-    return max(0, (item.finished_at_us - item.started_at_us) // 1000)
-
-
-def _run_uuid(run_id: str | None) -> bytes | None:
-    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
-    if run_id is None:
-        return None
-    try:
-        return uuid.UUID(run_id).bytes
-    except ValueError:
-        return uuid.UUID(derived_id("agent-run", run_id)).bytes
 
 
 def outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +17,11 @@ from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import Letter, bury
 
+_RUNNING = (
+    "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt, crashes,"
+    " held, idem_key, lane, history, body, body_info, trace_id FROM queue_executions"
+    " WHERE worker_id = ? AND status = 'running'"
+)
 PRESENT = "SELECT worker_id, state FROM workers WHERE state IN ('alive', 'leaving')"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -47,18 +52,17 @@ def reap(
         if state == "leaving":  # stopped in order, with runs that nothing but its end could end
             back += hand_back(conn, ledger, worker_id, me, now_us)
             continue
-        found = conn.execute(
-            "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt,"
-            " crashes, held, idem_key, lane, history, body, body_info, trace_id"
-            " FROM queue_executions WHERE worker_id = ? AND status = 'running'",
-            (worker_id,),
-        ).fetchall()
+        found = [_Running(*row) for row in conn.execute(_RUNNING, (worker_id,))]
         entries: list[Entry] = []
-        for row in found:
-            entries += _give_back(conn, row, worker_id, me, crash_budget, now_us)
-            over = row[7] + 1 >= crash_budget
-            quarantined += over
-            back += not over
+        for task in found:
+            crash = _Crash(task, worker_id, crash_budget, now_us)
+            entries.append(crash.reclaimed(me))
+            if crash.spent_the_budget:
+                entries += _quarantine(conn, crash)
+                quarantined += 1
+            else:
+                _give_back(conn, crash)
+                back += 1
         ledger.append(conn, me, entries, now_us)
     return Reclaimed(workers=list(dead), tasks=back, quarantined=quarantined)
 
@@ -82,77 +86,95 @@ def hand_back(
     return len(found)
 
 
-def _give_back(
-    conn: sqlite3.Connection, row: Any, worker_id: int, me: int, crash_budget: int, now_us: int
-) -> list[Entry]:
-    (
-        rowid,
-        tenant_id,
-        subscription,
-        message_id,
-        queue,
-        event_name,
-        attempt,
-        crashes,
-        held,
-        key,
-        lane,
-        history,
-        body,
-        info,
-        trace_id,
-    ) = row
-    head = (tenant_id, subscription, message_id)
-    crashes += 1
-    error = f"worker {worker_id} died while running it (crash {crashes} of {crash_budget})"
-    past = [
-        *(_decode(history) if history else []),
-        {"attempt": attempt, "at": now_us, "error": error, "crash": True},
-    ]
-    entries: list[Entry] = [
-        (
-            *head,
-            events.RECLAIMED,
-            {"worker": worker_id, "by": me, "message_id": message_id, "crashes": crashes},
-        )
-    ]
-    if crashes < crash_budget:
-        conn.execute(
-            "UPDATE queue_executions SET status = ?, worker_id = NULL, epoch = epoch + 1,"
-            " crashes = ?, due_at = ?, history = ? WHERE rowid = ?",
-            (
-                Status.READY if held == "store" else Status.OPEN,
-                crashes,
-                now_us,
-                _encode(past).decode(),
-                rowid,
-            ),
-        )
-        return entries
+class _Running(NamedTuple):
+    """A row that a dead worker ran."""
+
+    rowid: int
+    tenant_id: str
+    subscription: str
+    message_id: str
+    queue: str
+    event_name: str | None
+    attempt: int
+    crashes: int
+    held: str
+    key: str | None
+    lane: str | None
+    history: str | None
+    body: bytes | None
+    body_info: str | None
+    trace_id: str | None
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        return self.tenant_id, self.subscription, self.message_id
+
+
+class _Crash:
+    """One more crash of one message."""
+
+    def __init__(self, task: _Running, worker_id: int, budget: int, now_us: int) -> None:
+        self.task = task
+        self.now_us = now_us
+        self.crashes = task.crashes + 1
+        self.spent_the_budget = self.crashes >= budget
+        self.error = f"worker {worker_id} died while running it (crash {self.crashes} of {budget})"
+        self.history = [
+            *(_decode(task.history) if task.history else []),
+            {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
+        ]
+        self._worker_id = worker_id
+
+    def reclaimed(self, me: int) -> Entry:
+        data = {
+            "worker": self._worker_id,
+            "by": me,
+            "message_id": self.task.message_id,
+            "crashes": self.crashes,
+        }
+        return (*self.task.identity, events.RECLAIMED, data)
+
+
+def _give_back(conn: sqlite3.Connection, crash: _Crash) -> None:
+    """It runs again, by whoever comes first."""
+    task = crash.task
+    status = Status.READY if task.held == "store" else Status.OPEN
+    conn.execute(
+        "UPDATE queue_executions SET status = ?, worker_id = NULL, epoch = epoch + 1,"
+        " crashes = ?, due_at = ?, history = ? WHERE rowid = ?",
+        (status, crash.crashes, crash.now_us, _encode(crash.history).decode(), task.rowid),
+    )
+
+
+def _quarantine(conn: sqlite3.Connection, crash: _Crash) -> list[Entry]:
+    """It killed too many workers: to the dead letters; its key and its conversation go on."""
+    task, now_us = crash.task, crash.now_us
     conn.execute(
         "UPDATE queue_executions SET status = 'failed', epoch = epoch + 1, crashes = ?,"
         " completed_at = ?, error_message = ?, history = ?, body = NULL WHERE rowid = ?",
-        (crashes, now_us, error, _encode(past).decode(), rowid),
+        (crash.crashes, now_us, crash.error, _encode(crash.history).decode(), task.rowid),
     )
-    final = final_data(queue, tenant_id, message_id, event_name, trace_id, Status.FAILED)
-    final.update(reason="crash_budget", error=error)
+    final = final_data(
+        task.queue, task.tenant_id, task.message_id, task.event_name, task.trace_id, Status.FAILED
+    )
+    final.update(reason="crash_budget", error=crash.error)
     letter = Letter(
-        tenant_id=tenant_id,
-        subscription=subscription,
-        message_id=message_id,
-        queue=queue,
-        event_name=event_name,
+        tenant_id=task.tenant_id,
+        subscription=task.subscription,
+        message_id=task.message_id,
+        queue=task.queue,
+        event_name=task.event_name,
         reason="crash_budget",
-        error=error,
-        retry_count=max(0, attempt - crashes),
-        history=past,
-        body=body,
-        body_info=info,
+        error=crash.error,
+        retry_count=max(0, task.attempt - crash.crashes),
+        history=crash.history,
+        body=task.body,
+        body_info=task.body_info,
     )
-    entries += [(*head, events.FAILED, final), bury(conn, letter, now_us)]
-    free_key(conn, tenant_id, subscription, key, message_id)
-    if key is not None:
-        entries += resolve_key(conn, tenant_id, subscription, key, now_us)
-    if lane is not None:
-        advance_lane(conn, tenant_id, subscription, lane, now_us)
+    entries: list[Entry] = [(*task.identity, events.FAILED, final), bury(conn, letter, now_us)]
+    free_key(conn, task.tenant_id, task.subscription, task.key, task.message_id)
+    if task.key is not None:
+        entries += resolve_key(conn, task.tenant_id, task.subscription, task.key, now_us)
+    if task.lane is not None:
+        advance_lane(conn, task.tenant_id, task.subscription, task.lane, now_us)
     return entries

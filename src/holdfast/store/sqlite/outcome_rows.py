@@ -1,0 +1,183 @@
+"""What an outcome writes into the row of its task: assignments, their values, the new status."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from holdfast.core.ids import derived_id
+from holdfast.core.outcome import (
+    Dead,
+    Discarded,
+    Done,
+    Duplicate,
+    Expired,
+    Park,
+    Rejected,
+    Released,
+    Retry,
+    Status,
+)
+from holdfast.core.store import Finished, Run
+
+from . import tasks
+from .letters import storable
+
+Write = tuple[str, tuple[Any, ...], Status]
+"""`name = ?, …` of an UPDATE, the values for its marks, and what the task is then."""
+
+_encode = msgspec.json.Encoder().encode
+_HOLD = (
+    "held = 'store', body = coalesce(body, ?), body_info = coalesce(body_info, ?),"
+    " body_crc = coalesce(body_crc, ?)"
+)
+
+
+def write_of(item: Finished, now_us: int) -> Write:  # noqa: PLR0911 - one per outcome
+    match item.outcome:
+        case Done():
+            return _done(item, now_us)
+        case Retry() as retry:
+            return _retry(retry, item, now_us)
+        case Park() as park:
+            return _park(park, item)
+        case Released(after_s):
+            return _released(after_s, item, now_us)
+        case Dead(reason, error):
+            return _ended(Status.FAILED, error or reason, item, now_us)
+        case Expired():
+            return _ended(Status.EXPIRED, "expired before it could run", item, now_us)
+        case Rejected(reason):
+            return _ended(Status.REJECTED, reason, item, now_us)
+        case Discarded(reason):
+            return _ended(Status.DISCARDED, reason, item, now_us)
+        case Duplicate(of):
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item, now_us)
+
+
+def all_done_statement(values: str) -> str:
+    """Many plain successes at once; see `all_done_values`."""
+    return (
+        "UPDATE queue_executions SET status = 'succeeded', result = u.column1, completed_at = ?1,"
+        " duration_ms = u.column2, agent_run_id = u.column3, retry_count = u.column4, body = NULL,"
+        " body_info = NULL, due_at = NULL"
+        f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column8"
+        " AND worker_id = u.column5 AND epoch = u.column6 AND message_id = u.column7"
+        " AND status = 'running'"
+    )
+
+
+def all_done_values(item: Finished) -> tuple[Any, ...]:
+    """One row of `all_done_statement`; its `?1` is the time of now."""
+    run = item.run
+    return (
+        item.result,
+        duration_ms(item),
+        _run_uuid(item.agent_run_id),
+        run.failures,
+        run.token.worker_id,
+        run.token.epoch,
+        run.message.id,
+        run.row,
+    )
+
+
+def _done(item: Finished, now_us: int) -> Write:
+    assignments = (
+        "status = 'succeeded', result = ?, completed_at = ?, duration_ms = ?, agent_run_id = ?,"
+        " retry_count = ?, body = NULL, body_info = NULL, due_at = NULL"
+    )
+    run_id = _run_uuid(item.agent_run_id)
+    values = (item.result, now_us, duration_ms(item), run_id, item.run.failures)
+    return assignments, values, Status.SUCCEEDED
+
+
+def _retry(retry: Retry, item: Finished, now_us: int) -> Write:
+    run, reason = item.run, storable(retry.reason)
+    history = _encode([*run.history, failure(run, retry.reason, now_us)]).decode()
+    if not runs_again(item):
+        assignments = (
+            "status = 'failed', completed_at = ?, crashes = crashes + 1, error_message = ?,"
+            " body = NULL, history = ?"
+        )
+        return assignments, (now_us, reason, history), Status.FAILED
+    assignments = (
+        "status = 'ready', due_at = ?, crashes = crashes + ?, error_message = ?, retry_count = ?,"
+        f" history = ?, {_HOLD}"
+    )
+    due_us = now_us + int(retry.after_s * 1e6)
+    failures = failures_after(item)
+    values = (due_us, int(retry.crashed), reason, failures, history, *_held(run))
+    return assignments, values, Status.READY
+
+
+def _park(park: Park, item: Finished) -> Write:
+    """Set aside is not failed: the attempt is given back."""
+    leave = ", lane = NULL" if item.on_parked == "skip" else ""
+    assignments = (
+        "status = 'parked', attempt = attempt - 1, parked_kind = ?, error_message = ?,"
+        f" {_HOLD}{leave}"
+    )
+    return assignments, (park.kind, storable(park.reason), *_held(item.run)), Status.PARKED
+
+
+def _released(after_s: float, item: Finished, now_us: int) -> Write:
+    """With a wait the store keeps it: a broker would bring it back at once."""
+    if after_s > 0:
+        assignments = f"status = 'ready', due_at = ?, attempt = attempt - 1, {_HOLD}"
+        return assignments, (now_us + int(after_s * 1e6), *_held(item.run)), Status.READY
+    assignments = (
+        "status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END, due_at = ?,"
+        " attempt = attempt - 1"
+    )
+    return assignments, (now_us,), Status.READY
+
+
+def _ended(status: Status, why: str, item: Finished, now_us: int) -> Write:
+    return (
+        "status = ?, completed_at = ?, duration_ms = ?, retry_count = ?, error_message = ?,"
+        " body = NULL",
+        (status.value, now_us, duration_ms(item), failures_after(item), storable(why)),
+        status,
+    )
+
+
+def _held(run: Run) -> tuple[Any, ...]:
+    return run.body, run.body_info, tasks.crc(run.body)
+
+
+def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
+    """One line of a message's history."""
+    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+
+
+def runs_again(item: Finished) -> bool:
+    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
+    outcome = item.outcome
+    if isinstance(outcome, Retry):
+        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
+    return isinstance(outcome, Released)
+
+
+def failures_after(item: Finished) -> int:
+    """Failed attempts so far, this one included; a crash spends no retry."""
+    outcome = item.outcome
+    failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
+    return item.run.failures + int(failed)
+
+
+def duration_ms(item: Finished) -> int:
+    """How long the run took."""
+    return max(0, (item.finished_at_us - item.started_at_us) // 1000)
+
+
+def _run_uuid(run_id: str | None) -> bytes | None:
+    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
+    if run_id is None:
+        return None
+    try:
+        return uuid.UUID(run_id).bytes
+    except ValueError:
+        return uuid.UUID(derived_id("agent-run", run_id)).bytes
