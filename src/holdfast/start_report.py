@@ -33,8 +33,9 @@ class StartReport:
     def failed(self, error: BaseException) -> None:
         from holdfast.observe.redact import redact
 
-        trace = None if isinstance(error, HoldfastError) else error.__traceback__  # ours say all
-        text = "".join(traceback.format_exception(type(error), error, trace, chain=False))
+        text = str(error)  # ours say all
+        if not isinstance(error, HoldfastError):
+            text = "".join(traceback.format_exception(error, chain=False))
         words = "\n".join(text.splitlines()[-_LINES:])
         self._say(redact(words).encode("utf-8", "replace")[-_MOST_BYTES:])
 

@@ -22,16 +22,19 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.core.errors import (
+    AppNotLoaded,
     BrokerUnavailable,
     ConfigError,
     HoldfastError,
     StoreUnavailable,
 )
+from holdfast.core.retry import describe
 from holdfast.start_report import StartListener, StartReport
 
 if TYPE_CHECKING:
@@ -67,15 +70,32 @@ def load_app(target: str) -> Any:
         else:
             sys.path.insert(0, os.getcwd())
             module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            [f"{target}: {error}. Give it as MODULE:APP or path/to/file.py:APP"]
-        ) from error
+    except HoldfastError:
+        raise
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{place}.".startswith(f"{missing}."):
+            hint = "Give it as MODULE:APP or path/to/file.py:APP"
+            raise ConfigError([f"{target}: {error}. {hint}"]) from error
+        where = "".join(traceback.format_list(_frames_of_the_app(error)))
+        text = f"{target} could not be loaded: {describe(error)}\n{where}".rstrip()
+        raise AppNotLoaded(text) from error
     app = getattr(module, attribute, None)
     if app is None:
         raise ConfigError([f"{target}: {place} has no attribute {attribute!r}"])
     app.target = target
     return app
+
+
+def _frames_of_the_app(error: Exception) -> list[traceback.FrameSummary]:
+    """Where it was raised, without the way there through the import system and ourselves."""
+    ours = str(Path(__file__).parent)
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", ours))
+        and Path(frame.filename).parent.name != "importlib"
+    ]
 
 
 class _Place:

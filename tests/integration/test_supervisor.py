@@ -101,6 +101,28 @@ def test_it_gives_up_when_no_start_succeeds(
     assert f"{target}:app" in told, "and so is what to look at"
 
 
+@pytest.mark.parametrize("command", ["run", "dev"])
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ('raise RuntimeError("no key")', "RuntimeError: no key"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("1 +", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_is_wrong_with_an_app_is_said_without_the_way_there(
+    target: Path, command: str, trouble: str, said: str
+) -> None:
+    target.write_text(APP.format(trouble=trouble))
+    done = holdfast(command, f"{target}:app")
+    assert done.returncode == 1, done.stderr
+    assert f"{target}:app could not be loaded: " in done.stderr
+    assert said in done.stderr
+    assert target.name in done.stderr.replace(f"{target}:app", "")
+    for noise in ("internal error", "importlib", "Traceback", "supervisor.py"):
+        assert noise not in done.stderr
+
+
 def test_it_starts_again_after_failures_that_pass(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble='if n < 4: raise RuntimeError("not yet")'))
     done = holdfast("run", f"{target}:app", "--until-idle")

@@ -21,6 +21,7 @@ import click
 
 from holdfast.core.errors import (
     Ambiguous,
+    AppNotLoaded,
     BrokerUnavailable,
     ConfigError,
     Conflict,
@@ -254,6 +255,11 @@ def report(error: Exception, *, debug: bool) -> Exit:
         _complain("the configuration is wrong:")
         for problem in error.problems:
             click.echo(f"  {safe(problem)}", err=True)
+    elif isinstance(error, AppNotLoaded):
+        first, *where = str(error).splitlines()
+        _complain(first)
+        for line in where:
+            click.echo(safe(line), err=True)
     else:
         _complain(str(error))
     if isinstance(error, Ambiguous):

@@ -2,6 +2,7 @@
 
 HoldfastError
 ├── ConfigError                holdfast.yaml or the environment is wrong (all mistakes at once)
+├── AppNotLoaded               the module of an app raised while it was loaded
 ├── InvalidMessage             refused at send: nothing was accepted
 │   └── MessageTooLarge
 ├── DecodeError                bytes that are no message; the message goes to dead letters
@@ -39,6 +40,10 @@ from collections.abc import Sequence
 
 class HoldfastError(Exception):
     """Base of all errors of holdfast."""
+
+
+class AppNotLoaded(HoldfastError):
+    """The module that an app is defined in raised; where, stands in the text."""
 
 
 class ConfigError(HoldfastError):
