@@ -98,3 +98,34 @@ async def test_a_receive_that_is_cancelled_while_the_file_fails_is_cancelled(
     await asyncio.wait({receiving})
     assert receiving.cancelled()
     await broker.close()
+
+
+async def test_a_broker_closed_at_its_first_receive_leaves_nobody_behind(home: Path) -> None:
+    ensure_schema(home / "h.db")
+    broker, other = (SqliteBroker(home / "h.db", FakeClock()) for _ in range(2))
+    await broker.open()
+    await other.open()
+    await other.publish(QUEUE, [Outgoing(id="m", body=b"x")])
+    held, go = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        held.set()
+        go.wait()
+
+    holding = asyncio.ensure_future(other.file.write(hold))
+    await asyncio.to_thread(held.wait)
+    sub = Subscription(name=QUEUE, queue=QUEUE)
+    receiving = asyncio.ensure_future(broker.receive(sub, limit=1, wait=60))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # what it asked for is in the queue of the writer thread
+    closing = asyncio.ensure_future(broker.close())
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(holding, receiving, closing)
+    left = await other.file.read(
+        lambda conn: conn.execute(
+            "SELECT (SELECT count(*) FROM workers), (SELECT state FROM messages)"
+        ).fetchone()
+    )
+    assert left == (0, 0)
+    await other.close()

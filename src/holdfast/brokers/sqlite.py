@@ -98,6 +98,7 @@ class SqliteBroker:
         self._opened: SqliteFile | None = None
         self._owner: int | None = None
         self._beat: Beat | None = None
+        self._received = False
         self._closed = asyncio.Event()
 
     @classmethod
@@ -126,12 +127,14 @@ class SqliteBroker:
             return
         self._closed.set()
         file, self._opened = self._opened, None
-        if self._owner is not None and self._beat is not None:
-            owner, self._owner = self._owner, None
-            await file.write(lambda conn: self._return_rows(conn, [owner]))
-            self._beat.close()
-            self._beat = None
-        await asyncio.to_thread(close_file, file)
+        try:
+            if self._received:  # behind what was asked for before; nothing is taken any more
+                await file.write(self._disown)
+        finally:
+            if self._beat is not None:
+                self._beat.close()
+            self._owner = self._beat = None
+            await asyncio.to_thread(close_file, file)
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
         refused = _too_long(batch)
@@ -146,6 +149,7 @@ class SqliteBroker:
 
     async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
         file = self.file
+        self._received = True
         woken = file.subscribe()
         deadline = self._clock.monotonic() + wait
         try:
@@ -235,10 +239,7 @@ class SqliteBroker:
         else:
             found = tx.execute(_SELECT_FREE, (sub.queue, floor, limit)).fetchall()
         if found:
-            seqs = _encode([row[0] for row in found]).decode()
-            tx.execute(
-                "DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))", (seqs,)
-            )
+            _delete(tx, [row[0] for row in found])
         return [_delivery(row) for row in found]
 
     def has_keyed_in(self, tx: sqlite3.Connection, sub: Subscription) -> bool:
@@ -260,6 +261,8 @@ class SqliteBroker:
     def _receive_in(
         self, conn: sqlite3.Connection, sub: Subscription, limit: int
     ) -> tuple[list[Delivery], float | None]:
+        if self._closed.is_set():
+            return [], None
         now = self._clock.now_us()
         owner = self._own(conn)
         self._reclaim(conn)
@@ -322,6 +325,11 @@ class SqliteBroker:
             self._owner = owner
         return owner
 
+    def _disown(self, conn: sqlite3.Connection) -> None:
+        """Give back what this broker took."""
+        if self._owner is not None:
+            self._return_rows(conn, [self._owner])
+
     def _reclaim(self, conn: sqlite3.Connection) -> None:
         owners = conn.execute("SELECT DISTINCT worker_id FROM messages WHERE state = 2").fetchall()
         dead = [
@@ -351,6 +359,15 @@ class SqliteBroker:
         )
         for task in pending:
             task.cancel()
+
+
+def _delete(tx: sqlite3.Connection, seqs: Sequence[int]) -> None:
+    first, last = min(seqs), max(seqs)
+    if last - first + 1 == len(seqs):  # sent in a row, as most are: SQLite need not look for each
+        tx.execute("DELETE FROM messages WHERE seq BETWEEN ? AND ?", (first, last))
+        return
+    marks = _encode(seqs).decode()
+    tx.execute("DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))", (marks,))
 
 
 def _next_due(tx: sqlite3.Connection) -> int | None:
