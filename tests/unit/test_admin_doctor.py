@@ -91,7 +91,12 @@ def test_a_schema_from_before_or_from_elsewhere_is_refused(database: Path, home:
     assert "holdfast migrate" in (checks.check_schema(database).hint or "")
     with closing(sqlite3.connect(database, isolation_level=None)) as conn:
         conn.execute("UPDATE alembic_version SET version_num = '9999'")
-    assert checks.check_schema(database).finding is Finding.REFUSED
+    newer = checks.check_schema(database)
+    assert newer.finding is Finding.REFUSED
+    assert "newer holdfast" in newer.detail
+    with closing(sqlite3.connect(database, isolation_level=None)) as conn:
+        conn.execute("UPDATE alembic_version SET version_num = 'ab12'")
+    assert "another program" in checks.check_schema(database).detail
     empty = home / "empty.db"
     empty.touch()
     assert checks.check_schema(empty).finding is Finding.REFUSED

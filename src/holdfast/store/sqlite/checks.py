@@ -12,7 +12,7 @@ from holdfast.core.checks import Check, ok, refused, warning
 from holdfast.core.errors import StoreError
 from holdfast.sqlite.file import refuse_network, translate
 from holdfast.sqlite.witness import witnessed
-from holdfast.store.migrate import HEAD, current_revision
+from holdfast.store.migrate import HEAD, current_revision, is_behind
 
 OLDEST = (3, 35, 0)
 """RETURNING and UPDATE … FROM."""
@@ -60,11 +60,12 @@ def check_schema(path: Path) -> Check:
         return ok("schema", f"at {HEAD}, the newest")
     if revision is None:
         return refused("schema", f"{path} holds no holdfast tables", "run 'holdfast migrate'")
-    if revision.isdigit() and revision < HEAD:
-        return refused("schema", f"at {revision}, {HEAD} is needed", "run 'holdfast migrate'")
-    return refused(
-        "schema", f"at {revision}, unknown to this holdfast ({HEAD})", "upgrade holdfast"
-    )
+    if not (revision.isdigit() and revision < HEAD):
+        try:
+            is_behind(path)
+        except StoreError as error:
+            return refused("schema", str(error))
+    return refused("schema", f"at {revision}, {HEAD} is needed", "run 'holdfast migrate'")
 
 
 def check_witness(path: Path) -> Check:
