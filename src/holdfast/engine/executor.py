@@ -132,7 +132,7 @@ class Executor:
         """Run it; its end goes to the settler."""
         active = Active(run, sub, self._handlers.find(run.queue, run.message.type))
         self._active[id(active)] = active
-        active.task = asyncio.create_task(self._run(active))
+        active.task = asyncio.get_running_loop().create_task(self._run(active))
 
     def cancel_all(self, cause: str) -> None:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
