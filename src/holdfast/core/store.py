@@ -95,7 +95,7 @@ class Answer(StrEnum):
     KNOWN = "known"
     """A further copy of what the store holds or runs already: acknowledge."""
     LEAVE = "leave"
-    """Not ours to settle: another fetcher owns this source."""
+    """Another fetcher owns this source: back to the broker."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

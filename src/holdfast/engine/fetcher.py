@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.broker import Broker, Durability, Settlement, Subscription, Verb
+from holdfast.core.broker import Broker, Delivery, Durability, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.store import (
     Answer,
@@ -214,18 +214,27 @@ class BrokerFetcher(_Loop):
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
             return 0, None
-        candidates = [self._decode(delivery) for delivery in deliveries]
-        while candidates:  # claimed when there is a slot for it: the other fetcher takes some, too
-            reserved = await self._slots.reserve(len(candidates))
-            started = 0
-            try:
-                verdicts = await self._claimed(candidates[:reserved])
-                started = self._start(verdicts)
-            finally:
-                self._slots.give(reserved - started)
-            candidates = candidates[reserved:]
-            await self._acknowledge(verdicts)
+        unclaimed = [self._decode(delivery) for delivery in deliveries]
+        try:
+            while unclaimed:  # claimed when there is a slot: the other fetcher takes some, too
+                reserved = await self._slots.reserve(len(unclaimed))
+                started = 0
+                try:
+                    verdicts = await self._claimed(unclaimed[:reserved])
+                    unclaimed = unclaimed[reserved:]
+                    started = self._start(verdicts)
+                finally:
+                    self._slots.give(reserved - started)
+                await self._acknowledge(verdicts)
+        finally:
+            await self._release([candidate.delivery for candidate in unclaimed])
         return len(deliveries), None
+
+    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        """Stopped with messages in hand: nobody else would see them while this process lives."""
+        back = [Settlement(delivery=delivery, verb=Verb.RELEASE) for delivery in deliveries]
+        if back:
+            await self._settle(self.sub, back)
 
     async def _is_the_fetcher(self) -> bool:
         """An ordered source has one reader: what two have read comes in no order any more."""
@@ -243,6 +252,13 @@ class BrokerFetcher(_Loop):
         ]
         if acks:
             await self._settle(self.sub, acks)
+        await self._release(
+            [
+                verdict.delivery
+                for verdict in verdicts
+                if verdict.delivery is not None and verdict.answer is Answer.LEAVE
+            ]
+        )
 
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
         """Keyed messages go into their lanes, in broker order; the others are claimed."""
