@@ -63,18 +63,24 @@ def _bound(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], Iterable[An
     takes longer than all the rest. A column of Nones is written as NULL; a `bytearray` is not asked
     about.
     """
-    columns = list(zip(*rows, strict=True))
-    bound = tuple([column.count(None) < len(rows) for column in columns])
     if len(rows) < FEW:  # few rows have too many forms: SQLite would have to compile each
-        bound = (True,) * len(columns)
-    handed = [
-        [bytearray(value) if type(value) is bytes else value for value in column]
-        if bytes in map(type, column)
-        else column
-        for column, is_bound in zip(columns, bound, strict=True)
-        if is_bound
-    ]
-    return bound, chain.from_iterable(zip(*handed, strict=True))
+        return (True,) * len(rows[0]), chain.from_iterable(rows)
+    columns = [_handed_over(column) for column in zip(*rows, strict=True)]
+    bound = tuple([column is not None for column in columns])
+    kept = [column for column in columns if column is not None]
+    return bound, chain.from_iterable(zip(*kept, strict=True))
+
+
+def _handed_over(column: tuple[Any, ...]) -> Iterable[Any] | None:
+    """A column as the driver likes it; None: there is nothing in it."""
+    first = column[0]
+    if first is None:
+        first = next((value for value in column if value is not None), None)
+        if first is None:
+            return None
+    if type(first) is not bytes:
+        return column
+    return [bytearray(value) if type(value) is bytes else value for value in column]
 
 
 @functools.lru_cache(maxsize=256)
