@@ -24,9 +24,12 @@ _LEAST_US = 0.3
 STEPS = {
     "brokers/sqlite": "take rows of the queue",
     "engine/decoder": "decode",
-    "core/codec": "decode",
+    "core/standard_codec": "decode",
+    "core/fields": "decode",
+    "core/json_text": "decode",
     "core/message": "decode",
     "core/ids": "ids",
+    "store/sqlite/outcome_rows": "finish",
     "store/sqlite/claims": "claim",
     "store/sqlite/tasks": "claim",
     "store/sqlite/ledger": "ledger: JSON and hash chain",
