@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.core import secret as secret_module
@@ -122,6 +122,7 @@ def test_an_exception_is_in_the_line():
 
 @pytest.mark.parametrize("form", FORMS)
 @given(text=st.text(max_size=60))
+@example(text="\x7f\x85\x9b2J\u202e\u2066")
 def test_no_text_makes_a_second_line_or_moves_the_cursor(form, text):
     lines = Lines(form)
     lines.log.info("%s", text, extra={"more": text})

@@ -19,12 +19,18 @@ def _escape(code: int) -> str:
 
 
 _LINE = {code: _escape(code) for code in _CONTROLS}
+_JSON = {code: f"\\u{code:04x}" for code in _CONTROLS if code > 0x20}
 _LINES = {code: text for code, text in _LINE.items() if code != 0x0A}
 
 
 def one_line(text: str) -> str:
     """Control characters, line breaks and reordering marks as visible escapes."""
     return _encodable(text.translate(_LINE))
+
+
+def json_line(document: str) -> str:
+    """A JSON document of one line whose strings hold such characters only as JSON's own escapes."""
+    return document.translate(_JSON)
 
 
 def lines(text: str, indent: str = "    ") -> str:

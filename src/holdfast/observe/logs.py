@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from holdfast.core.current import current_message
-from holdfast.core.text import lines, one_line
+from holdfast.core.text import json_line, lines, one_line
 
 from .redact import redact, redact_value
 
@@ -117,7 +117,7 @@ class JsonLines(logging.Formatter):
             fields["exception"] = record.exc_text
         if record.stack_info:
             fields["stack"] = record.stack_info
-        return msgspec.json.encode(_safe(fields)).decode()
+        return json_line(msgspec.json.encode(_safe(fields)).decode())
 
 
 class TextLines(logging.Formatter):
