@@ -170,7 +170,7 @@ class Commit(StrEnum):
     ALREADY = "already"
     """A repeat after a commit whose answer was lost."""
     FENCED = "fenced"
-    """The claim was taken away; drop everything, settle nothing."""
+    """The claim was taken away; drop everything; the broker's copy goes back."""
 
 
 class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ Exceptions to "every business table has a UUID primary key", on purpose:
 1. `idempotency_keys`: its key is the business key itself, (tenant_id, subscription, key): dedup
    keys come from the messages, and a second encoding would only hide them.
 2. `queue_executions`: (tenant_id, subscription, message_id) is the identity of a task; `id` is the
-   UUIDv5 of the three and has no index of its own.
+   UUIDv7 of its row and has no index of its own.
 3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
 4. `alembic_version` belongs to Alembic.
 `effects`, `sources`, `roles`, `workers` and `messages` are the engine's own machinery.

@@ -8,7 +8,7 @@ Exceptions to "every business table has a UUID primary key", on purpose:
    keys come from the messages; a second encoding would only hide them. It keeps `tenant_id`, and an
    index on (tenant_id, expires_at).
 2. `queue_executions`: its primary key is the identity of a task, (tenant_id, subscription,
-   message_id); `id` is the UUIDv5 of the three and has no index of its own.
+   message_id); `id` is a UUIDv7 and has no index of its own.
 3. `event_log`: append-only, and partitioned by time where the database can do that, so it has no
    unique index; a gap or a double is found by its hash chain.
 4. `alembic_version`: Alembic's own table, without `tenant_id` and UUID.
