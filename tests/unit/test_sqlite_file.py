@@ -22,6 +22,7 @@ from holdfast.core.store import Finished, Worker
 from holdfast.engine.decoder import decoder
 from holdfast.sqlite import file as file_module
 from holdfast.sqlite.file import SqliteFile, close_file, open_file
+from holdfast.sqlite.timebase import TimeBase
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.sqlite.verify import verify_ledger
@@ -226,6 +227,52 @@ class Neighbours:
     def _hold(self, conn: sqlite3.Connection) -> None:
         self._held.set()
         self._go.wait()
+
+
+async def test_a_clock_set_in_the_middle_of_a_transaction_lets_nothing_come_early(bench: Bench):
+    await bench.send("delayed", delay_s=1800)
+    await bench.send("mortal", ttl_s=600)
+    looks: list[int] = []
+
+    def set_once(conn: sqlite3.Connection) -> None:
+        looks.append(bench.clock.now_us())
+        if len(looks) == 1:
+            bench.clock.jump_wall(86_400)
+
+    async with Neighbours(bench.store.file):
+        setting = asyncio.ensure_future(bench.store.file.write(set_once))
+        taking = asyncio.ensure_future(bench.take())
+    assert await taking == ["mortal"]
+    await setting
+    assert len(looks) == 2, "the transaction ran again, by the new clock"
+    bench.clock.advance(1801)
+    assert await bench.take() == ["delayed"]
+
+
+def test_a_thread_that_was_held_up_between_two_looks_is_no_jump(database: Path) -> None:
+    class Held(FakeClock):
+        """The machine stops for a minute after the steady clock was read."""
+
+        hold_ups = 1
+
+        def monotonic(self) -> float:
+            seen = super().monotonic()
+            if self.hold_ups:
+                self.hold_ups -= 1
+                self.advance(60)
+            return seen
+
+    clock = Held()
+    clock.hold_ups = 0
+    time = TimeBase(clock)
+    with closing(sqlite3.connect(database)) as conn:
+        time.follow(conn)
+        time.committed()
+        clock.hold_ups = 1
+        assert not time.was_set()
+        clock.hold_ups = 1
+        time.follow(conn)
+    assert not time.in_doubt
 
 
 async def test_who_shares_a_transaction_with_a_failure_is_undone_and_done_again(bench: Bench):

@@ -97,7 +97,8 @@ class SqliteFile:
     async def write(self, op: Op[T], *, durable: bool = True) -> T:
         """Run `op` in the next transaction; returns once committed (and synced, if `durable`).
 
-        Should another operation of the same transaction fail, `op` is undone and run again.
+        `op` is undone and run again should another operation of the same transaction fail, or
+        somebody set the clock meanwhile.
         A cancelled caller does not stop its operation: what was asked for is done.
         """
         loop = asyncio.get_running_loop()
@@ -220,13 +221,10 @@ class SqliteFile:
                 conn.execute(f"PRAGMA synchronous={level}")
                 self._sync = level
             try:
-                self._begin(conn)
-                if not self._try_all(conn, jobs):
-                    conn.execute("ROLLBACK")
-                    self._undone()
-                    self._begin(conn)
-                    for job in jobs:
-                        self._savepoint(conn, job)
+                self._run_all(conn, jobs)
+                while self._time.was_set():
+                    self._undo(conn)
+                    self._run_all(conn, jobs)
                 if durable:
                     ((self._commits,),) = conn.execute(
                         "UPDATE witness SET commits = commits + 1 RETURNING commits"
@@ -251,6 +249,18 @@ class SqliteFile:
         except (sqlite3.Error, OSError) as error:
             log.warning("%s: committed, but not checkpointed: %s", self.path, error)
 
+    def _run_all(self, conn: sqlite3.Connection, jobs: list[_Job]) -> None:
+        self._begin(conn)
+        if not self._try_all(conn, jobs):
+            self._undo(conn)
+            self._begin(conn)
+            for job in jobs:
+                self._savepoint(conn, job)
+
+    def _undo(self, conn: sqlite3.Connection) -> None:
+        conn.execute("ROLLBACK")
+        self._undone()
+
     def _begin(self, conn: sqlite3.Connection) -> None:
         self._wake_wanted = b""
         conn.execute("BEGIN IMMEDIATE")
@@ -261,6 +271,7 @@ class SqliteFile:
         in a savepoint of its own. (For those SQLite keeps a copy of every page: a tenth of it all.)
         """
         for job in jobs:
+            job.error = None  # of an earlier run
             try:
                 job.result = job.op(conn)
             except BaseException as error:

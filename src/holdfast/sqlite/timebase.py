@@ -25,6 +25,8 @@ log = logging.getLogger("holdfast.sqlite")
 TOLERANCE_US = 1_000_000
 """Clocks are nudged all the time; from here on it is a jump."""
 NOTICED_AFTER_S = 5.0
+HELD_UP_S = 0.1
+"""A thread that waited this long between its two looks at the clocks looks again."""
 ROLE = "clock"
 WAITING = (
     "UPDATE queue_executions SET due_at = due_at + ?1 WHERE rowid IN"
@@ -50,13 +52,19 @@ class TimeBase:
 
     def follow(self, conn: sqlite3.Connection) -> None:
         """Called first in every transaction: nothing to do, unless the clock was set."""
-        steady = self._clock.monotonic()
-        offset = self._clock.now_us() - int(steady * 1e6)
+        self._asked = None  # of a transaction that was undone
+        offset = self._look()
         if self._last is not None and abs(offset - self._last) > TOLERANCE_US:
-            self._stepped_at = steady
+            self._stepped_at = self._clock.monotonic()
         self._last = offset
         if self._base is None or abs(offset - self._base) > TOLERANCE_US:
             self._rebase(conn, offset)
+
+    def was_set(self) -> bool:
+        """Was the clock set since `follow`? Some of the transaction went by a time it knew not of:
+        what waits was not moved yet. It is to be undone and run again.
+        """
+        return self._last is not None and abs(self._look() - self._last) > TOLERANCE_US
 
     def committed(self) -> None:
         """The transaction stands: what it found or moved is the base from now on."""
@@ -68,6 +76,14 @@ class TimeBase:
         """Was the clock set just now?"""
         stepped = self._stepped_at
         return stepped is not None and self._clock.monotonic() - stepped < NOTICED_AFTER_S
+
+    def _look(self) -> int:
+        """Wall minus steady clock (µs), of two looks that nothing came between."""
+        while True:
+            before = self._clock.monotonic()
+            wall = self._clock.now_us()
+            if self._clock.monotonic() - before < HELD_UP_S:
+                return wall - int(before * 1e6)
 
     def _rebase(self, conn: sqlite3.Connection, offset: int) -> None:
         found = conn.execute("SELECT state FROM roles WHERE role = ?", (ROLE,)).fetchone()
