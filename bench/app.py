@@ -23,6 +23,12 @@ async def noop(ctx: Context) -> None:
     """Nothing: what is measured is everything around it."""
 
 
+@app.on("bench.answer")
+async def answer(ctx: Context) -> dict[str, str]:
+    """Nothing but a result, which is kept."""
+    return {"order": ctx.payload["order"]}
+
+
 @app.on("bench.latency")
 async def latency(ctx: Context) -> None:
     """Write down how long the way here was. CLOCK_MONOTONIC is one clock for all processes."""

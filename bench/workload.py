@@ -13,6 +13,7 @@ from holdfast.core.broker import Outgoing
 
 QUEUE = "default"
 NOOP = "bench.noop"
+ANSWER = "bench.answer"
 _CHUNK = 5000
 
 
@@ -38,25 +39,25 @@ def database(home: Path) -> Path:
     return home / "holdfast.db"
 
 
-def fill(home: Path, count: int, *, keyed: bool = False, first: int = 0) -> None:
+def fill(home: Path, count: int, *, keyed: bool = False, first: int = 0, kind: str = NOOP) -> None:
     """Publish so many messages, in large batches, and let go of the file."""
-    asyncio.run(_fill(home, count, keyed, first))
+    asyncio.run(_fill(home, count, keyed, first, kind))
     os.sync()  # what the kernel still has to write is not the next contender's to pay
 
 
-async def _fill(home: Path, count: int, keyed: bool, first: int) -> None:
+async def _fill(home: Path, count: int, keyed: bool, first: int, kind: str) -> None:
     async with open_app(home) as app:
-        for chunk in _chunks(app, count, keyed, first):
+        for chunk in _chunks(app, count, keyed, first, kind):
             for result in await app.broker.publish(QUEUE, chunk):
                 if result.error is not None:
                     raise result.error
 
 
-def _chunks(app: App, count: int, keyed: bool, first: int) -> Iterator[list[Outgoing]]:
+def _chunks(app: App, count: int, keyed: bool, first: int, kind: str) -> Iterator[list[Outgoing]]:
     for begin in range(first, first + count, _CHUNK):
         yield [
             app.outgoing(
-                NOOP,
+                kind,
                 payload(n),
                 queue=QUEUE,
                 idempotency_key=f"order-{n:020d}" if keyed else None,

@@ -16,7 +16,9 @@ TICKS = struct.Struct("<qdd")
 # Huey's words for PRAGMA synchronous: True is FULL, False is OFF.
 FSYNC = os.environ["BENCH_FSYNC"] == "full"
 
-huey = SqliteHuey("bench", filename=os.environ["BENCH_DB"], results=False, fsync=FSYNC)
+RESULTS = os.environ["BENCH_RESULTS"] == "kept"
+
+huey = SqliteHuey("bench", filename=os.environ["BENCH_DB"], results=RESULTS, fsync=FSYNC)
 
 
 class Ticks:
@@ -40,6 +42,7 @@ ticks = Ticks(os.environ["BENCH_TICKS"])
 
 
 @huey.task()  # type: ignore[untyped-decorator, unused-ignore]
-def noop(message: dict[str, Any]) -> None:
-    """Nothing but the count."""
+def noop(message: dict[str, Any]) -> dict[str, str] | None:
+    """Nothing but the count, and a result where it is kept."""
     ticks.tick()
+    return {"order": message["order"]} if RESULTS else None

@@ -24,6 +24,8 @@ _LIMIT_S = 120.0
 def section(bench: Bench) -> list[Row]:
     """Huey with and without syncs, litequeue, and holdfast with every guarantee.
 
+    Huey keeps nothing of a task that returns nothing, and forgets one that it was killed over;
+    what a task returns it keeps in a commit of its own. Both ways are shown.
     All at their best settings: of holdfast that is one, the number of slots.
     """
     python = bench.peers
@@ -32,27 +34,35 @@ def section(bench: Bench) -> list[Row]:
     versions = _versions(python)
     few, count = bench.size(4_000, least=50), bench.size(20_000, least=200)
 
-    def ours() -> dict[str, float]:
-        with bench.home() as home:
-            workload.fill(home, count)
-            return {"ours": drain(home, count, slots=MANY_SLOTS).rate}
+    def ours(name: str, kind: str) -> Callable[[], dict[str, float]]:
+        def run() -> dict[str, float]:
+            with bench.home() as home:
+                workload.fill(home, count, kind=kind)
+                return {name: drain(home, count, slots=MANY_SLOTS).rate}
+
+        return run
 
     contenders: dict[str, Callable[[], dict[str, float]]] = {
-        "holdfast": ours,
+        "holdfast": ours("ours", workload.NOOP),
+        "holdfast, results": ours("ours kept", workload.ANSWER),
         "huey, synced": lambda: {"huey": _huey(bench, python, few, "full")},
+        "huey, synced, results": lambda: {"huey kept": _huey(bench, python, few, "full", "kept")},
         "huey, not synced": lambda: {"huey off": _huey(bench, python, few, "off")},
     }
     if "litequeue" in versions:
         contenders["litequeue"] = lambda: {"lite": _litequeue(bench, python, few)}
     seen = bench.take_turns(contenders)
     huey = _row(f"Huey {versions['huey']}, fsync=True", seen["huey"])
+    huey_kept = _row(f"Huey {versions['huey']}, fsync=True, results kept", seen["huey kept"])
     huey_off = _row(
         f"Huey {versions['huey']}, fsync=False", seen["huey off"], note="loses at a power cut"
     )
     rows = [
         huey,
+        huey_kept,
         huey_off,
         _row(f"holdfast, 1 process, {MANY_SLOTS} slots", seen["ours"], beside=huey, goal=5),
+        _row("holdfast, both with results", seen["ours kept"], beside=huey_kept, goal=5),
         _row("holdfast, beside Huey without syncs", seen["ours"], beside=huey_off),
     ]
     if "lite" in seen:
@@ -82,12 +92,16 @@ def _versions(python: Path) -> dict[str, str]:
     return found
 
 
-def _huey(bench: Bench, python: Path, count: int, fsync: str) -> float:
+def _huey(bench: Bench, python: Path, count: int, fsync: str, results: str = "none") -> float:
     """One consumer thread, polling without pause: more of them wait for the same lock."""
     with bench.home() as home:
         ticks = home / "ticks"
         ticks.write_bytes(bytes(_TICKS.size))
-        env = {"BENCH_DB": str(home / "huey.db"), "BENCH_TICKS": str(ticks)}
+        env = {
+            "BENCH_DB": str(home / "huey.db"),
+            "BENCH_TICKS": str(ticks),
+            "BENCH_RESULTS": results,
+        }
         fill = [str(python), "-m", "huey_fill", str(_messages(home, count))]
         with processes.Measured(
             fill,

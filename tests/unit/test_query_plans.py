@@ -65,9 +65,9 @@ def statements() -> list[str]:
 
 
 def plan_of(conn: sqlite3.Connection, sql: str) -> list[str]:
-    marks = max(
-        len(re.findall(r"\?(?!\d)", sql)), *(int(n) for n in re.findall(r"\?(\d+)", sql)), 0, 0
-    )
+    marks = 0
+    for number in re.findall(r"\?(\d*)", sql):  # a plain mark counts on from the highest
+        marks = max(marks, int(number)) if number else marks + 1
     rows = conn.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * marks)
     return [str(row[3]) for row in rows]
 

@@ -106,6 +106,9 @@ class StandardCodec:
     def _typed(self, wire: _Wire, delivery: Delivery, sub: Subscription) -> Message:
         """The usual message, which has no field that is not ours: read by its types at once."""
         metadata, headers = wire.metadata, delivery.headers
+        # Most are empty: what is not there need not be looked at by a function of its own.
+        source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
+        key, lane, expires = metadata.idempotency_key, metadata.ordering_key, metadata.expires_at
         count = metadata.retry_count
         trace = headers.get("traceparent") if metadata.trace is None else metadata.trace
         return Message(
@@ -113,17 +116,17 @@ class StandardCodec:
             type=fields.text("message_type", wire.message_type, default=sub.default_type),
             payload=wire.payload,
             tenant_id=fields.tenant_of(metadata.tenant_id, sub),
-            source=fields.text("source", metadata.source, default=""),
-            channel=fields.text("channel", metadata.channel, default=""),
+            source=fields.text("source", source, default="") if source else "",
+            channel=fields.text("channel", channel, default="") if channel else "",
             priority=wire.priority
             if 0 <= wire.priority <= 3
             else fields.priority_of(wire.priority),
-            correlation_id=fields.optional("correlation_id", wire.correlation_id),
-            trace=fields.optional("trace", trace),
-            idempotency_key=fields.key("idempotency_key", metadata.idempotency_key),
-            ordering_key=fields.key("ordering_key", metadata.ordering_key),
+            correlation_id=fields.optional("correlation_id", correlation) if correlation else None,
+            trace=fields.optional("trace", trace) if trace else None,
+            idempotency_key=fields.key("idempotency_key", key) if key else None,
+            ordering_key=fields.key("ordering_key", lane) if lane else None,
             created_at=fields.moment("timestamp", wire.timestamp) or fields.sent_at(delivery),
-            expires_at=fields.moment("expires_at", metadata.expires_at),
+            expires_at=fields.moment("expires_at", expires) if expires else None,
             headers=dict(headers) if headers else {},
             metadata={} if count is msgspec.UNSET else {"retry_count": count},
             raw=fields.raw_of(self, delivery),

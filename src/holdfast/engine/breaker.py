@@ -39,7 +39,7 @@ class Breaker:
 
     def ask(self) -> Passage:
         """May the next message run?"""
-        if not self.is_open:
+        if self._failures < self._policy.failures:  # `is_open`, asked for every message
             return Passage.GO
         if not self.may_probe:
             return Passage.WAIT
@@ -58,7 +58,7 @@ class Breaker:
 
     def succeeded(self) -> bool:
         """True: this closed the breaker."""
-        was_open = self.is_open
+        was_open = self._failures >= self._policy.failures
         self._failures = 0
         self._probing = False
         return was_open

@@ -83,6 +83,7 @@ _COUNTER_OF_EVENT = {
     events.DLQ: DEAD_LETTERED,
     events.DUPLICATE: DEDUP_HITS,
 }
+_COUNTED = frozenset({*_STATUS_OF_EVENT, *_COUNTER_OF_EVENT})
 _RAN = (Done, Retry, Dead, Discarded)
 _NOT_BEGUN = (Park, Released)
 
@@ -96,9 +97,11 @@ class Histogram:
         self.buckets = [0] * (len(BUCKETS) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.buckets[bisect_left(BUCKETS, value)] += 1
-        self.sum += value
+    def observe(self, values: Sequence[float]) -> None:
+        buckets = self.buckets
+        for value in values:
+            buckets[bisect_left(BUCKETS, value)] += 1
+        self.sum += sum(values)
 
     @property
     def count(self) -> int:
@@ -132,10 +135,10 @@ class Metrics:
     def hear(self, entries: Sequence[events.Entry]) -> None:
         """Events of the ledger, committed."""
         for _tenant, subscription, _task, kind, data in entries:
+            if kind not in _COUNTED:
+                continue
             status = _STATUS_OF_EVENT.get(kind)
             counter = _COUNTER_OF_EVENT.get(kind)
-            if status is None and counter is None:
-                continue
             counts = self._of(data.get("queue") or self._queue_of.get(subscription, subscription))
             if status is not None:
                 counts.consumed[status] += 1
@@ -143,18 +146,24 @@ class Metrics:
                 counts.counters[counter] += 1
 
     def ran(self, batch: Sequence[Finished]) -> None:
+        by_queue: dict[str, list[Finished]] = {}
         for item in batch:
-            run = item.run
-            counts = self._of(run.queue)
-            kind = type(item.outcome)
-            if kind in _RAN:
-                counts.duration.observe((item.finished_at_us - item.started_at_us) / 1e6)
-            if run.failures == 0 and kind not in _NOT_BEGUN:  # the message's first time
-                delay_us = run.claimed_at_us - to_us(run.message.created_at)
-                counts.delay.observe(max(0.0, delay_us / 1e6))
-            if item.usage is not None:
-                counts.counters[LLM_CALLS] += item.usage.llm_calls
-                counts.counters[LLM_TOKENS] += item.usage.tokens
+            by_queue.setdefault(item.run.queue, []).append(item)
+        for queue, items in by_queue.items():
+            counts = self._of(queue)
+            durations, delays = [], []
+            for item in items:
+                run, kind = item.run, type(item.outcome)
+                if kind in _RAN:
+                    durations.append((item.finished_at_us - item.started_at_us) / 1e6)
+                if run.failures == 0 and kind not in _NOT_BEGUN:  # the message's first time
+                    delay_us = run.claimed_at_us - to_us(run.message.created_at)
+                    delays.append(max(0.0, delay_us / 1e6))
+                if item.usage is not None:
+                    counts.counters[LLM_CALLS] += item.usage.llm_calls
+                    counts.counters[LLM_TOKENS] += item.usage.tokens
+            counts.duration.observe(durations)
+            counts.delay.observe(delays)
 
     def recognized(self, queue: str, copies: int) -> None:
         self._of(queue).counters[DEDUP_HITS] += copies

@@ -343,6 +343,8 @@ class SqliteFile:
             conn.execute("PRAGMA wal_autocheckpoint=0")
             conn.execute("PRAGMA cache_size=-16000")
             conn.execute("PRAGMA temp_store=MEMORY")
+            # Debian's SQLite overwrites what is deleted with zeros: a tenth of a drain.
+            conn.execute("PRAGMA secure_delete=OFF")
         except sqlite3.DatabaseError as error:
             raise translate(error, self.path) from error
         return conn

@@ -8,7 +8,6 @@ SQLite compiles each form once.
 from __future__ import annotations
 
 import functools
-import itertools
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -97,12 +96,11 @@ def _update(
 
 
 def _marks(rows: int, bound: Sequence[bool], shared: int, same: str = "") -> str:
-    numbers = itertools.count(shared + 1)
-    each = (
-        ",".join(f"?{next(numbers)}" if is_bound else "NULL" for is_bound in bound)
-        for _ in range(rows)
-    )
-    return ",".join(f"({same}{marks})" for marks in each)
+    # Plain marks count on from the last number: SQLite looks up each written number in a list of
+    # all that came before, and a statement of 200 rows has thousands.
+    first = f"?{shared + 1}"
+    row = ",".join("?" if is_bound else "NULL" for is_bound in bound)
+    return ",".join([f"({same}{row.replace('?', first, 1)})", *[f"({same}{row})"] * (rows - 1)])
 
 
 def _parts(rows: Sequence[Sequence[Any]]) -> list[Sequence[Sequence[Any]]]:

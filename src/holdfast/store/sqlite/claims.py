@@ -8,7 +8,7 @@ to one message until that message is final.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -62,15 +62,8 @@ REOPEN = (
 _ANY_CRASHES = 1_000_000
 
 
-class _New(NamedTuple):
-    """A candidate with the row made for it."""
-
-    at: int
-    candidate: Candidate
-    message: Message
-    rowid: int
-    form: str
-    """How the stored body is read again."""
+_New = tuple[int, tasks.Task]
+"""A candidate that gets a row, and its place in the batch."""
 
 
 class Claims:
@@ -177,7 +170,7 @@ class Claims:
                 continue
             seen.add(identity)
             rowid += 1
-            new.append(_New(at, candidate, message, rowid, tasks.body_info(candidate)))
+            new.append((at, tasks.task(claim, candidate, message, rowid)))
         new = self._insert(claim, new, verdicts)
         self._grant(claim, new, verdicts)
         for at, candidate, message in again:
@@ -195,46 +188,44 @@ class Claims:
             claim.conn,
             tasks.INSERT,
             [
-                tasks.row(claim, candidate, message, rowid, row_id, form)
-                for (_, candidate, message, rowid, form), row_id in zip(
-                    new, uuid7_block(len(new)), strict=True
-                )
+                tasks.row(claim, task, row_id)
+                for (_, task), row_id in zip(new, uuid7_block(len(new)), strict=True)
             ],
             shared=tasks.claimed(claim),
         )
         if inserted == len(new):
             return new
         fresh: list[_New] = []
-        for item in new:
-            existing = tasks.find(claim.conn, claim.sub, item.message)
-            if existing is not None and existing.rowid == item.rowid:
-                fresh.append(item)
+        for at, task in new:
+            existing = tasks.find(claim.conn, claim.sub, task.message)
+            if existing is not None and existing.rowid == task.rowid:
+                fresh.append((at, task))
             else:
-                verdicts[item.at] = self._known(claim, item.candidate, item.message)
+                verdicts[at] = self._known(claim, task.candidate, task.message)
         return fresh
 
     def _grant(self, claim: Claiming, new: Sequence[_New], verdicts: dict[int, Verdict]) -> None:
         """Runs for new rows, less those that are over time or whose key belongs to another."""
         keys = [
-            (message.tenant_id, key, message.id)
-            for _, _, message, _, _ in new
-            if (key := tasks.idem_key(claim.sub, message)) is not None
+            (task.message.tenant_id, task.key, task.message.id)
+            for _, task in new
+            if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
         entries: list[Entry] = []
-        for at, candidate, message, rowid, form in new:
-            delivery = candidate.delivery
-            run = tasks.new_run(claim, candidate, message, rowid, form)
-            expires = tasks.expires_us(delivery, message)
+        for at, task in new:
+            delivery, message = task.candidate.delivery, task.message
+            run = tasks.new_run(claim, task)
+            expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
                 verdicts[at] = Verdict(answer=Answer.EXPIRED, delivery=delivery)
             elif lost and (message.tenant_id, message.id) in lost:
                 holder = lost[(message.tenant_id, message.id)]
-                answer = self._lost_key(claim, run, holder, candidate, entries)
+                answer = self._lost_key(claim, run, holder, task.candidate, entries)
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
             else:
-                entries.append(_claimed(run))
+                entries.append(_claimed(run, task.created_us))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
         self._append(claim, entries)
 
@@ -274,13 +265,13 @@ class Claims:
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
         run = msgspec.structs.replace(
-            tasks.new_run(claim, candidate, message, row.rowid, tasks.body_info(candidate)),
+            tasks.new_run(claim, tasks.task(claim, candidate, message, row.rowid)),
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
             token=Token(claim.worker_id, row.epoch + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
-        self._append(claim, [_claimed(run)])
+        self._append(claim, [_claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -322,7 +313,7 @@ class Claims:
         holder = lost.get((run.message.tenant_id, run.message.id))
         if holder is not None:
             return Verdict(answer=self._lost_key(claim, run, holder, None, entries))
-        entries.append(_claimed(run))
+        entries.append(_claimed(run, to_us(run.message.created_at)))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(
@@ -371,7 +362,7 @@ def next_due(claim: Claiming) -> int | None:
     return min((due for (due,) in found if due is not None), default=None)
 
 
-def _claimed(run: Run) -> Entry:
+def _claimed(run: Run, created_us: int) -> Entry:
     message = run.message
-    data = {"attempt": run.attempt, "created_at": to_us(message.created_at)}
+    data = {"attempt": run.attempt, "created_at": created_us}
     return message.tenant_id, run.subscription, message.id, events.CLAIMED, data

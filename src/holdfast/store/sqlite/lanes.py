@@ -62,8 +62,7 @@ def append_to_lanes(claim: Claiming, candidates: Sequence[Candidate]) -> list[Ca
         rowid += 1
         status = Status.QUEUED if busy[lane] else Status.READY
         place = tasks.waiting(claim, status, message.ordering_key, lane_seq)
-        form = tasks.body_info(candidate)
-        row = tasks.row(claim, candidate, message, rowid, uuid7_bytes(), form)
+        row = tasks.row(claim, tasks.task(claim, candidate, message, rowid), uuid7_bytes())
         if rows.insert(conn, tasks.INSERT, [row], shared=place) == 1:
             busy[lane] = True
         else:

@@ -170,7 +170,8 @@ def failures_after(item: Finished) -> int:
 
 def duration_ms(item: Finished) -> int:
     """How long the run took."""
-    return max(0, (item.finished_at_us - item.started_at_us) // 1000)
+    took_us = item.finished_at_us - item.started_at_us
+    return took_us // 1000 if took_us > 0 else 0
 
 
 def _run_uuid(run_id: str | None) -> bytes | None:

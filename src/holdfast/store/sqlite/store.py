@@ -63,7 +63,7 @@ BUSY = (
     f" AND {UNCOMMON} AND subscription {_OURS}) END"
 )
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
-_ENDS = (Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED)
+_ENDS = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED}
 
 
 class SqliteStore:
@@ -276,7 +276,7 @@ class SqliteStore:
 
     def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
         """What ended at its claim let go of its key and its lane: the next may be ready now."""
-        if any(verdict.answer in _ENDS for verdict in verdicts):
+        if not _ENDS.isdisjoint([verdict.answer for verdict in verdicts]):
             self.file.wake_after_commit()
 
     async def next_due_s(self, sub: Subscription) -> float | None:

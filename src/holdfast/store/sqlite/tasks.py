@@ -47,6 +47,19 @@ _decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32
 
 
+class Task(msgspec.Struct):
+    """A message that gets a row, and what the row says of it."""
+
+    candidate: Candidate
+    message: Message
+    rowid: int
+    form: str
+    """How the stored body is read again."""
+    key: str | None
+    created_us: int
+    expires_us: int | None
+
+
 class Existing(NamedTuple):
     """A row that was there before."""
 
@@ -91,26 +104,37 @@ def _common(claim: Claiming) -> tuple[Any, ...]:
     return claim.sub.name, claim.sub.queue, claim.held, claim.now_us
 
 
-def row(
-    claim: Claiming, candidate: Candidate, message: Message, rowid: int, row_id: bytes, form: str
-) -> tuple[Any, ...]:
-    """Values for `INSERT`. The body and its `form` stay only where the store holds the message."""
+def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Task:
+    return Task(
+        candidate,
+        message,
+        rowid,
+        body_info(candidate),
+        idem_key(claim.sub, message),
+        to_us(message.created_at),
+        expires_us(candidate.delivery, message),
+    )
+
+
+def row(claim: Claiming, task: Task, row_id: bytes) -> tuple[Any, ...]:
+    """Values for `INSERT`. The body and its form stay only where the store holds the message."""
+    candidate, message = task.candidate, task.message
     body: bytes | None = None
     info: str | None = None
     body_crc: int | None = None
     if claim.held == "store":
-        body, info = candidate.delivery.body, form
+        body, info = candidate.delivery.body, task.form
         body_crc = crc(body)
     return (
-        rowid,
+        task.rowid,
         row_id,
         message.tenant_id,
         message.id,
         message.type,
         message.priority,
-        idem_key(claim.sub, message),
-        to_us(message.created_at),
-        expires_us(candidate.delivery, message),
+        task.key,
+        task.created_us,
+        task.expires_us,
         message.correlation_id,
         None if message.trace is None else message.trace_id,
         body,
@@ -160,22 +184,22 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
-def new_run(claim: Claiming, candidate: Candidate, message: Message, rowid: int, form: str) -> Run:
+def new_run(claim: Claiming, task: Task) -> Run:
     """The run of a message that was claimed for the first time."""
-    delivery = candidate.delivery
+    delivery = task.candidate.delivery
     return Run(
         subscription=claim.sub.name,
         queue=claim.sub.queue,
-        idem_key=idem_key(claim.sub, message),
-        message=message,
+        idem_key=task.key,
+        message=task.message,
         token=Token(claim.worker_id, 1),
         attempt=1,
         crashes=0,
         claimed_at_us=claim.now_us,
-        row=rowid,
+        row=task.rowid,
         delivery=delivery if claim.held == "broker" else None,
         body=delivery.body,
-        body_info=form,
+        body_info=task.form,
     )
 
 
