@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -310,27 +311,6 @@ class App:
         """
         config = self.config
         settings = config.worker
-        isolated = self._children()
-
-        def make_executor(**hooks: Any) -> Executor:
-            return Executor(
-                handlers=self.handlers,
-                store=self.store,
-                make_send=self._follow_up,
-                clock=self.clock,
-                guard=self._guard,
-                middleware=tuple(self._middleware),
-                breaker=BreakerPolicy(
-                    failures=config.breaker.failures, probe_s=config.breaker.probe_s
-                ),
-                threads=settings.slots,
-                crash_budget=settings.crash_budget,
-                guard_timeout_s=settings.guard_timeout_s,
-                recycle_grace_s=settings.recycle_grace_s,
-                isolated=isolated,
-                **hooks,
-            )
-
         worker = EngineWorker(
             name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
             store=self.store,
@@ -340,7 +320,7 @@ class App:
             subscriptions=self.subscriptions(),
             slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
             paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
-            make_executor=make_executor,
+            make_executor=functools.partial(self._executor, self._children()),
             clock=self.clock,
             settings=WorkerSettings(
                 slots=settings.slots,
@@ -359,6 +339,24 @@ class App:
         if self.metrics is not None:
             self.metrics.watch(worker.serving)
         return worker
+
+    def _executor(self, isolated: Children | None, **hooks: Any) -> Executor:
+        settings, breaker = self.config.worker, self.config.breaker
+        return Executor(
+            handlers=self.handlers,
+            store=self.store,
+            make_send=self._follow_up,
+            clock=self.clock,
+            guard=self._guard,
+            middleware=tuple(self._middleware),
+            breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
+            threads=settings.slots,
+            crash_budget=settings.crash_budget,
+            guard_timeout_s=settings.guard_timeout_s,
+            recycle_grace_s=settings.recycle_grace_s,
+            isolated=isolated,
+            **hooks,
+        )
 
     def _children(self) -> Children | None:
         """The child processes of isolated handlers, if there are such handlers."""

@@ -26,7 +26,7 @@ class TestSqliteStore(StoreConformance):
 
     async def let_die(self, store: Store, worker: Worker) -> None:
         assert isinstance(store, SqliteStore)
-        store._beats.pop(worker.worker_id).close()  # its lock is free, as after a kill
+        store._roll.stop_beat(worker.worker_id)  # its lock is free, as after a kill
 
 
 class TestSqliteStoreWithItsQueue(TestSqliteStore):

@@ -168,7 +168,8 @@ class World:
     @contextlib.contextmanager
     def _real_store(self) -> Any:
         """The store and queue as they are, on our file, with our word on who is alive."""
-        store, queue = "holdfast.store.sqlite.store", "holdfast.brokers.sqlite"
+        queue = "holdfast.brokers.sqlite"
+        store, roll = "holdfast.store.sqlite.store", "holdfast.store.sqlite.roll"
 
         def opened(path: Path, clock: object = None) -> SqliteFile:
             return self._opened
@@ -178,9 +179,9 @@ class World:
 
         with (
             mock.patch(f"{store}.open_file", opened),
-            mock.patch(f"{store}.is_alive", alive),
-            mock.patch(f"{store}.forget"),
-            mock.patch(f"{store}.Beat"),
+            mock.patch(f"{roll}.is_alive", alive),
+            mock.patch(f"{roll}.forget"),
+            mock.patch(f"{roll}.Beat"),
             mock.patch(f"{queue}.open_file", opened),
         ):
             yield

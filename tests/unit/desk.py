@@ -62,16 +62,12 @@ class Desk:
         """Run a worker until nothing is left to do."""
         worker = self.app.worker()
         await worker.begin()
-        names = [sub.name for sub in self.app.subscriptions()]
         try:
-            await until(lambda: self._is_done(names))
+            async with asyncio.timeout(60):
+                await self.app.idle(worker)
         finally:
             await worker.drain()
         assert worker.failure is None
-
-    async def _is_done(self, names: Sequence[str]) -> bool:
-        queues = await self.records.queues()
-        return not any(state.ready for state in queues) and await self.app.store.is_empty(names)
 
     async def events(self, message_id: str, tenant_id: str = "default") -> list[str]:
         return [event.type for event in await self.events_of(message_id, tenant_id)]

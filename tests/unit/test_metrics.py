@@ -157,7 +157,7 @@ async def test_what_a_dead_worker_ran_is_counted_as_reclaimed(home):
         sub = app.config.subscription("q")
         taken = await app.store.take(sub, decoder(sub), limit=1, worker=ghost)
         assert len(taken.verdicts) == 1
-        app.store._beats.pop(ghost.worker_id).close()  # it dies
+        app.store._roll.stop_beat(ghost.worker_id)  # it dies
         worker = app.worker()
         await worker.begin()
         await asyncio.wait_for(ran.wait(), 30)

@@ -162,7 +162,7 @@ class _Harness(StoreHarness):
 
     async def let_die(self, store: Store, worker: Worker) -> None:
         assert isinstance(store, SqliteStore)
-        store._beats.pop(worker.worker_id).close()
+        store._roll.stop_beat(worker.worker_id)
 
 
 def _id(value: Any) -> str:

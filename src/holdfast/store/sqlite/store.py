@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,16 +31,15 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
-from holdfast.sqlite.liveness import Beat, forget, is_alive
 from holdfast.sqlite.wake import OUTGOING
 
-from . import reaper
 from .claiming import Claiming
 from .claims import Claims, next_due
 from .finish import Finisher
 from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
+from .roll import Roll, is_alive_in
 from .runs import RunWriter
 from .tasks import UNCOMMON, UNENDED, crc
 
@@ -86,8 +84,6 @@ class SqliteStore:
         self._queue = queue
         self._suspect_at = suspect_at
         self._opened: SqliteFile | None = None
-        self._beats: dict[int, Beat] = {}
-        self._beats_lock = threading.Lock()
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
@@ -99,15 +95,13 @@ class SqliteStore:
             self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
             self._finisher = Finisher(self._ledger, self._queue, file.wake_after_commit)
             self._runs = RunWriter(self._ledger)
+            self._roll = Roll(file, self._ledger)
             self._opened = file
 
     async def close(self) -> None:
         if self._opened is not None:
             file, self._opened = self._opened, None
-            with self._beats_lock:
-                for beat in self._beats.values():
-                    beat.close()
-                self._beats.clear()
+            self._roll.close()
             await asyncio.to_thread(close_file, file)
 
     @property
@@ -128,104 +122,24 @@ class SqliteStore:
     # -- workers ----------------------------------------------------------------------------------
 
     async def register(self, name: str) -> Worker:
-        made: list[int] = []
-
-        def op(conn: sqlite3.Connection) -> Worker:
-            cursor = conn.execute(
-                "INSERT INTO workers (name, state, started_at) VALUES (?, 'alive', ?)",
-                (name, self.clock.now_us()),
-            )
-            worker_id = cursor.lastrowid or 0
-            # Locked before the row can be seen: no reaper may find it without its sign of life.
-            with self._beats_lock:
-                if worker_id not in self._beats:  # it is there if this is undone and run again
-                    beat = Beat(self.file.workers_folder, worker_id, self.clock)
-                    self._beats[worker_id] = beat
-            made.append(worker_id)
-            return Worker(worker_id=worker_id, name=name)
-
-        try:
-            worker = await self.file.write(op)
-            self._ledger.begin(worker.worker_id)
-            return worker
-        except StoreError:
-            for worker_id in made:  # not committed: the number goes to whoever asks next
-                self._stop_beat(worker_id)
-            raise
+        return await self._roll.register(name)
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
-        def leaving(conn: sqlite3.Connection) -> None:
-            # Its lock says when the process is gone: the reaper hands back what still runs.
-            conn.execute(
-                "UPDATE workers SET state = 'leaving' WHERE worker_id = ? AND state = 'alive'",
-                (worker.worker_id,),
-            )
-
-        def op(conn: sqlite3.Connection) -> None:
-            now = self.clock.now_us()
-            conn.execute(
-                "UPDATE workers SET state = 'left', ended_at = ? WHERE worker_id = ?"
-                " AND state = 'alive'",
-                (now, worker.worker_id),
-            )
-            if reaper.hand_back(conn, self._ledger, worker.worker_id, worker.worker_id, now):
-                self.file.wake_after_commit()
-            conn.execute(
-                "UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker.worker_id,)
-            )
-            if self._ledger.is_blank(worker.worker_id):  # see prune.py for who is kept, and why
-                conn.execute(
-                    "DELETE FROM workers WHERE worker_id = ? AND state = 'left'",
-                    (worker.worker_id,),
-                )
-
-        if running:
-            await self.file.write(leaving)
-            return
-        await self.file.write(op)
-        self._stop_beat(worker.worker_id)
-
-    def _stop_beat(self, worker_id: int) -> None:
-        with self._beats_lock:
-            beat = self._beats.pop(worker_id, None)
-        if beat is not None:
-            beat.close()
+        await self._roll.leave(worker, running=running)
 
     def beat(self, worker: Worker) -> None:
-        with self._beats_lock:
-            beat = self._beats.get(worker.worker_id)
-            if beat is not None:
-                beat.beat()
+        self._roll.beat(worker)
 
     def is_registered(self, worker: Worker) -> bool:
-        return self.file.read_sync(lambda conn: _is_alive_in(conn, worker.worker_id))
+        return self._roll.is_registered(worker)
 
     async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
-        folder = self.file.workers_folder
-
-        def alive(worker_id: int) -> bool:
-            return is_alive(folder, worker_id, lease_s=lease_s, clock=self.clock)
-
-        known = await self.file.read(lambda conn: conn.execute(reaper.PRESENT).fetchall())
-        if all(w == worker.worker_id or alive(w) for w, _ in known):
+        if not await self._roll.is_someone_missing(worker, lease_s):
             return Reclaimed()
-
-        def op(conn: sqlite3.Connection) -> Reclaimed:
-            found = reaper.reap(
-                conn,
-                self._ledger,
-                alive,
-                me=worker.worker_id,
-                crash_budget=crash_budget,
-                now_us=self.clock.now_us(),
-            )
-            if found.tasks:
-                self.file.wake_after_commit()
-            return found
-
-        found = await self._commit(op)
-        for worker_id in found.workers:
-            forget(folder, worker_id)
+        found = await self._commit(
+            lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget)
+        )
+        self._roll.forget(found.workers)
         return found
 
     # -- claim ------------------------------------------------------------------------------------
@@ -287,7 +201,7 @@ class SqliteStore:
     def _claiming(
         self, conn: sqlite3.Connection, sub: Subscription, worker: Worker, held: str = "store"
     ) -> Claiming:
-        if not _is_alive_in(conn, worker.worker_id):
+        if not is_alive_in(conn, worker.worker_id):
             # Nobody would reap what a dead number claims. The worker registers again, and asks.
             raise StoreUnavailable(f"worker {worker.worker_id} was declared dead; nothing claimed")
         now = self.clock.now_us()
@@ -504,11 +418,6 @@ class SqliteStore:
             for listener in self._listeners:
                 listener(heard)
         return result
-
-
-def _is_alive_in(conn: sqlite3.Connection, worker_id: int) -> bool:
-    found = conn.execute("SELECT state FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
-    return found is not None and found[0] == "alive"
 
 
 def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
