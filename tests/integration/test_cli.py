@@ -159,6 +159,42 @@ def test_tail_follows_and_ends_with_the_right_code():
             assert "Traceback" not in (tail.stderr.read() if tail.stderr else "")
 
 
+TERMINATED_AT_A_START = '''
+import asyncio, os, signal, threading
+from holdfast.cli.session import Session
+
+class Interrupted(threading.Condition):
+    """SIGTERM comes when its lock is taken and `with` does not know it yet."""
+
+    def __enter__(self):
+        taken = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return taken
+
+usual = threading.Thread.start
+
+def start(thread):
+    threading.Thread.start = usual
+    thread._started._cond = Interrupted(threading.Lock())
+    usual(thread)
+
+threading.Thread.start = start
+
+async def work():
+    while True:
+        await asyncio.to_thread(int)
+
+Session(as_json=False, config_path=None, debug=False).run(work())
+'''
+
+
+def test_a_sigterm_in_the_middle_of_a_threads_start_ends_the_command():
+    command = [sys.executable, "-c", TERMINATED_AT_A_START]
+    ended = subprocess.run(command, check=False, timeout=LIMIT_S)
+    assert ended.returncode == Exit.TERMINATED
+
+
 def is_listening(pid: int) -> bool:
     """Has the process bound its socket for wake-ups beside the database?"""
     folder = Path(os.environ["HOLDFAST_HOME"]) / "holdfast.db.wake"

@@ -108,14 +108,10 @@ class Session:
         return self.config.queue(queue).codec
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end; a SIGTERM lets open things close first."""
+        """Run to the end; a SIGTERM lets open things close first, as Ctrl+C does."""
         if threading.current_thread() is not threading.main_thread():
             return asyncio.run(work)
-        before = signal.signal(signal.SIGTERM, _terminated)
-        try:
-            return asyncio.run(work)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        return asyncio.run(_until_terminated(work))
 
     def require_store(self) -> Path:
         """The store's file, which must be there and readable for this version."""
@@ -277,5 +273,29 @@ def stop(code: Exit) -> NoReturn:
     raise click.exceptions.Exit(int(code))
 
 
-def _terminated(*_: object) -> None:
-    raise SystemExit(int(Exit.TERMINATED))
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """A second SIGTERM ends the process at once.
+
+    The loop is told, and cancels. An exception raised by a signal's handler would come up between
+    any two steps, also in the middle of a thread's start: that thread would never end.
+    """
+    loop = asyncio.get_running_loop()
+    working = asyncio.current_task()
+    told = False
+
+    def terminate() -> None:
+        nonlocal told
+        told = True
+        loop.remove_signal_handler(signal.SIGTERM)
+        if working is not None:
+            working.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if told:
+            raise SystemExit(int(Exit.TERMINATED)) from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
