@@ -79,6 +79,7 @@ class App:
             self._send_policy,
             max_bytes=self.config.max_message_bytes,
             timeout_s=self.config.send_timeout_s,
+            hold_back=self._hold_back,
         )
         self._sync: _LoopThread | None = None
 
@@ -262,6 +263,9 @@ class App:
     ) -> Send:
         """The message as it would be sent, checked. Raises InvalidMessage."""
         return self._sender.outgoing(type, payload, queue, options)
+
+    async def _hold_back(self, send: Send) -> None:
+        await self.store.hold_back(send)
 
     def _send_policy(self, queue: str) -> SendPolicy:
         own = self.config.queue(queue)

@@ -13,10 +13,11 @@ from holdfast.core.errors import ConfigError
 _BROKERS = {
     "memory": "holdfast.brokers.memory:MemoryBroker",
     "sqlite": "holdfast.brokers.sqlite:SqliteBroker",
+    "redis": "holdfast.brokers.redis:RedisBroker",
+    "rediss": "holdfast.brokers.redis:RedisBroker",
+    "unix": "holdfast.brokers.redis:RedisBroker",
 }
 _LATER = {
-    "redis": "Redis Streams",
-    "rediss": "Redis Streams",
     "amqp": "RabbitMQ",
     "amqps": "RabbitMQ",
     "kafka": "Kafka",

@@ -55,7 +55,7 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
     found = [
         _config_check(config),
         *use.check_settings(
-            in_memory=config.broker_file is None,
+            in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
         ),
         checks.check_version(),

@@ -242,7 +242,7 @@ def _refused(session: Session, answer: Answer) -> None:
 
 
 def _refuse_memory(app: App) -> None:
-    if app.config.broker_file is None:
+    if app.config.broker_kind == "memory":
         raise BrokerUnavailable(
             "the broker is memory://, which only the process that runs it can reach; "
             "write broker: sqlite to send from outside"

@@ -15,6 +15,9 @@ import msgspec
 
 from .errors import HoldfastError
 
+FLAT = "x-holdfast-flat"
+"""Header: the body is a JSON object of texts. A broker whose messages have fields spreads it."""
+
 
 class Durability(StrEnum):
     """What a receipt promises (P1)."""

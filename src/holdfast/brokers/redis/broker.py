@@ -1,0 +1,282 @@
+"""`RedisBroker`: the broker port on Redis Streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.exceptions import ResponseError
+
+from holdfast.core.broker import (
+    Capabilities,
+    Delivery,
+    Durability,
+    Health,
+    Outgoing,
+    QueueStats,
+    Result,
+    Settlement,
+    Subscription,
+    Verb,
+)
+from holdfast.core.clock import Clock
+from holdfast.core.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    HoldfastError,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishUnknown,
+)
+from holdfast.core.ids import new_id
+
+from .entries import LEVELS, fields_of, key_of
+from .group import Group
+from .wire import AnswerUnknown, Command, Wire
+
+MAX_BODY = 64 * 1024 * 1024
+VISIBILITY_TIMEOUT_S = 300.0
+TIMEOUT_S = 5.0
+AUTOCLAIM_SINCE = (6, 2)
+_OURS = {"visibility_timeout_s", "timeout_s", "delete_acked"}
+_DELETE = ("auto", "always", "never")
+
+
+class RedisBroker:
+    """`Broker`, `Inspectable` and `Extends` on one Redis server.
+
+    `lease_s` is how long an entry may be pending without a sign of life before another worker
+    takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_s: float = VISIBILITY_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        delete_acked: str = "auto",
+        scan: bool | None = None,
+    ) -> None:
+        if delete_acked not in _DELETE:
+            raise ConfigError([f"broker: delete_acked is one of {', '.join(_DELETE)}"])
+        self._url = url
+        self._timeout_s = timeout_s
+        self._delete_acked = delete_acked
+        self._scan = scan
+        self._wire: Wire | None = None
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._queues: set[str] = set()
+        self._alone: dict[str, bool] = {}
+        self._consumer = f"{socket.gethostname()}-{os.getpid()}-{new_id()[-6:]}"
+        self.capabilities = Capabilities(
+            durability=Durability.PROCESS,
+            priority=True,
+            ttl=True,
+            ordered=True,
+            release=True,
+            lease_s=lease_s,
+            max_batch=500,
+            max_body=MAX_BODY,
+        )
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> RedisBroker:
+        """`redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
+
+        After a `?`: visibility_timeout_s, timeout_s, delete_acked, and what redis-py knows.
+        """
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        own = {name: options.pop(name) for name in _OURS & set(options)}
+        try:
+            lease_s = float(own.get("visibility_timeout_s", _default_lease_s()))
+            timeout_s = float(own.get("timeout_s", TIMEOUT_S))
+        except ValueError as error:
+            raise ConfigError([f"broker: {parts.scheme}: {error}"]) from None
+        if lease_s <= 0 or timeout_s <= 0:
+            raise ConfigError(
+                [f"broker: {parts.scheme}: visibility_timeout_s and timeout_s are above 0"]
+            )
+        plain = urlunsplit(parts._replace(query=urlencode(options)))
+        delete = own.get("delete_acked", "auto")
+        return cls(plain, lease_s=lease_s, timeout_s=timeout_s, delete_acked=delete)
+
+    # -- open and close ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._wire is not None:
+            return
+        wire = Wire(self._url, timeout_s=self._timeout_s)
+        info = await wire.ask_one("INFO", "server")
+        if self._scan is None:
+            self._scan = _version(info) < AUTOCLAIM_SINCE
+        self._wire = wire
+
+    async def close(self) -> None:
+        if self._wire is None:
+            return
+        wire, self._wire = self._wire, None
+        groups, self._groups = list(self._groups.values()), {}
+        try:
+            await asyncio.gather(*(group.close() for group in groups))
+        except BrokerError:
+            pass  # what is pending comes back by its age
+        finally:
+            await wire.close()
+
+    @property
+    def wire(self) -> Wire:
+        if self._wire is None:
+            raise BrokerUnavailable("the Redis broker is not open")
+        return self._wire
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        wire = self.wire
+        self._queues.add(queue)
+        results: dict[int, Result] = {}
+        commands: list[Command] = []
+        asked: list[int] = []
+        for n, out in enumerate(batch):
+            try:
+                commands.append(_xadd(queue, out))
+                asked.append(n)
+            except InvalidMessage as error:
+                results[n] = Result(id=out.id, error=error)
+        answers: Sequence[object] = ()
+        if commands:
+            try:
+                answers = await wire.ask(*commands)
+            except AnswerUnknown as error:
+                raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
+        for n, answer in zip(asked, answers, strict=True):
+            refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
+            results[n] = Result(id=batch[n].id, error=refused)
+        return [results[n] for n in range(len(batch))]
+
+    # -- receive and settle -----------------------------------------------------------------------
+
+    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+        return await self._group(sub).receive(limit, wait)
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+        group = self._group(sub)
+        acked = [item.delivery.tag for item in batch if item.verb is Verb.ACK]
+        released = [item.delivery.tag for item in batch if item.verb is Verb.RELEASE]
+        delete = bool(acked) and await self._may_delete(sub)
+        commands = [
+            *group.ack_commands(acked, delete=delete),
+            *group.release_commands(released),
+        ]
+        for answer in await self.wire.ask(*commands) if commands else ():
+            if isinstance(answer, ResponseError) and "NOGROUP" not in str(answer):
+                raise self.wire.refused(answer)
+        group.settled(acked, released)
+        return [_settled(item) for item in batch]
+
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
+        await self._group(sub).extend([delivery.tag for delivery in batch])
+
+    def _group(self, sub: Subscription) -> Group:
+        wire = self.wire
+        name = (sub.queue, sub.group)
+        group = self._groups.get(name)
+        if group is None:
+            self._queues.add(sub.queue)
+            group = self._groups[name] = Group(
+                wire,
+                sub.queue,
+                sub.group,
+                self._consumer,
+                lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
+                scan=bool(self._scan),
+            )
+        return group
+
+    async def _may_delete(self, sub: Subscription) -> bool:
+        """XDEL takes an entry from every group: only while there is no other one."""
+        if self._delete_acked != "auto":
+            return self._delete_acked == "always"
+        groups = await self.wire.ask_one("XINFO", "GROUPS", key_of(sub.queue, 1))
+        return len(groups) <= 1
+
+    # -- what it says of itself -------------------------------------------------------------------
+
+    async def health(self) -> Health:
+        try:
+            await self.wire.ask_one("PING")
+        except HoldfastError as error:
+            return Health(ok=False, detail=str(error))
+        return Health(ok=True)
+
+    async def stats(self) -> Sequence[QueueStats]:
+        return [await self._stats_of(queue) for queue in sorted(self._queues)]
+
+    async def _stats_of(self, queue: str) -> QueueStats:
+        ready = in_flight = 0
+        ages: list[float] = []
+        for level in LEVELS:
+            key = key_of(queue, level)
+            length, groups, first, now = await self.wire.ask(
+                ("XLEN", key),
+                ("XINFO", "GROUPS", key),
+                ("XRANGE", key, "-", "+", "COUNT", 1),
+                ("TIME",),
+            )
+            pending = 0
+            if not isinstance(groups, ResponseError):
+                pending = max((_field(group, b"pending") for group in groups), default=0)
+            if isinstance(length, int):
+                ready += max(0, length - pending)
+                in_flight += pending
+            if first and not isinstance(first, ResponseError):
+                sent_ms = int(first[0][0].partition(b"-")[0])
+                ages.append(max(0.0, int(now[0]) + int(now[1]) / 1e6 - sent_ms / 1e3))
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            in_flight=in_flight,
+            oldest_age_s=max(ages, default=None),
+        )
+
+
+def _default_lease_s() -> str:
+    return os.environ.get("VISIBILITY_TIMEOUT_S", str(VISIBILITY_TIMEOUT_S))
+
+
+def _xadd(queue: str, out: Outgoing) -> Command:
+    if len(out.body) > MAX_BODY:
+        raise MessageTooLarge(f"{out.id}: {len(out.body)} bytes, the limit is {MAX_BODY}")
+    if out.delay_s > 0:
+        raise InvalidMessage(f"{out.id}: Redis Streams cannot hold a message back")
+    level = out.priority if out.priority in LEVELS else 1
+    return ("XADD", key_of(queue, level), "*", *fields_of(out))
+
+
+def _settled(item: Settlement) -> Result:
+    identity = item.delivery.identity or ""
+    if item.verb is Verb.REJECT:
+        return Result(id=identity, error=BrokerError("Redis Streams have no dead-letter place"))
+    return Result(id=identity)
+
+
+def _version(info: bytes) -> tuple[int, int]:
+    for line in info.splitlines():
+        if line.startswith(b"redis_version:"):
+            major, minor, *_ = line.partition(b":")[2].split(b".")
+            return int(major), int(minor)
+    return AUTOCLAIM_SINCE
+
+
+def _field(pairs: Sequence[object], name: bytes) -> int:
+    """A number of an XINFO answer: names and values in turn."""
+    for found, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if found == name and isinstance(value, int):
+            return value
+    return 0
