@@ -1,11 +1,15 @@
-"""Redis Streams pass the suite, on a real server; stale entries are taken back in both ways."""
+"""Redis Streams pass the suite, on a real server; stale entries are taken back in both ways.
+
+On the server of HOLDFAST_TEST_REDIS_URL the checks that restart it are skipped.
+"""
 
 import asyncio
 
 from holdfast.brokers.redis import RedisBroker
+from holdfast.brokers.redis.entries import LEVELS, key_of
 from holdfast.core.broker import Broker
 from holdfast.testing import BrokerConformance
-from tests.servers.redis import RedisServer
+from tests.servers.redis import OutsideRedis, RedisServer, redis_server
 
 
 class _Redis(BrokerConformance):
@@ -14,16 +18,22 @@ class _Redis(BrokerConformance):
     tolerance_s = 5.0  # a shared machine
     patience_s = 30.0
     scan: bool | None = None
-    server: RedisServer
+    server: RedisServer | OutsideRedis
+    queues: list[str]
 
     @classmethod
     def setup_class(cls) -> None:
-        cls.server = RedisServer()
+        cls.queues = []
+        cls.server = redis_server()
         cls.server.start()
 
     @classmethod
     def teardown_class(cls) -> None:
+        cls.server.forget(*(key_of(queue, level) for queue in cls.queues for level in LEVELS))
         cls.server.remove()
+
+    async def prepare_queue(self, broker: Broker, queue: str) -> None:
+        self.queues.append(queue)
 
     async def make_broker(self) -> RedisBroker:
         return RedisBroker(self.server.url, lease_s=2.0, scan=self.scan)

@@ -1,4 +1,7 @@
-"""A private Redis: its own folder, a socket instead of a port, every write in its log (AOF)."""
+"""A private Redis: its own folder, a socket instead of a port, every write in its log (AOF).
+
+HOLDFAST_TEST_REDIS_URL names one to use instead, where a test needs no server of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,39 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from unittest import SkipTest
+
+from redis import Redis
 
 BINARY = "redis-server"
 STARTS_WITHIN_S = 30.0
+OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_REDIS_URL", "")
+
+
+def redis_server() -> RedisServer | OutsideRedis:
+    """For tests that need a server, whichever; not started yet."""
+    return OutsideRedis(OUTSIDE_URL) if OUTSIDE_URL else RedisServer()
+
+
+class OutsideRedis:
+    """A server of somebody else's: used, cleaned, and otherwise left alone."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def start(self) -> None:
+        """It runs, or the test that uses it says that it does not."""
+
+    def restart(self) -> None:
+        raise SkipTest("HOLDFAST_TEST_REDIS_URL is somebody else's server: it is not restarted")
+
+    def forget(self, *keys: str) -> None:
+        if keys:
+            with Redis.from_url(self.url) as client:
+                client.delete(*keys)
+
+    def remove(self) -> None:
+        """It goes on running."""
 
 
 class RedisServer:
@@ -21,6 +54,8 @@ class RedisServer:
 
     def __init__(self, *settings: str) -> None:
         binary = shutil.which(BINARY)
+        if not binary and OUTSIDE_URL:
+            raise SkipTest("this needs a Redis of its own: HOLDFAST_TEST_REDIS_URL is not enough")
         assert binary, "redis-server is missing: run tests/prepare.sh (Debian package redis-server)"
         self._folder = Path(tempfile.mkdtemp(prefix="hf-redis-", dir="/tmp"))
         self._socket = self._folder / "r.sock"
@@ -59,6 +94,9 @@ class RedisServer:
     def restart(self) -> None:
         self.kill()
         self.start()
+
+    def forget(self, *keys: str) -> None:
+        """They go with the folder."""
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)

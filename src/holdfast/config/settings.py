@@ -162,7 +162,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
         if self.type is None:
             return None
         if self.type not in ADAPTERS:
-            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, 'mock, sqlite')}"])
+            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, ', '.join(ADAPTERS))}"])
         return ADAPTERS[self.type]
 
 
@@ -228,7 +228,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     home: Path = Path(".holdfast")
     """Folder of everything that holdfast writes."""
     broker: str = "sqlite"
-    """`sqlite` (in `home`), `sqlite:///path` or `memory://`."""
+    """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
     store: str = "sqlite"
     """`sqlite` (the broker's file, else in `home`) or `sqlite:///path`."""
     worker: Worker = Worker()

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from .checks import Check
 from .errors import HoldfastError
 
 FLAT = "x-holdfast-flat"
@@ -196,6 +197,15 @@ class Inspectable(Protocol):
     """Optional role: depth and age of queues."""
 
     async def stats(self) -> Sequence[QueueStats]: ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """Optional role: would the server behind it lose messages? Asked by `doctor`."""
+
+    async def examine(self) -> Sequence[Check]:
+        """What is wrong with it, also that it does not answer; the broker need not be open."""
+        ...
 
 
 @runtime_checkable

@@ -238,7 +238,8 @@ class BrokerFetcher(_Loop):
 
     async def _is_the_fetcher(self) -> bool:
         """An ordered source has one reader: what two have read comes in no order any more."""
-        if self._broker.capabilities.durability is Durability.NONE:
+        able = self._broker.capabilities
+        if able.durability is Durability.NONE and able.lease_s is None:
             return True  # in memory: this process's own, whoever reads elsewhere
         owned = await self._store.adopt_in_order(self.sub, [], worker=self._worker.worker)
         return owned is not None

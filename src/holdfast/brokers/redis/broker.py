@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Sequence
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import ClassVar
 
+import msgspec
 from redis.exceptions import ResponseError
 
 from holdfast.core.broker import (
@@ -22,6 +24,7 @@ from holdfast.core.broker import (
     Subscription,
     Verb,
 )
+from holdfast.core.checks import Check, refused
 from holdfast.core.clock import Clock
 from holdfast.core.errors import (
     BrokerError,
@@ -34,24 +37,28 @@ from holdfast.core.errors import (
 )
 from holdfast.core.ids import new_id
 
+from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
+from .checks import durability, judge, look, unsafe
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .wire import AnswerUnknown, Command, Wire
 
+log = logging.getLogger("holdfast.brokers.redis")
+
 MAX_BODY = 64 * 1024 * 1024
-VISIBILITY_TIMEOUT_S = 300.0
-TIMEOUT_S = 5.0
 AUTOCLAIM_SINCE = (6, 2)
-_OURS = {"visibility_timeout_s", "timeout_s", "delete_acked"}
-_DELETE = ("auto", "always", "never")
 
 
 class RedisBroker:
-    """`Broker`, `Inspectable` and `Extends` on one Redis server.
+    """`Broker`, `Inspectable`, `Extends` and `Examinable` on one Redis server.
 
     `lease_s` is how long an entry may be pending without a sign of life before another worker
     takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
+    `allow_unsafe`: a server that may lose messages is what was asked for.
     """
+
+    _warned_of: ClassVar[set[str]] = set()
+    """Servers that this process has warned of: it opens brokers more than once."""
 
     def __init__(
         self,
@@ -60,13 +67,15 @@ class RedisBroker:
         lease_s: float = VISIBILITY_TIMEOUT_S,
         timeout_s: float = TIMEOUT_S,
         delete_acked: str = "auto",
+        allow_unsafe: bool = False,
         scan: bool | None = None,
     ) -> None:
-        if delete_acked not in _DELETE:
-            raise ConfigError([f"broker: delete_acked is one of {', '.join(_DELETE)}"])
+        if delete_acked not in DELETE_ACKED:
+            raise ConfigError([f"broker: delete_acked is one of {', '.join(DELETE_ACKED)}"])
         self._url = url
         self._timeout_s = timeout_s
         self._delete_acked = delete_acked
+        self._allow_unsafe = allow_unsafe
         self._scan = scan
         self._wire: Wire | None = None
         self._groups: dict[tuple[str, str], Group] = {}
@@ -88,23 +97,17 @@ class RedisBroker:
     def from_url(cls, url: str, *, clock: Clock) -> RedisBroker:
         """`redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
 
-        After a `?`: visibility_timeout_s, timeout_s, delete_acked, and what redis-py knows.
+        After a `?`: visibility_timeout_s, timeout_s, delete_acked, allow_unsafe, and what the
+        driver may be told (`address.py`).
         """
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        own = {name: options.pop(name) for name in _OURS & set(options)}
-        try:
-            lease_s = float(own.get("visibility_timeout_s", _default_lease_s()))
-            timeout_s = float(own.get("timeout_s", TIMEOUT_S))
-        except ValueError as error:
-            raise ConfigError([f"broker: {parts.scheme}: {error}"]) from None
-        if lease_s <= 0 or timeout_s <= 0:
-            raise ConfigError(
-                [f"broker: {parts.scheme}: visibility_timeout_s and timeout_s are above 0"]
-            )
-        plain = urlunsplit(parts._replace(query=urlencode(options)))
-        delete = own.get("delete_acked", "auto")
-        return cls(plain, lease_s=lease_s, timeout_s=timeout_s, delete_acked=delete)
+        found = read_address(url)
+        return cls(
+            found.url,
+            lease_s=found.lease_s,
+            timeout_s=found.timeout_s,
+            delete_acked=found.delete_acked,
+            allow_unsafe=found.allow_unsafe,
+        )
 
     # -- open and close ---------------------------------------------------------------------------
 
@@ -112,9 +115,14 @@ class RedisBroker:
         if self._wire is not None:
             return
         wire = Wire(self._url, timeout_s=self._timeout_s)
-        info = await wire.ask_one("INFO", "server")
-        if self._scan is None:
-            self._scan = _version(info) < AUTOCLAIM_SINCE
+        seen = await look(wire)
+        if self._scan is None:  # a server that tells no version may be any: scanning works on all
+            self._scan = seen.version is None or seen.version < AUTOCLAIM_SINCE
+        self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability(seen))
+        lost = unsafe(seen)
+        if lost and not self._allow_unsafe and wire.where not in self._warned_of:
+            self._warned_of.add(wire.where)
+            log.warning("%s: %s. See: holdfast doctor", wire.where, "; ".join(lost))
         self._wire = wire
 
     async def close(self) -> None:
@@ -208,6 +216,15 @@ class RedisBroker:
 
     # -- what it says of itself -------------------------------------------------------------------
 
+    async def examine(self) -> list[Check]:
+        wire = Wire(self._url, timeout_s=self._timeout_s)
+        try:
+            return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)
+        except BrokerError as error:
+            return [refused("redis", str(error), "start it, or mend `broker` in holdfast.yaml")]
+        finally:
+            await wire.close()
+
     async def health(self) -> Health:
         try:
             await self.wire.ask_one("PING")
@@ -246,10 +263,6 @@ class RedisBroker:
         )
 
 
-def _default_lease_s() -> str:
-    return os.environ.get("VISIBILITY_TIMEOUT_S", str(VISIBILITY_TIMEOUT_S))
-
-
 def _xadd(queue: str, out: Outgoing) -> Command:
     if len(out.body) > MAX_BODY:
         raise MessageTooLarge(f"{out.id}: {len(out.body)} bytes, the limit is {MAX_BODY}")
@@ -264,14 +277,6 @@ def _settled(item: Settlement) -> Result:
     if item.verb is Verb.REJECT:
         return Result(id=identity, error=BrokerError("Redis Streams have no dead-letter place"))
     return Result(id=identity)
-
-
-def _version(info: bytes) -> tuple[int, int]:
-    for line in info.splitlines():
-        if line.startswith(b"redis_version:"):
-            major, minor, *_ = line.partition(b":")[2].split(b".")
-            return int(major), int(minor)
-    return AUTOCLAIM_SINCE
 
 
 def _field(pairs: Sequence[object], name: bytes) -> int:
