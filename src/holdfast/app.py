@@ -415,7 +415,7 @@ class App:
             return True
         return not any(
             found.ready or found.delayed or found.in_flight
-            for found in await self.broker.stats()
+            for found in await self.broker.stats(queues)
             if found.queue in queues
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis.exceptions import ResponseError
@@ -215,8 +215,8 @@ class RedisBroker:
             return Health(ok=False, detail=str(error))
         return Health(ok=True)
 
-    async def stats(self) -> Sequence[QueueStats]:
-        return [await self._stats_of(queue) for queue in sorted(self._queues)]
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        return [await self._stats_of(queue) for queue in sorted(self._queues | set(queues))]
 
     async def _stats_of(self, queue: str) -> QueueStats:
         ready = in_flight = 0
