@@ -202,3 +202,34 @@ async def test_ordered_messages_keep_their_order_with_two_workers(
             for worker in workers:
                 await worker.drain()
     assert seen == {f"chat-{k}": list(range(k, 40, 4)) for k in range(4)}
+
+
+async def test_a_message_that_reached_the_broker_between_two_looks_is_not_overlooked(
+    home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    app = make_app(home, server)
+    ran: list[str] = []
+
+    @app.on("note", queue="notes")
+    async def note(ctx: Context) -> None:
+        ran.append(ctx.payload)
+
+    async with app:
+        worker = app.worker()
+        worker.pause()
+        await worker.begin()
+        looked = app.store.is_empty
+        sent: list[str] = []
+
+        async def send_meanwhile(names: Any) -> bool:
+            """The broker was found empty, and is so no more when the store is looked at."""
+            if not sent:
+                sent.append((await app.send("note", "late", queue="notes")).id)
+                worker.resume()
+            return await looked(names)
+
+        monkeypatch.setattr(app.store, "is_empty", send_meanwhile)
+        async with asyncio.timeout(LIMIT_S):
+            await app.idle(worker)
+        assert ran == ["late"]
+        await worker.drain()
