@@ -403,9 +403,14 @@ class App:
         subscriptions = self.subscriptions()
         names = [sub.name for sub in subscriptions]
         queues = {sub.queue for sub in subscriptions}
+        # Broker and store are not looked at in one moment, and what the outbox publishes goes from
+        # one to the other: it is seen the second time.
+        looks = 1 if self.store.fused else 2
+        quiet = 0
         while not worker.stopped.is_set():
-            quiet = worker.is_idle() and await self._nothing_sent(queues)
-            if quiet and await self.store.is_empty(names):
+            idle = worker.is_idle() and await self._nothing_sent(queues)
+            quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+            if quiet == looks:
                 return
             await asyncio.sleep(0.02)
 
@@ -415,7 +420,7 @@ class App:
             return True
         return not any(
             found.ready or found.delayed or found.in_flight
-            for found in await self.broker.stats()
+            for found in await self.broker.stats(queues)
             if found.queue in queues
         )
 

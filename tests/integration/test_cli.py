@@ -509,6 +509,24 @@ def test_doctor_tells_a_broken_configuration_and_a_broken_database(database: Pat
     assert any(check["finding"] == "refused" for check in lines(result))
 
 
+def test_a_delayed_message_waits_in_the_store_where_the_broker_cannot_hold_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = RedisServer()
+    server.start()
+    try:
+        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        (receipt,) = lines(call("send", "--type", "good", "--delay", "50ms", "--json"))
+        assert receipt["durability"] == "fsync"
+        (at_once,) = lines(call("send", "--type", "good", "--json"))
+        assert at_once["durability"] == "process"
+        work()
+        for each in (receipt, at_once):
+            assert "succeeded" in call("trace", each["id"]).stdout
+    finally:
+        server.remove()
+
+
 def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):

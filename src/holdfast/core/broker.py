@@ -7,7 +7,7 @@ conformance suite in `holdfast.testing` checks each flag both ways.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -196,7 +196,9 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 class Inspectable(Protocol):
     """Optional role: depth and age of queues."""
 
-    async def stats(self) -> Sequence[QueueStats]: ...
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        """Of every queue that this client knows of, and of `queues`."""
+        ...
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -232,8 +232,8 @@ class RedisBroker:
             return Health(ok=False, detail=str(error))
         return Health(ok=True)
 
-    async def stats(self) -> Sequence[QueueStats]:
-        return [await self._stats_of(queue) for queue in sorted(self._queues)]
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        return [await self._stats_of(queue) for queue in sorted(self._queues | set(queues))]
 
     async def _stats_of(self, queue: str) -> QueueStats:
         ready = in_flight = 0

@@ -10,8 +10,16 @@ from urllib.parse import urlsplit
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError
@@ -21,7 +29,7 @@ Answer = Any
 """What the server said; its own errors are values here: one bad command fails no other."""
 
 _AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
-_NOT_NOW = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF")
+_NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
 """Errors of a server that may be able to do it later."""
 
 
@@ -81,8 +89,18 @@ class Wire:
     def refused(self, error: ResponseError) -> BrokerError:
         """The server's own error in our words."""
         text = str(error)
-        kind = BrokerUnavailable if text.startswith(_NOT_NOW) else BrokerError
-        return kind(f"{self.where}: {text}")
+        if isinstance(error, OutOfMemoryError):
+            return BrokerUnavailable(
+                f"{self.where}: Redis is full (maxmemory) and took nothing; give it more memory, "
+                "or let workers empty the queues"
+            )
+        if isinstance(error, ReadOnlyError):
+            return BrokerUnavailable(
+                f"{self.where}: this Redis is a replica and takes no writes; name the primary"
+            )
+        if isinstance(error, _NOT_NOW) or text.startswith("MISCONF"):
+            return BrokerUnavailable(f"{self.where}: {text}")
+        return BrokerError(f"{self.where}: {text}")
 
     async def _connected(self) -> AbstractConnection:
         try:
