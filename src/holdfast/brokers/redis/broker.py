@@ -47,6 +47,7 @@ log = logging.getLogger("holdfast.brokers.redis")
 
 MAX_BODY = 64 * 1024 * 1024
 AUTOCLAIM_SINCE = (6, 2)
+Depth = tuple[int, int]
 
 
 class RedisBroker:
@@ -246,11 +247,10 @@ class RedisBroker:
                 ("XRANGE", key, "-", "+", "COUNT", 1),
                 ("TIME",),
             )
-            pending = 0
-            if not isinstance(groups, ResponseError):
-                pending = max((_field(group, b"pending") for group in groups), default=0)
             if isinstance(length, int):
-                ready += max(0, length - pending)
+                found = [] if isinstance(groups, ResponseError) else groups
+                waiting, pending = self._depth(queue, length, found)
+                ready += waiting
                 in_flight += pending
             if first and not isinstance(first, ResponseError):
                 sent_ms = int(first[0][0].partition(b"-")[0])
@@ -261,6 +261,19 @@ class RedisBroker:
             in_flight=in_flight,
             oldest_age_s=max(ages, default=None),
         )
+
+    def _depth(self, queue: str, length: int, groups: Sequence[Sequence[object]]) -> Depth:
+        """Unread and pending entries, of our groups where this client has read the queue."""
+        read = {group.encode() for known, group in self._groups if known == queue}
+        ours = [group for group in groups if _value(group, b"name") in read] or groups
+        pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
+        unread = max(0, length - pending)
+        if len(groups) > 1 or self._delete_acked == "never":  # what is done may still be there
+            told = (_number(group, b"lag") for group in ours)  # before 7.0 nothing is
+            unread = min(
+                unread, max((unread if lag is None else lag for lag in told), default=unread)
+            )
+        return unread, pending
 
 
 def _xadd(queue: str, out: Outgoing) -> Command:
@@ -279,9 +292,11 @@ def _settled(item: Settlement) -> Result:
     return Result(id=identity)
 
 
-def _field(pairs: Sequence[object], name: bytes) -> int:
-    """A number of an XINFO answer: names and values in turn."""
-    for found, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if found == name and isinstance(value, int):
-            return value
-    return 0
+def _value(pairs: Sequence[object], name: bytes) -> object:
+    """One value of an XINFO answer: names and values in turn."""
+    return dict(zip(pairs[::2], pairs[1::2], strict=True)).get(name)
+
+
+def _number(pairs: Sequence[object], name: bytes) -> int | None:
+    value = _value(pairs, name)
+    return value if isinstance(value, int) else None
