@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts us in the background has Ctrl+C ignored, and commands that are started here
+# would inherit that; some tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
 
