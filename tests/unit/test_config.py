@@ -278,7 +278,7 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
             "queues: {a: {codec: jsn}}",
             "'jsn' is no codec; did you mean json? known: standard, json",
         ),
-        ("queues: {a: {codec: task}}", "this version of holdfast has no codec task yet"),
+        ("queues: {a: {codec: cloudevents}}", "this version of holdfast has no codec cloudevents"),
         ("queues: {'a b!': }", 'queues["a b!"]: no name for a queue: letters, digits'),
         (
             "queues: {a: {base_delay_s: 90}}",

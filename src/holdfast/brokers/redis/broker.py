@@ -116,7 +116,11 @@ class RedisBroker:
         if self._wire is not None:
             return
         wire = Wire(self._url, timeout_s=self._timeout_s)
-        seen = await look(wire)
+        try:
+            seen = await look(wire)
+        except BaseException:
+            await wire.close()
+            raise
         if self._scan is None:  # a server that tells no version may be any: scanning works on all
             self._scan = seen.version is None or seen.version < AUTOCLAIM_SINCE
         self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability(seen))
