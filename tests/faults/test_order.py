@@ -14,7 +14,7 @@ def test_order(make_fleet: MakeFleet, soak: bool, kills: int) -> None:
     conversations, messages = (100, 100) if soak else (20, 30)
     fleet = make_fleet(WORKER__SLOTS=20)
     orders = [name for name in range(conversations) for _ in range(messages)]
-    pace = [0.05, 0.1, 0.2] if kills else [0, 0, 0.01, 0.05]  # work must be left for each kill
+    pace = [0.2, 0.3, 0.5] if kills else [0, 0, 0.01, 0.05]  # work must be left for each kill
     fleet.random.shuffle(orders)  # interleaved as chats are, each in its own order
     fleet.send(
         {
@@ -28,7 +28,7 @@ def test_order(make_fleet: MakeFleet, soak: bool, kills: int) -> None:
         for name in orders
     )
     fleet.start(2)
-    kill_at_random(fleet, kills, len(orders), last=0.5)
+    kill_at_random(fleet, kills, len(orders), last=0.4)
     fleet.wait_until_final()
     report = fleet.check(reclaim_limit_s=6.0)
     failed = report.ends.get("task.failed", 0)
