@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import Fleet
+from tests.servers.redis import RedisServer
 
 MakeFleet = Callable[..., Fleet]
+
+VISIBILITY_S = 2
+"""Redis: how long a dead worker's entries stay with it."""
+on_each_broker = pytest.mark.parametrize(
+    "make_fleet",
+    ["embedded", pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis"))],
+    indirect=True,
+)
+"""Queue and store in one file; and the queue on a Redis server of its own."""
 
 
 @pytest.fixture
@@ -22,11 +32,23 @@ def seed() -> int:
 
 
 @pytest.fixture
-def make_fleet(home: Path, seed: int) -> Iterator[MakeFleet]:
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def make_fleet(request: pytest.FixtureRequest, home: Path, seed: int) -> Iterator[MakeFleet]:
     fleets: list[Fleet] = []
+    broker: dict[str, object] = {}
+    if getattr(request, "param", "embedded") == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        broker = {"BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}"}
 
     def make(**settings: object) -> Fleet:
-        fleets.append(Fleet(home, seed=seed, **settings))
+        fleets.append(Fleet(home, seed=seed, **broker, **settings))
         return fleets[-1]
 
     yield make

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-1")
@@ -26,6 +26,7 @@ def kill_at_random(fleet: Fleet, kills: int, total: int, *, last: float = 0.9) -
         fleet.start()
 
 
+@on_each_broker
 def test_kill(make_fleet: MakeFleet, soak: bool) -> None:
     total, kills = (10_000, 50) if soak else (3_000, 15)
     fleet = make_fleet(WORKER__SLOTS=35)

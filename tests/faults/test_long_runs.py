@@ -4,11 +4,12 @@ from functools import partial
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
 
+@on_each_broker
 def test_long_run(make_fleet: MakeFleet, soak: bool) -> None:
     """Ten leases long: a coroutine, a thread and a blocked loop, with another worker looking on."""
     lease = 10 if soak else 2
@@ -32,6 +33,7 @@ def test_long_run(make_fleet: MakeFleet, soak: bool) -> None:
     assert fleet.rows("SELECT DISTINCT attempt, crashes FROM queue_executions") == [(1, 0)]
 
 
+@on_each_broker
 def test_a_suspect_may_run_as_long_as_it_takes(make_fleet: MakeFleet) -> None:
     """Killed twice, so that it runs alone: its own worker must not end before it does."""
     fleet = make_fleet(WORKER__SLOTS=2)
