@@ -15,7 +15,7 @@ MakeFleet = Callable[..., Fleet]
 VISIBILITY_S = 2
 """Redis: how long a dead worker's entries stay with it."""
 on_each_broker = pytest.mark.parametrize(
-    "make_fleet",
+    "broker",
     ["embedded", pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis"))],
     indirect=True,
 )
@@ -40,15 +40,27 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def make_fleet(request: pytest.FixtureRequest, home: Path, seed: int) -> Iterator[MakeFleet]:
+def broker(request: pytest.FixtureRequest) -> str:
+    """The broker of this test's fleets: `embedded` or `redis`."""
+    return str(getattr(request, "param", "embedded"))
+
+
+@pytest.fixture
+def make_fleet(
+    request: pytest.FixtureRequest, broker: str, home: Path, seed: int
+) -> Iterator[MakeFleet]:
     fleets: list[Fleet] = []
-    broker: dict[str, object] = {}
-    if getattr(request, "param", "embedded") == "redis":
+    settings_of: dict[str, object] = {}
+    if broker == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
-        broker = {"BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}"}
+        # Read by every worker, unless a test says otherwise: an ordered queue has one reader.
+        settings_of = {
+            "BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}",
+            "QUEUES__DEFAULT__ORDERED": "false",
+        }
 
     def make(**settings: object) -> Fleet:
-        fleets.append(Fleet(home, seed=seed, **broker, **settings))
+        fleets.append(Fleet(home, seed=seed, **{**settings_of, **settings}))
         return fleets[-1]
 
     yield make

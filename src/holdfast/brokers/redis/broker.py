@@ -112,7 +112,11 @@ class RedisBroker:
         if self._wire is not None:
             return
         wire = Wire(self._url, timeout_s=self._timeout_s)
-        info = await wire.ask_one("INFO", "server")
+        try:
+            info = await wire.ask_one("INFO", "server")
+        except BaseException:
+            await wire.close()
+            raise
         if self._scan is None:
             self._scan = _version(info) < AUTOCLAIM_SINCE
         self._wire = wire

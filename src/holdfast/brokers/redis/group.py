@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -273,13 +274,13 @@ class Group:
             )
             self._cursors[level], claimed = answer[:2]
         before = owners(found)
-        for entry in self._take_claimed(level, claimed, before):
-            consumer = before[entry].consumer if entry in before else self._consumer
+        taken = self._take_claimed(level, claimed, before)
+        for consumer, n in Counter(before[e].consumer for e in taken if e in before).items():
             if consumer not in (RELEASED, self._consumer):
                 log.warning(
-                    "%s: entry %s was pending with %s for more than %.0f s and is taken over",
+                    "%s: %d entries were pending with %s for more than %.0f s and are taken over",
                     self._queue,
-                    entry.decode(),
+                    n,
                     consumer,
                     self._lease_ms / 1000,
                 )
