@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TypeVar
 
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from holdfast.app import App
@@ -79,6 +81,9 @@ class Publishers:
             while len(self.accepted_at) < mark:
                 await self._marks[mark].wait()
 
+    def was_refused(self, before: int) -> bool:
+        return self.refused > before
+
     def pause_after(self, moment: float) -> float:
         return min(at for at in self.accepted_at if at > moment) - moment
 
@@ -96,7 +101,7 @@ async def test_server_killed_under_load(
         await publishers.reach(share)
         refused = publishers.refused
         redis_server.kill()  # here and now, before anybody sends another one
-        await until(lambda n=refused: publishers.refused > n, "someone is refused")
+        await until(partial(publishers.was_refused, refused), "someone is refused")
         await asyncio.to_thread(redis_server.start)
         back.append(time.monotonic())
     await sending
@@ -196,6 +201,11 @@ async def _published(broker: RedisBroker, sub: Subscription, batch: list[Outgoin
     return []
 
 
+def is_settled(server: RedisServer) -> bool:
+    with SyncRedis.from_url(server.url) as client:
+        return bool(client.xpending("default", "holdfast")["pending"] == 0)
+
+
 async def test_connections_are_cut_under_load(
     make_fleet: MakeFleet, redis_server: RedisServer, soak: bool
 ) -> None:
@@ -214,6 +224,7 @@ async def test_connections_are_cut_under_load(
     await sending
     await asyncio.to_thread(fleet.wait_until_final)
     print(f"{cut} connections cut, {publishers.refused} tries refused")
+    await until(partial(is_settled, redis_server), "the server knows that all of it is done")
     report = fleet.check(replies_per_run=1)
     assert cut > 20, "the connections were hardly cut"
     assert report.ends == {"task.succeeded": publishers.total}
