@@ -17,7 +17,7 @@ from holdfast.core.broker import Outgoing, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, PublishUnknown
 from holdfast.testing.checker import Sent
 from holdfast.testing.harness import outgoing
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.faults.harness import Fleet
 from tests.faults.waiting import PATIENCE_S, until
 from tests.servers.redis import RedisServer
@@ -199,6 +199,28 @@ async def _published(broker: RedisBroker, sub: Subscription, batch: list[Outgoin
     with suppress(PublishUnknown):
         return [result.id for result in await broker.publish(sub.queue, batch) if result.ok]
     return []
+
+
+def test_workers_outlast_a_server_that_stands_still(
+    make_fleet: MakeFleet, redis_server: RedisServer, soak: bool
+) -> None:
+    """They go on when it does; told to stop meanwhile, one does not wait for it."""
+    url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}&timeout_s=1"
+    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url)
+    leaving, staying = fleet.start(2)
+    work = {"type": "work", "payload": {"seconds": 0.1}}
+    fleet.send([work] * 400)
+    fleet.wait_for(partial(fleet.has_finished, 50), "messages flow")
+    redis_server.pause()
+    try:
+        assert fleet.terminate(leaving) == 0, "it ends in order, without the server"
+        time.sleep(30.0 if soak else 2.0)  # the fault itself
+    finally:
+        redis_server.go_on()
+    fleet.send([work] * 100)
+    fleet.wait_until_final()
+    fleet.check(replies_per_run=1)
+    assert staying.poll() is None
 
 
 def is_settled(server: RedisServer) -> bool:

@@ -220,16 +220,13 @@ class Group:
             for level in LEVELS:
                 await self._find_own(level)
             self._unsure = False
+        under_way = [level for level, cursor in self._cursors.items() if cursor != START]
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at >= LOOK_S:
+        if not under_way and now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            self._cursors = dict.fromkeys(LEVELS, START)
-            for level in LEVELS:
-                await self._take_back(level)
-        else:
-            for level, cursor in self._cursors.items():
-                if cursor != START:
-                    await self._take_back(level)
+            under_way = list(LEVELS)
+        for level in under_way:
+            await self._take_back(level)
 
     def _known(self, level: int) -> set[bytes]:
         return self._held[level].union(self._buffer[level])
