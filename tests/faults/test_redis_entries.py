@@ -189,3 +189,14 @@ async def test_a_blocked_reader_sees_what_the_replaced_one_took(
     await asyncio.sleep(0)
     await old.publish(sub.queue, batch[10:])
     assert bodies(await waiting) == [out.body for out in batch]
+
+
+async def test_nothing_is_read_for_nobody(
+    make_broker: MakeBroker, raw: Redis, sub: Subscription
+) -> None:
+    """To Redis a count of 0 means everything."""
+    broker = await make_broker()
+    await broker.publish(sub.queue, outgoing(10))
+    await receive(broker, sub, 1)
+    assert await broker.receive(sub, limit=0, wait=0) == []
+    assert (await raw.xpending(sub.queue, sub.group))["pending"] == 1

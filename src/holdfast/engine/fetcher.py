@@ -68,7 +68,8 @@ class Slots:
 
     async def room(self) -> int:
         """Waits until there is at least one free slot; returns how many."""
-        await self._room.wait()
+        while self.free <= 0:  # woken, and another one was faster
+            await self._room.wait()
         return self.free
 
     async def reserve(self, wanted: int) -> int:

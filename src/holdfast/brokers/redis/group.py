@@ -84,6 +84,8 @@ class Group:
     # -- receive ----------------------------------------------------------------------------------
 
     async def receive(self, limit: int, wait: float) -> list[Delivery]:
+        if limit < 1:
+            return []  # to Redis a count of 0 means everything
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
