@@ -32,7 +32,7 @@ def kill_at_random(fleet: Fleet, kills: int, total: int, *, last: float = 0.9) -
 
 @on_each_broker
 def test_kill(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
-    total, kills = (10_000, 50) if soak else {"embedded": (3_000, 15), "redis": (800, 4)}[broker]
+    total, kills = (10_000, 50) if soak else {"embedded": (3_000, 15), "redis": (800, 3)}[broker]
     fleet = make_fleet(WORKER__SLOTS=35)
     fleet.send(
         {
