@@ -163,6 +163,50 @@ async def test_a_late_release_takes_nothing_from_who_has_it_now(
     await other.close()
 
 
+async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
+    server: RedisServer, broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out()])
+    (old,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    other = RedisBroker(server.url, lease_s=0.01)
+    await other.open()
+    await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    (before,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    await broker.extend(SUB, [old])
+    (after,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    assert after["consumer"] == before["consumer"]
+    await other.close()
+
+
+async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_nothing(
+    server: RedisServer, client: Any
+):
+    client.xgroup_create("jobs", "holdfast", "0", mkstream=True)
+    for name in ("holdfast-gone", "holdfast-busy", "stranger"):
+        client.xgroup_createconsumer("jobs", "holdfast", name)
+    client.xadd("jobs", {"n": 1})
+    client.xreadgroup("holdfast", "holdfast-busy", {"jobs": ">"})
+
+    async def look(lease_s: float) -> set[bytes]:
+        broker = RedisBroker(server.url, lease_s=lease_s)
+        await broker.open()
+        await broker.receive(SUB, limit=1, wait=0.01)
+        names = {found["name"] for found in client.xinfo_consumers("jobs", "holdfast")}
+        await broker.close()
+        return names
+
+    everyone = {b"holdfast-gone", b"holdfast-busy", b"stranger"}
+    assert everyone <= await look(600.0), "all were heard of within the last ten minutes"
+    names = await look(0.001)
+    assert b"stranger" in names
+    assert b"holdfast-gone" not in names
+    ((_, pending),) = [
+        (found["consumer"], found["message_id"])
+        for found in client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    ]
+    assert pending, "what it held is taken over, not deleted with it"
+
+
 # -- servers that are not as they should be -------------------------------------------------------
 
 
@@ -203,6 +247,22 @@ async def test_a_full_server_refuses_and_loses_nothing(broker: RedisBroker, clie
     assert accepted.ok
     came = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
     assert [delivery.body for delivery in came] == [b"before", b"after"]
+
+
+async def test_a_full_server_can_be_emptied_by_a_worker_that_starts_then(
+    server: RedisServer, broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out(b"one"), out(b"two")])
+    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    client.config_set("maxmemory", 1)
+    late = RedisBroker(server.url)
+    await late.open()
+    (came,) = await late.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert came.body == b"two"
+    await ack(late, came)
+    assert client.xlen("jobs") == 0
+    client.config_set("maxmemory", 0)
+    await late.close()
 
 
 async def test_a_replica_that_takes_no_writes_says_so(broker: RedisBroker, client: Any):

@@ -218,6 +218,19 @@ class Extends(Protocol):
 
 
 @runtime_checkable
+class TakesOver(Protocol):
+    """Optional role: a source whose reader in order is replaced while messages are in its hands."""
+
+    async def take_over(self, sub: Subscription) -> None:
+        """From now on this is the one reader of the subscription, until another says the same.
+
+        What other readers of ours were given and did not settle comes to this one, before anything
+        that was sent later; also what one of them, not knowing that it was replaced, reads yet.
+        """
+        ...
+
+
+@runtime_checkable
 class Transactional(Protocol):
     """Optional role: a broker whose queue lives in the store's own database.
 

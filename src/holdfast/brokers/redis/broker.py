@@ -41,6 +41,7 @@ from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .checks import durability, judge, look, unsafe
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
+from .pending import OURS
 from .wire import AnswerUnknown, Command, Wire
 
 log = logging.getLogger("holdfast.brokers.redis")
@@ -51,7 +52,7 @@ Depth = tuple[int, int]
 
 
 class RedisBroker:
-    """`Broker`, `Inspectable`, `Extends` and `Examinable` on one Redis server.
+    """`Broker`, `Inspectable`, `Extends`, `TakesOver` and `Examinable` on one Redis server.
 
     `lease_s` is how long an entry may be pending without a sign of life before another worker
     takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
@@ -81,8 +82,7 @@ class RedisBroker:
         self._wire: Wire | None = None
         self._groups: dict[tuple[str, str], Group] = {}
         self._queues: set[str] = set()
-        self._alone: dict[str, bool] = {}
-        self._consumer = f"{socket.gethostname()}-{os.getpid()}-{new_id()[-6:]}"
+        self._consumer = f"{OURS}{socket.gethostname()}-{os.getpid()}-{new_id()[-6:]}"
         self.capabilities = Capabilities(
             durability=Durability.PROCESS,
             priority=True,
@@ -179,19 +179,12 @@ class RedisBroker:
         return await self._group(sub).receive(limit, wait)
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        group = self._group(sub)
-        acked = [item.delivery.tag for item in batch if item.verb is Verb.ACK]
-        released = [item.delivery.tag for item in batch if item.verb is Verb.RELEASE]
-        delete = bool(acked) and await self._may_delete(sub)
-        commands = [
-            *group.ack_commands(acked, delete=delete),
-            *group.release_commands(released),
-        ]
-        for answer in await self.wire.ask(*commands) if commands else ():
-            if isinstance(answer, ResponseError) and "NOGROUP" not in str(answer):
-                raise self.wire.refused(answer)
-        group.settled(acked, released)
+        verbs = {item.delivery.tag: item.verb for item in batch if item.verb is not Verb.REJECT}
+        await self._group(sub).settle(verbs)
         return [_settled(item) for item in batch]
+
+    async def take_over(self, sub: Subscription) -> None:
+        self._group(sub).take_over()
 
     async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
         await self._group(sub).extend([delivery.tag for delivery in batch])
@@ -209,15 +202,9 @@ class RedisBroker:
                 self._consumer,
                 lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
                 scan=bool(self._scan),
+                delete_acked=self._delete_acked,
             )
         return group
-
-    async def _may_delete(self, sub: Subscription) -> bool:
-        """XDEL takes an entry from every group: only while there is no other one."""
-        if self._delete_acked != "auto":
-            return self._delete_acked == "always"
-        groups = await self.wire.ask_one("XINFO", "GROUPS", key_of(sub.queue, 1))
-        return len(groups) <= 1
 
     # -- what it says of itself -------------------------------------------------------------------
 

@@ -63,9 +63,10 @@ class Wire:
 
         Raises BrokerUnavailable if nothing was sent, AnswerUnknown if that is not certain.
         """
+        deadline = asyncio.get_running_loop().time() + self.timeout_s + wait_s
         connection = await self._connected()
         try:
-            async with asyncio.timeout(self.timeout_s + wait_s):
+            async with asyncio.timeout_at(deadline):
                 await connection.send_packed_command(connection.pack_commands(commands), False)
                 answers = [await _answer(connection) for _ in commands]
         except _AWAY as error:
