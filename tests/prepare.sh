@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
 # Installs the system packages that the tests need, where they are missing.
 #   faketime (with libfaketime): the clock tests let the wall clock of a worker jump by an hour and a day.
+#   redis-server: the tests start private ones, in folders of their own. The system's service is not needed:
+#   it is neither started nor enabled, and one that runs already is left alone.
+# With HOLDFAST_TEST_REDIS_URL no Redis is installed: the tests use that one, and skip what needs another.
 set -euo pipefail
 
 have_faketime() {
   compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null && command -v faketime >/dev/null
 }
 
+have_redis() {
+  command -v redis-server >/dev/null || [ -n "${HOLDFAST_TEST_REDIS_URL:-}" ]
+}
+
 missing=()
 have_faketime || missing+=(faketime)
+have_redis || missing+=(redis-server)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 refuse() {
@@ -28,7 +36,31 @@ apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq "$@"
 }
 
+# A package asks this program whether it may start its service; 101 means no. One that is there stays as it is.
+policy=/usr/sbin/policy-rc.d
+policy_is_ours=
+hold_services() {
+  [ -e "$policy" ] && return
+  policy_is_ours=yes
+  trap release_services EXIT
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null &&
+    "${as_root[@]}" chmod 755 "$policy"
+}
+
+release_services() {
+  [ -n "$policy_is_ours" ] || return 0
+  "${as_root[@]}" rm -f "$policy"
+  policy_is_ours=
+}
+
 echo "· apt-get install ${missing[*]}"
 apt update || refuse "apt-get update failed."
+hold_services || refuse "$policy, which keeps their services from starting, could not be written."
 apt install -y "${missing[@]}" >/dev/null || refuse "apt-get could not install them."
+release_services
+if [[ " ${missing[*]} " == *" redis-server "* ]]; then
+  # Not at the next boot, either.
+  "${as_root[@]}" update-rc.d redis-server disable >/dev/null || refuse "Its service could not be disabled."
+fi
 have_faketime || refuse "They were installed, but libfaketime.so.1 is not where it was expected."
+have_redis || refuse "They were installed, but there is no redis-server on the PATH."

@@ -79,6 +79,7 @@ class App:
             self._send_policy,
             max_bytes=self.config.max_message_bytes,
             timeout_s=self.config.send_timeout_s,
+            hold_back=self._hold_back,
         )
         self._sync: _LoopThread | None = None
 
@@ -263,6 +264,9 @@ class App:
         """The message as it would be sent, checked. Raises InvalidMessage."""
         return self._sender.outgoing(type, payload, queue, options)
 
+    async def _hold_back(self, send: Send) -> None:
+        await self.store.hold_back(send)
+
     def _send_policy(self, queue: str) -> SendPolicy:
         own = self.config.queue(queue)
         return SendPolicy(codec=own.codec, ttl_s=own.ttl_s)
@@ -399,9 +403,14 @@ class App:
         subscriptions = self.subscriptions()
         names = [sub.name for sub in subscriptions]
         queues = {sub.queue for sub in subscriptions}
+        # Broker and store are not looked at in one moment, and what the outbox publishes goes from
+        # one to the other: it is seen the second time.
+        looks = 1 if self.store.fused else 2
+        quiet = 0
         while not worker.stopped.is_set():
-            quiet = worker.is_idle() and await self._nothing_sent(queues)
-            if quiet and await self.store.is_empty(names):
+            idle = worker.is_idle() and await self._nothing_sent(queues)
+            quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+            if quiet == looks:
                 return
             await asyncio.sleep(0.02)
 
@@ -411,7 +420,7 @@ class App:
             return True
         return not any(
             found.ready or found.delayed or found.in_flight
-            for found in await self.broker.stats()
+            for found in await self.broker.stats(queues)
             if found.queue in queues
         )
 

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import Fleet
+from tests.servers.redis import RedisServer
 
 MakeFleet = Callable[..., Fleet]
+
+VISIBILITY_S = 2
+"""Redis: how long a dead worker's entries stay with it."""
+on_each_broker = pytest.mark.parametrize(
+    "broker",
+    ["embedded", pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis"))],
+    indirect=True,
+)
+"""Queue and store in one file; and the queue on a Redis server of its own."""
 
 
 @pytest.fixture
@@ -22,11 +32,35 @@ def seed() -> int:
 
 
 @pytest.fixture
-def make_fleet(home: Path, seed: int) -> Iterator[MakeFleet]:
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> str:
+    """The broker of this test's fleets: `embedded` or `redis`."""
+    return str(getattr(request, "param", "embedded"))
+
+
+@pytest.fixture
+def make_fleet(
+    request: pytest.FixtureRequest, broker: str, home: Path, seed: int
+) -> Iterator[MakeFleet]:
     fleets: list[Fleet] = []
+    settings_of: dict[str, object] = {}
+    if broker == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        # Read by every worker, unless a test says otherwise: an ordered queue has one reader.
+        settings_of = {
+            "BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}",
+            "QUEUES__DEFAULT__ORDERED": "false",
+        }
 
     def make(**settings: object) -> Fleet:
-        fleets.append(Fleet(home, seed=seed, **settings))
+        fleets.append(Fleet(home, seed=seed, **{**settings_of, **settings}))
         return fleets[-1]
 
     yield make

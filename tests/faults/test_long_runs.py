@@ -4,20 +4,22 @@ from functools import partial
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
 
-def test_long_run(make_fleet: MakeFleet, soak: bool) -> None:
-    """Ten leases long: a coroutine, a thread and a blocked loop, with another worker looking on."""
+@on_each_broker
+def test_long_run(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
+    """Many leases long: a coroutine, a thread and a blocked loop, while another worker looks on."""
     lease = 10 if soak else 2
+    seconds = (10 if soak or broker == "embedded" else 6) * lease
     fleet = make_fleet(WORKER__SLOTS=10, WORKER__LEASE_S=lease)
     fleet.start(2)
     long = fleet.send(
         [
-            {"type": "work", "payload": {"seconds": 10 * lease}},
-            {"type": "thread", "payload": {"seconds": 10 * lease}},
+            {"type": "work", "payload": {"seconds": seconds}},
+            {"type": "thread", "payload": {"seconds": seconds}},
             # Blocks the whole loop: nothing but the lease's own thread can say that it lives.
             {"type": "block", "payload": {"seconds": 3 * lease}},
         ]
@@ -32,6 +34,7 @@ def test_long_run(make_fleet: MakeFleet, soak: bool) -> None:
     assert fleet.rows("SELECT DISTINCT attempt, crashes FROM queue_executions") == [(1, 0)]
 
 
+@on_each_broker
 def test_a_suspect_may_run_as_long_as_it_takes(make_fleet: MakeFleet) -> None:
     """Killed twice, so that it runs alone: its own worker must not end before it does."""
     fleet = make_fleet(WORKER__SLOTS=2)

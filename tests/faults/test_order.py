@@ -2,17 +2,18 @@
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 from tests.faults.test_kill import kill_at_random
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 
 
+@on_each_broker
 @pytest.mark.parametrize("kills", [0, 4], ids=["failures", "failures and kills"])
 def test_order(make_fleet: MakeFleet, soak: bool, kills: int) -> None:
     """Messages of one conversation commit in the order sent; a fifth of them fails at first."""
     conversations, messages = (100, 100) if soak else (20, 30)
-    fleet = make_fleet(WORKER__SLOTS=20)
+    fleet = make_fleet(WORKER__SLOTS=20, QUEUES__DEFAULT__ORDERED="true")
     orders = [name for name in range(conversations) for _ in range(messages)]
     pace = [0.2, 0.3, 0.5] if kills else [0, 0, 0.01, 0.05]  # work must be left for each kill
     fleet.random.shuffle(orders)  # interleaved as chats are, each in its own order

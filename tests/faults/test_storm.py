@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from holdfast.testing.checker import Sent
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 
@@ -30,6 +30,7 @@ asyncio.run(main(*map(int, sys.argv[1:])))
 """
 
 
+@on_each_broker
 def test_duplicate_storm(make_fleet: MakeFleet, soak: bool) -> None:
     keys, copies = (2_000, 20) if soak else (300, 20)
     producers = 10

@@ -23,6 +23,7 @@ from holdfast.cli.output import dump, plain, safe, span
 from holdfast.cli.root import ENTRIES, SECTIONS, cli
 from holdfast.cli.session import Exit
 from holdfast.store.migrate import ensure_schema
+from tests.servers.redis import RedisServer
 
 TARGET = f"{Path(__file__).with_name('cli_app.py')}:app"
 LIMIT_S = 90
@@ -506,6 +507,51 @@ def test_doctor_tells_a_broken_configuration_and_a_broken_database(database: Pat
     database.write_bytes(b"not a database, but long enough to look like one" * 100)
     result = call("doctor", "--json", code=Exit.CHECK_FAILED)
     assert any(check["finding"] == "refused" for check in lines(result))
+
+
+def test_a_delayed_message_waits_in_the_store_where_the_broker_cannot_hold_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = RedisServer()
+    server.start()
+    try:
+        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        (receipt,) = lines(call("send", "--type", "good", "--delay", "50ms", "--json"))
+        assert receipt["durability"] == "fsync"
+        (at_once,) = lines(call("send", "--type", "good", "--json"))
+        assert at_once["durability"] == "process"
+        work()
+        for each in (receipt, at_once):
+            assert "succeeded" in call("trace", each["id"]).stdout
+    finally:
+        server.remove()
+
+
+def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = RedisServer("--appendonly", "no")
+    server.start()
+    try:
+        monkeypatch.setenv("HOLDFAST__BROKER", f"{server.url}?password={CANARY}")
+        wrong = call("doctor", "--json", code=Exit.CHECK_FAILED)
+        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        refused = call("doctor", "--json", code=Exit.CHECK_FAILED)
+        monkeypatch.setenv("HOLDFAST__BROKER", f"{server.url}?allow_unsafe=1")
+        allowed = call("doctor", "--json")
+    finally:
+        server.remove()
+    away = call("doctor", "--json", code=Exit.CHECK_FAILED)
+    assert [c["name"] for c in lines(refused) if c["finding"] == "refused"] == ["redis log"]
+    assert "allow_unsafe is set" in allowed.stdout
+    for result in (wrong, away):
+        (found,) = [check for check in lines(result) if check["finding"] == "refused"]
+        assert found["name"] == "redis"
+        assert server.url in found["detail"]
+    assert CANARY not in wrong.stdout + wrong.stderr
+    monkeypatch.setenv("HOLDFAST__BROKER", "redis://h/0?visibility=1")
+    mistaken = call("doctor", code=Exit.CHECK_FAILED)
+    assert "did you mean visibility_timeout_s?" in mistaken.stdout
 
 
 def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):

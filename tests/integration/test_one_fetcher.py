@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
 
 from holdfast.app import App
 from holdfast.config import Config, Worker
 from holdfast.engine.context import Context
+from tests.servers.redis import RedisServer
 
 CONVERSATIONS, MESSAGES = 5, 12
 
 
 async def test_two_workers_keep_the_order_of_a_foreign_queue(home: Path) -> None:
+    await two_workers(home, f"sqlite:///{home}/queue.db")
+
+
+@pytest.mark.parametrize("log", ["yes", "no"])
+async def test_two_workers_on_redis_are_one_consumer(home: Path, log: str) -> None:
+    """Also where nothing is durable: the server is still everybody's, not this process's own."""
+    server = RedisServer("--appendonly", log)
+    server.start()
+    try:
+        await two_workers(home, server.url, lambda: readers(server.url))
+    finally:
+        server.remove()
+
+
+def readers(url: str) -> None:
+    """A consumer exists once it has read: the second worker must not have."""
+    with Redis.from_url(url) as client:
+        found: Any = client.xinfo_consumers("default", "holdfast")
+    names = {each["name"] for each in found} - {b"_released"}
+    assert len(names) == 1, names
+
+
+async def two_workers(home: Path, broker: str, look: Callable[[], None] | None = None) -> None:
     config = Config(
         home=home,
-        broker=f"sqlite:///{home}/queue.db",
+        broker=broker,
         store=f"sqlite:///{home}/holdfast.db",
         worker=Worker(slots=3, lease_s=5.0, shutdown_timeout_s=5.0),
     )
@@ -42,6 +71,8 @@ async def test_two_workers_keep_the_order_of_a_foreign_queue(home: Path) -> None
                 await apps[0].send("job", {"n": n}, ordering_key=f"chat-{chat}")
         async with asyncio.timeout(60):
             await done.wait()
+        if look is not None:
+            look()
     finally:
         for worker, app in zip(workers, apps, strict=True):
             await worker.drain()

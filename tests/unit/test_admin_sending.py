@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from holdfast.core.errors import (
     PublishUnknown,
     StoreFull,
 )
+from holdfast.core.store import Send
 from tests.unit.desk import Desk, open_desk
 
 GOOD = b'{"message_type": "good", "payload": {"n": 1}}'
@@ -32,11 +33,15 @@ async def desk(home: Path) -> AsyncIterator[Desk]:
 
 async def send(desk: Desk, text: bytes, **options) -> list[Answer]:
     encode = encoder(desk.app)
+
+    async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
+        return await desk.app.broker.publish(queue, [each.outgoing for each in batch])
+
     found = send_lines(
         lines_of(io.BytesIO(text), limit=options.pop("limit", 1_000_000)),
         options.pop("defaults", Defaults()),
         lambda message: encode(message, "default"),
-        options.pop("publish", desk.app.broker.publish),
+        options.pop("publish", publish),
         timeout_s=options.pop("timeout_s", 30),
     )
     return [answer async for answer in found]
@@ -141,8 +146,8 @@ async def test_sending_stops_where_the_broker_stops_and_says_at_which_line(
 
     async def full_after_two(queue, batch):
         error: HoldfastError | None = StoreFull("no room") if taken else None
-        taken.extend(each.id for each in batch)
-        return [Result(id=each.id, error=error) for each in batch]
+        taken.extend(each.outgoing.id for each in batch)
+        return [Result(id=each.outgoing.id, error=error) for each in batch]
 
     answers = await send(desk, b"\n".join([GOOD] * 6), publish=full_after_two)
     assert [(answer.line, answer.stops) for answer in answers] == [

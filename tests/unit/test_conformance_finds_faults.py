@@ -1,7 +1,7 @@
 """The conformance suite is worth what it finds: each planted fault must fail the check named."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any
 from unittest import SkipTest
@@ -434,12 +434,12 @@ class YesWhileClosed(MemoryBroker):
 
 
 class StatsOfTheDay(MemoryBroker):
-    async def stats(self) -> Sequence[QueueStats]:
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
         return [QueueStats(queue=name, ready=3) for name in self._space.queues]
 
 
 class NoAge(MemoryBroker):
-    async def stats(self) -> Sequence[QueueStats]:
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
         return [msgspec.structs.replace(entry, oldest_age_s=0.0) for entry in await super().stats()]
 
 

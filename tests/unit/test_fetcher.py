@@ -73,3 +73,18 @@ async def test_what_was_received_and_not_claimed_goes_back(
     again = await receive(SUB, limit=10, wait=0.0)
     assert [delivery.body for delivery in again] == bodies
     await broker.close()
+
+
+async def test_whoever_waits_for_a_slot_finds_one() -> None:
+    """Two were woken by one free slot, and the other was faster: no room is no answer."""
+    slots = Slots(1)
+    slots.take(1)
+    waiting = [asyncio.ensure_future(slots.reserve(1)), asyncio.ensure_future(slots.room())]
+    await asyncio.sleep(0)
+    slots.give(1)
+    assert await waiting[0] == 1
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting[1].done()
+    slots.give(1)
+    assert await waiting[1] == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.brokers.memory import MemoryBroker
+from holdfast.brokers.redis.address import Address, read_address
 from holdfast.brokers.registry import broker_schemes, make_broker
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.errors import ConfigError
@@ -15,7 +16,7 @@ from holdfast.testing import FakeClock
 
 
 def test_schemes_of_this_version() -> None:
-    assert broker_schemes() == ("memory", "sqlite")
+    assert broker_schemes() == ("memory", "sqlite", "redis", "rediss", "unix")
 
 
 @pytest.mark.parametrize("url", ["memory:", "memory://", "memory", "MEMORY://x"])
@@ -46,7 +47,14 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("redis://:secret@host/0", r"redis: \(Redis Streams\) has no adapter in this version"),
+        ("redis://:secret#@host/0", r"redis: host and port cannot be read\. In a password"),
+        ("redis://h/0?timeout_s=soon", r"redis: timeout_s is a number of seconds above 0"),
+        ("redis://h/0?visibility_timeout_s=0", r"visibility_timeout_s is a number of seconds"),
+        ("redis://h/0?timeout_s=inf", r"timeout_s is a number of seconds above 0"),
+        ("redis://h/0?delete_acked=some", r"delete_acked is one of auto, always, never"),
+        ("redis://h/0?allow_unsafe=maybe", r"allow_unsafe is 1 or 0"),
+        ("redis://h/0?visibility_timeout=5", r"did you mean visibility_timeout_s\?"),
+        ("redis://h/0?protocol=3", r"a parameter behind the \? is not known"),
         ("amqp://guest:secret@host", r"amqp: \(RabbitMQ\) has no adapter in this version"),
         ("kafka://host", r"kafka: \(Kafka\) has no adapter"),
         ("sqs://secret", r"sqs: \(Amazon SQS\) has no adapter"),
@@ -54,7 +62,11 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
         ("sqlit:///x", r"sqlit: is not a scheme .* Did you mean sqlite:\?"),
         ("memroy:", r"Did you mean memory:\?"),
         ("rabbitmq://u:secret@host", r"Did you mean amqp:\? \(RabbitMQ has no adapter"),
-        ("zzzz://secret", r"zzzz: is not a scheme that this version knows \(memory:, sqlite:\)\.$"),
+        (
+            "zzzz://secret",
+            r"zzzz: is not a scheme that this version knows \(memory:, sqlite:, redis:, "
+            r"rediss:, unix:\)\.$",
+        ),
         ("://secret", r"begins with no scheme"),
         ("", r"begins with no scheme"),
     ],
@@ -65,11 +77,67 @@ def test_refusals_help_and_tell_no_secret(url: str, text: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_redis_url_is_read_and_the_driver_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VISIBILITY_TIMEOUT_S", raising=False)
+    plain = read_address("redis://:p%2Fw@host:6380/2")
+    assert plain == Address(url="redis://:p%2Fw@host:6380/2", lease_s=300.0, timeout_s=5.0)
+    given = read_address(
+        "rediss://host/0?visibility_timeout_s=60&timeout_s=2.5&delete_acked=never"
+        "&allow_unsafe=1&ssl_ca_certs=/etc/ca.pem"
+    )
+    assert given == Address(
+        url="rediss://host/0?ssl_ca_certs=%2Fetc%2Fca.pem",
+        lease_s=60.0,
+        timeout_s=2.5,
+        delete_acked="never",
+        allow_unsafe=True,
+    )
+    monkeypatch.setenv("VISIBILITY_TIMEOUT_S", "7")
+    assert read_address("redis://host").lease_s == 7.0
+    assert read_address("redis://host?visibility_timeout_s=8").lease_s == 8.0
+
+
+def test_every_mistake_of_a_redis_url_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_broker("redis://h/0?timeout_s=-1&delete_acked=x&allow_unsafe=2&nonsense=1")
+    assert len(caught.value.problems) == 4
+
+
+WITHOUT_DRIVER = """
+import sys
+sys.modules["redis"] = None  # what an installation without the extra looks like to an import
+from holdfast.brokers.registry import make_broker
+from holdfast.core.errors import ConfigError
+make_broker("memory:")
+try:
+    make_broker(sys.argv[1])
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "unix"])
+def test_a_missing_driver_is_named_with_what_to_install(
+    scheme: str, unmeasured: dict[str, str]
+) -> None:
+    url = f"{scheme}:///secret"
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DRIVER, url],
+        env=unmeasured,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "pip install 'holdfast[redis]'" in said
+    assert f"broker: {scheme}:" in said
+    assert "secret" not in said
+
+
 def test_no_driver_is_imported_before_it_is_asked_for(unmeasured: dict[str, str]) -> None:
     program = (
         "import sys; from holdfast.brokers.registry import broker_schemes, make_broker;"
         "broker_schemes();"
-        "assert not {'sqlite3', 'holdfast.brokers.memory', 'holdfast.brokers.sqlite'}"
+        "assert not {'redis', 'sqlite3', 'holdfast.brokers.memory', 'holdfast.brokers.sqlite'}"
         " & set(sys.modules);"
         "make_broker('memory:');"
         "assert 'holdfast.brokers.memory' in sys.modules and 'sqlite3' not in sys.modules"

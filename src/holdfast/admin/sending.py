@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.broker import Delivery, Outgoing, Result, Subscription
+from holdfast.core.broker import Delivery, Result, Subscription
 from holdfast.core.codec import CODECS
 from holdfast.core.errors import (
     DecodeError,
@@ -37,7 +37,8 @@ from holdfast.core.store import Send
 BATCH = 500
 _BOM = b"\xef\xbb\xbf"
 
-Publish = Callable[[str, Sequence[Outgoing]], Awaitable[Sequence[Result]]]
+Publish = Callable[[str, Sequence[Send]], Awaitable[Sequence[Result]]]
+"""Messages of one queue, and the answer for each."""
 Encode = Callable[[Message], Send]
 """A message as the bytes that are sent, with the caller's options. Raises InvalidMessage."""
 
@@ -193,12 +194,12 @@ async def _flush(
     answers = list(held)
     if batch:
         queue = batch[0][1].queue
-        outgoing = [send.outgoing for _, send in batch]
+        sends = [send for _, send in batch]
         try:
             async with asyncio.timeout(timeout_s):
-                results = await publish(queue, outgoing)
+                results = await publish(queue, sends)
         except TimeoutError:
-            ids = [each.id for each in outgoing]
+            ids = [each.outgoing.id for each in sends]
             error = PublishUnknown(ids, f"no answer within {timeout_s:g} s")
             results = [Result(id=each, error=error) for each in ids]
         for (number, send), result in zip(batch, results, strict=True):

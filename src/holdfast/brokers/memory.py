@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from typing import Protocol, runtime_checkable
 
@@ -136,7 +136,7 @@ class MemoryBroker:
     async def health(self) -> Health:
         return Health(ok=True) if self._open else Health(ok=False, detail=_CLOSED)
 
-    async def stats(self) -> Sequence[QueueStats]:
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
         self._require_open()
         now = self._space.clock.monotonic()
         return [queue.stats(now) for queue in self._space.queues.values()]

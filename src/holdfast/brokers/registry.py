@@ -13,10 +13,11 @@ from holdfast.core.errors import ConfigError
 _BROKERS = {
     "memory": "holdfast.brokers.memory:MemoryBroker",
     "sqlite": "holdfast.brokers.sqlite:SqliteBroker",
+    "redis": "holdfast.brokers.redis:RedisBroker",
+    "rediss": "holdfast.brokers.redis:RedisBroker",
+    "unix": "holdfast.brokers.redis:RedisBroker",
 }
 _LATER = {
-    "redis": "Redis Streams",
-    "rediss": "Redis Streams",
     "amqp": "RabbitMQ",
     "amqps": "RabbitMQ",
     "kafka": "Kafka",
@@ -24,6 +25,8 @@ _LATER = {
     "servicebus": "Azure Service Bus",
 }
 """Schemes that are spoken for, without an adapter in this version."""
+_EXTRAS = {"redis": "redis"}
+"""Drivers by the package that is imported, and the extra that brings each."""
 _ALIASES = {"rabbitmq": "amqp", "mem": "memory", "sqlite3": "sqlite", "inmemory": "memory"}
 """What people write when they mean another scheme."""
 
@@ -57,8 +60,19 @@ def _adapter(url: str) -> type[Adapter]:
     if target is None:
         raise ConfigError([_refusal(scheme)])
     module, _, name = target.partition(":")
-    found: type[Adapter] = getattr(importlib.import_module(module), name)
+    try:
+        adapter = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise ConfigError([_without_driver(scheme, _EXTRAS[package])]) from None
+    found: type[Adapter] = getattr(adapter, name)
     return found
+
+
+def _without_driver(scheme: str, extra: str) -> str:
+    return f"broker: {scheme}: its driver is missing; write: pip install 'holdfast[{extra}]'"
 
 
 def _refusal(scheme: str) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ class SqliteBroker:
             return Health(ok=False, detail=str(error))
         return Health(ok=True)
 
-    async def stats(self) -> Sequence[QueueStats]:
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
         now = self._clock.now_us()
         found = await self.file.read(
             lambda conn: conn.execute(

@@ -13,6 +13,7 @@ from .output import safe
 from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from holdfast.config import Config
@@ -55,15 +56,29 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
     found = [
         _config_check(config),
         *use.check_settings(
-            in_memory=config.broker_file is None,
+            in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
         ),
+        *session.run(_of_broker(config)),
         checks.check_version(),
         checks.check_file_system(path),
         *use.check_home(config.home),
         use.check_space(path.parent),
     ]
     return [*found, *_of_database(session, path, deep=deep)]
+
+
+async def _of_broker(config: Config) -> Sequence[Check]:
+    """What the broker's server shows, where there is one."""
+    from holdfast.admin import doctor as use
+    from holdfast.brokers.registry import make_broker
+    from holdfast.core.broker import Examinable
+
+    try:
+        broker: object = make_broker(config.broker_url)
+    except ConfigError as error:
+        return use.check_problems(error.problems)
+    return await broker.examine() if isinstance(broker, Examinable) else []
 
 
 def _config_check(config: Config) -> Check:

@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from holdfast.core.broker import Durability, Result
 from holdfast.core.errors import BrokerUnavailable, HoldfastError
 
 from .examples import examples
@@ -21,7 +22,7 @@ from .parameters import Header, Json, PriorityName, Span
 from .session import Exit, Session, command_options, encoder, exit_code, stop
 
 if TYPE_CHECKING:
-    from holdfast.admin.sending import Answer, Defaults
+    from holdfast.admin.sending import Answer, Defaults, Publish
     from holdfast.app import App
     from holdfast.core.message import Message
     from holdfast.core.store import Send
@@ -91,10 +92,10 @@ async def _send_options(session: Session, options: Mapping[str, Any]) -> None:
         _refuse_memory(app)
         answers = send_all(
             itertools.chain([first], sends),
-            app.broker.publish,
+            _publisher(app),
             timeout_s=app.config.send_timeout_s,
         )
-        tally = _Tally(session, app, one=count == 1)
+        tally = _Tally(session, app, delay_s=options["delay"], one=count == 1)
         with session.out.progress("sending", count) as advance:
             async for answer in answers:
                 tally.add(answer)
@@ -140,7 +141,7 @@ async def _send_file(
             stream = stack.enter_context(_rewindable(stream))
             _check_all(session, stream, limit, defaults, encode)
             stream.seek(0)
-        tally = _Tally(session, app)
+        tally = _Tally(session, app, delay_s=options["delay"])
         async with app:
             _refuse_memory(app)
             read = _Counted(stream)
@@ -149,12 +150,29 @@ async def _send_file(
                     lines_of(read, limit=limit),
                     defaults,
                     encode,
-                    app.broker.publish,
+                    _publisher(app),
                     timeout_s=app.config.send_timeout_s,
                 ):
                     tally.add(answer)
                     advance(read.taken())
     tally.finish()
+
+
+def _publisher(app: App) -> Publish:
+    """The broker's way in; where it holds nothing back, the store keeps what is not due yet."""
+
+    async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
+        if not _kept_by_the_store(app, batch[0].outgoing.delay_s):  # --delay: the same for all
+            return await app.broker.publish(queue, [send.outgoing for send in batch])
+        for send in batch:
+            await app.store.hold_back(send)
+        return [Result(id=send.outgoing.id) for send in batch]
+
+    return publish
+
+
+def _kept_by_the_store(app: App, delay_s: float) -> bool:
+    return delay_s > 0 and not app.broker.capabilities.delay
 
 
 def _line_encoder(app: App, options: Mapping[str, Any]) -> Callable[[Message], Send]:
@@ -190,9 +208,12 @@ def _check_all(
 class _Tally:
     """Counts answers, shows them as they come, and says how it ended."""
 
-    def __init__(self, session: Session, app: App, *, one: bool = False) -> None:
+    def __init__(
+        self, session: Session, app: App, *, delay_s: float | None, one: bool = False
+    ) -> None:
         self._session = session
         self._app = app
+        self._delay_s = delay_s or 0.0
         self._one = one
         self._sent = 0
         self._refused = 0
@@ -207,6 +228,8 @@ class _Tally:
         else:
             self._sent += 1
             durability = self._app.broker.capabilities.durability
+            if _kept_by_the_store(self._app, self._delay_s):
+                durability = Durability.FSYNC
             receipt = {
                 "id": answer.id,
                 "queue": answer.queue,
@@ -242,7 +265,7 @@ def _refused(session: Session, answer: Answer) -> None:
 
 
 def _refuse_memory(app: App) -> None:
-    if app.config.broker_file is None:
+    if app.config.broker_kind == "memory":
         raise BrokerUnavailable(
             "the broker is memory://, which only the process that runs it can reach; "
             "write broker: sqlite to send from outside"

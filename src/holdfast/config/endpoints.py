@@ -8,7 +8,9 @@ from pathlib import Path
 
 from .secret import mask_text
 
-ADAPTERS = {"mock": "memory", "memory": "memory", "sqlite": "sqlite"}
+SERVERS = {"redis": "redis", "rediss": "redis", "unix": "redis"}
+"""URL schemes of brokers on a server, and the broker behind each."""
+ADAPTERS = {"mock": "memory", "memory": "memory", "sqlite": "sqlite", "redis": "redis"}
 """Adapter types of triggers, and the broker behind each."""
 _LATER = {
     "amqp": "RabbitMQ",
@@ -17,8 +19,6 @@ _LATER = {
     "postgres": "PostgreSQL",
     "postgresql": "PostgreSQL",
     "rabbitmq": "RabbitMQ",
-    "redis": "Redis",
-    "rediss": "Redis",
     "servicebus": "Azure Service Bus",
     "sqs": "SQS",
 }
@@ -46,7 +46,7 @@ def read_url(setting: str, url: str, folder: Path) -> str:
     """The URL with an absolute path. Raises ValueError with what to write instead."""
     forms = "sqlite, sqlite:///path/to/file.db"
     if setting == "broker":
-        forms += ", memory://"
+        forms += ", memory://, redis://host:6379/0"
     scheme, separator, rest = url.partition("://")
     scheme = scheme.strip().lower()
     if scheme == "memory" and setting == "broker":
@@ -61,12 +61,23 @@ def read_url(setting: str, url: str, folder: Path) -> str:
         return "sqlite"
     if scheme == "sqlite":
         return f"sqlite:///{_sqlite_path(rest, folder)}"
+    if scheme in SERVERS and setting == "broker":
+        return _server(scheme, rest, url)
     if scheme in _LATER:
         raise ValueError(lacks_adapter(scheme, forms))
-    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *_LATER], 1)
+    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *_LATER], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     found = mask_text(url) if separator else url
     raise ValueError(f"{found[:60]!r} is no {setting} known here; {hint}write one of: {forms}")
+
+
+def _server(scheme: str, rest: str, url: str) -> str:
+    """A server's address as it is; what stands behind the `?` is the adapter's to read."""
+    if scheme == "unix" and not rest.startswith("/"):
+        raise ValueError("a socket's path is absolute: unix:///run/redis.sock")
+    if not rest:
+        raise ValueError(f"{scheme}:// names no server; write redis://host:6379/0")
+    return url.strip()
 
 
 def _sqlite_path(rest: str, folder: Path) -> Path:

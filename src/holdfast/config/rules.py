@@ -16,7 +16,7 @@ from .reader import Reader
 from .settings import Config
 from .tree import Where, join
 
-_LATER_CODECS = ("task", "task-envelope", "cloudevents")
+_LATER_CODECS = ("task-envelope", "cloudevents")
 _NAME_RULE = (
     "letters, digits and . _ : - only, beginning with a letter or digit, at most 128 characters"
 )

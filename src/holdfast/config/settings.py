@@ -18,7 +18,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.retry import RetryPolicy
 from holdfast.triggers.config import QueueTriggerConfig
 
-from .endpoints import ADAPTERS, lacks_adapter, sqlite_file
+from .endpoints import ADAPTERS, SERVERS, lacks_adapter, sqlite_file
 from .secret import Secret, masked
 from .tree import join
 
@@ -162,7 +162,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
         if self.type is None:
             return None
         if self.type not in ADAPTERS:
-            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, 'mock, sqlite')}"])
+            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, ', '.join(ADAPTERS))}"])
         return ADAPTERS[self.type]
 
 
@@ -228,7 +228,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     home: Path = Path(".holdfast")
     """Folder of everything that holdfast writes."""
     broker: str = "sqlite"
-    """`sqlite` (in `home`), `sqlite:///path` or `memory://`."""
+    """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
     store: str = "sqlite"
     """`sqlite` (the broker's file, else in `home`) or `sqlite:///path`."""
     worker: Worker = Worker()
@@ -251,9 +251,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Where each value that is no default came from; no setting."""
 
     @property
+    def broker_kind(self) -> str:
+        """`sqlite`, `memory`, or the server behind the URL."""
+        scheme = self.broker.partition(":")[0]
+        return SERVERS.get(scheme, scheme)
+
+    @property
     def broker_file(self) -> Path | None:
-        """The broker's SQLite file; None for the memory broker."""
-        if self.broker in ("memory", "memory://"):
+        """The broker's SQLite file; None for a broker without one."""
+        if self.broker_kind != "sqlite":
             return None
         return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "holdfast.db"
 
@@ -336,7 +342,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def check_trigger(self, trigger: Trigger) -> None:
         """Raises ConfigError if the trigger wants a broker that this configuration has not."""
         wanted = trigger.adapter.broker()
-        ours = "memory" if self.broker_file is None else "sqlite"
+        ours = self.broker_kind
         if wanted not in (None, ours):
             raise ConfigError(
                 [

@@ -7,13 +7,17 @@ conformance suite in `holdfast.testing` checks each flag both ways.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from .checks import Check
 from .errors import HoldfastError
+
+FLAT = "x-holdfast-flat"
+"""Header: the body is a JSON object of texts. A broker whose messages have fields spreads it."""
 
 
 class Durability(StrEnum):
@@ -192,7 +196,18 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 class Inspectable(Protocol):
     """Optional role: depth and age of queues."""
 
-    async def stats(self) -> Sequence[QueueStats]: ...
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        """Of every queue that this client knows of, and of `queues`."""
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """Optional role: would the server behind it lose messages? Asked by `doctor`."""
+
+    async def examine(self) -> Sequence[Check]:
+        """What is wrong with it, also that it does not answer; the broker need not be open."""
+        ...
 
 
 @runtime_checkable
@@ -200,6 +215,19 @@ class Extends(Protocol):
     """Optional role: leases that can be made longer."""
 
     async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None: ...
+
+
+@runtime_checkable
+class TakesOver(Protocol):
+    """Optional role: a source whose reader in order is replaced while messages are in its hands."""
+
+    async def take_over(self, sub: Subscription) -> None:
+        """From now on this is the one reader of the subscription, until another says the same.
+
+        What other readers of ours were given and did not settle comes to this one, before anything
+        that was sent later; also what one of them, not knowing that it was replaced, reads yet.
+        """
+        ...
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@
 | `json`     | the body is the payload, any JSON value; type and tenant come from headers |
 | `text`     | the body is the payload, UTF-8 text                                        |
 | `binary`   | the body is the payload, bytes                                             |
+| `task`     | the task protocol: task_id, tool_name, payload, … as flat fields           |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .body_codecs import BinaryCodec, JsonCodec, TextCodec
 from .broker import Delivery, Subscription
 from .message import Message
 from .standard_codec import StandardCodec
+from .task_codec import TaskCodec
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,7 +45,7 @@ class Codec(Protocol):
 
 STANDARD = StandardCodec()
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec())
+    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec(), TaskCodec())
 }
 
 

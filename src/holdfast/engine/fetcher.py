@@ -11,7 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.broker import Broker, Delivery, Durability, Settlement, Subscription, Verb
+from holdfast.core.broker import (
+    Broker,
+    Delivery,
+    Durability,
+    Settlement,
+    Subscription,
+    TakesOver,
+    Verb,
+)
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.store import (
     Answer,
@@ -60,7 +68,8 @@ class Slots:
 
     async def room(self) -> int:
         """Waits until there is at least one free slot; returns how many."""
-        await self._room.wait()
+        while self.free <= 0:  # woken, and another one was faster
+            await self._room.wait()
         return self.free
 
     async def reserve(self, wanted: int) -> int:
@@ -205,6 +214,8 @@ class BrokerFetcher(_Loop):
         self._broker = broker
         self._decode = decode
         self._settle = settle
+        self._reads_as: int | None = None
+        """The worker number under which this became the one reader of an ordered source."""
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         if self.sub.ordered and not await self._is_the_fetcher():
@@ -238,10 +249,19 @@ class BrokerFetcher(_Loop):
 
     async def _is_the_fetcher(self) -> bool:
         """An ordered source has one reader: what two have read comes in no order any more."""
-        if self._broker.capabilities.durability is Durability.NONE:
+        able = self._broker.capabilities
+        if able.durability is Durability.NONE and able.lease_s is None:
             return True  # in memory: this process's own, whoever reads elsewhere
-        owned = await self._store.adopt_in_order(self.sub, [], worker=self._worker.worker)
-        return owned is not None
+        worker = self._worker.worker
+        if await self._store.adopt_in_order(self.sub, [], worker=worker) is None:
+            self._reads_as = None
+            return False
+        if self._reads_as != worker.worker_id:
+            broker: object = self._broker
+            if isinstance(broker, TakesOver):
+                await broker.take_over(self.sub)
+            self._reads_as = worker.worker_id
+        return True
 
     async def _acknowledge(self, verdicts: Sequence[Verdict]) -> None:
         """What will not run here needs its broker copy no more; the reason is the verdict."""

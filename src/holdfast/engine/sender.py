@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -62,14 +62,21 @@ class Sender:
     """The way out to one broker: one batcher per queue."""
 
     def __init__(
-        self, policy_of: Callable[[str], SendPolicy], *, max_bytes: int, timeout_s: float
+        self,
+        policy_of: Callable[[str], SendPolicy],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        hold_back: Callable[[Send], Awaitable[None]] | None = None,
     ) -> None:
+        """`hold_back` keeps a message that is not due yet, for a broker that cannot."""
         self._policy_of = policy_of
         self._policies: dict[str, SendPolicy] = {}
         self._usual: set[str] = set()
         """Queues, known to be good, whose policy asks for nothing."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._hold_back = hold_back
         self._batchers: dict[str, Batcher[Outgoing, Result]] = {}
 
     def outgoing(self, type: str, payload: Any, queue: str, options: Mapping[str, Any]) -> Send:
@@ -148,6 +155,9 @@ class Sender:
     async def publish(self, broker: Broker, send: Send) -> Receipt:
         """Returns when the message is durable; a deadline passed means unknown, not failed."""
         outgoing = send.outgoing
+        if outgoing.delay_s > 0 and self._hold_back and not broker.capabilities.delay:
+            await self._hold_back(send)
+            return Receipt(id=outgoing.id, queue=send.queue, durability=Durability.FSYNC)
         batcher = self._batchers.get(send.queue)
         if batcher is None:
             batcher = self._batchers[send.queue] = self._batcher(broker, send.queue)

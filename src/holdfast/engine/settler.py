@@ -10,7 +10,7 @@ from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.current import current_message
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.outcome import Dead, Expired, Released
-from holdfast.core.store import Claims, Commit, Finished, Worker
+from holdfast.core.store import Claims, Commit, Finished, Run, Worker
 
 from .executor import LOST
 
@@ -44,12 +44,17 @@ class Settler:
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._in_flight = 0
+        self._flushing: Sequence[tuple[Finished, Subscription]] = ()
 
     @property
     def waiting(self) -> int:
         """Runs that ended and are not committed yet."""
-        return len(self._waiting) + self._in_flight
+        return len(self._waiting) + len(self._flushing)
+
+    @property
+    def uncommitted(self) -> list[tuple[Run, Subscription]]:
+        """Those runs, each with its subscription."""
+        return [(item.run, sub) for item, sub in (*self._flushing, *self._waiting)]
 
     def add(self, finished: Finished, sub: Subscription) -> None:
         self._waiting.append((finished, sub))
@@ -76,12 +81,11 @@ class Settler:
             # where queue and store are one file, both are then one transaction.
             await asyncio.sleep(0)
             while self._waiting:
-                batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
-                self._in_flight = len(batch)
+                self._flushing, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
                 try:
-                    await self._flush(batch)
+                    await self._flush(self._flushing)
                 finally:
-                    self._in_flight = 0
+                    self._flushing = ()
         finally:
             self._task = None
             if self._waiting:

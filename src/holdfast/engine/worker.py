@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from holdfast.core.broker import Broker, Subscription
+from holdfast.core.broker import Broker, Delivery, Extends, Subscription
 from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
@@ -33,6 +33,10 @@ class Phase(StrEnum):
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+EXTEND_S = 30.0
+"""At least so often a broker with leases hears of what runs (HEARTBEAT_INTERVAL_S)."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +296,26 @@ class EngineWorker:
             Relay(name="resolver", every_s=5.0, step=self._resolve),
             Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
+            *self._lease_relays(),
         ]
+
+    def _lease_relays(self) -> list[Relay]:
+        """Where the broker takes back what it hears nothing of, it hears of what runs here."""
+        broker: object = self._broker
+        lease_s = self._broker.capabilities.lease_s
+        if self._fused or lease_s is None or not isinstance(broker, Extends):
+            return []
+
+        async def extend(worker: Worker) -> None:
+            held: dict[str, tuple[Subscription, list[Delivery]]] = {}
+            running = [(active.run, active.sub) for active in self._executor.active]
+            for run, sub in (*running, *self._settler.uncommitted):
+                if run.delivery is not None:
+                    held.setdefault(sub.name, (sub, []))[1].append(run.delivery)
+            for sub, deliveries in held.values():
+                await broker.extend(sub, deliveries)
+
+        return [Relay(name="leases", every_s=min(lease_s / 4, EXTEND_S), step=extend)]
 
     async def _reap(self, worker: Worker) -> None:
         found = await self._store.reap(

@@ -26,16 +26,18 @@ from holdfast.core.store import (
     Reclaimed,
     Reply,
     Run,
+    Send,
     Taken,
     Verdict,
     Worker,
 )
+from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
 
 from .claiming import Claiming
 from .claims import Claims, next_due
-from .finish import Finisher
+from .finish import OUTBOX, Finisher, outbox_row
 from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
@@ -279,6 +281,15 @@ class SqliteStore:
             return changed
 
         return await self._commit(op)
+
+    async def hold_back(self, send: Send) -> None:
+        """A message that is not due yet, for the outbox to publish when it is."""
+
+        def op(conn: sqlite3.Connection) -> None:
+            rows.insert(conn, OUTBOX, [outbox_row(send, self.clock.now_us())])
+            self.file.wake_after_commit(OUTGOING)
+
+        await self.file.write(op)
 
     # -- during a run -----------------------------------------------------------------------------
 

@@ -1,0 +1,293 @@
+"""`RedisBroker`: the broker port on Redis Streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from holdfast.core.broker import (
+    Capabilities,
+    Delivery,
+    Durability,
+    Health,
+    Outgoing,
+    QueueStats,
+    Result,
+    Settlement,
+    Subscription,
+    Verb,
+)
+from holdfast.core.checks import Check, refused
+from holdfast.core.clock import Clock
+from holdfast.core.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    HoldfastError,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishUnknown,
+)
+from holdfast.core.ids import new_id
+
+from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
+from .checks import durability, judge, look, unsafe
+from .entries import LEVELS, fields_of, key_of
+from .group import Group
+from .pending import OURS
+from .wire import AnswerUnknown, Command, Wire
+
+log = logging.getLogger("holdfast.brokers.redis")
+
+MAX_BODY = 64 * 1024 * 1024
+AUTOCLAIM_SINCE = (6, 2)
+Depth = tuple[int, int]
+
+
+class RedisBroker:
+    """`Broker`, `Inspectable`, `Extends`, `TakesOver` and `Examinable` on one Redis server.
+
+    `lease_s` is how long an entry may be pending without a sign of life before another worker
+    takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
+    `allow_unsafe`: a server that may lose messages is what was asked for.
+    """
+
+    _warned_of: ClassVar[set[str]] = set()
+    """Servers that this process has warned of: it opens brokers more than once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_s: float = VISIBILITY_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        delete_acked: str = "auto",
+        allow_unsafe: bool = False,
+        scan: bool | None = None,
+    ) -> None:
+        if delete_acked not in DELETE_ACKED:
+            raise ConfigError([f"broker: delete_acked is one of {', '.join(DELETE_ACKED)}"])
+        self._url = url
+        self._timeout_s = timeout_s
+        self._delete_acked = delete_acked
+        self._allow_unsafe = allow_unsafe
+        self._scan = scan
+        self._wire: Wire | None = None
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._queues: set[str] = set()
+        self._consumer = f"{OURS}{socket.gethostname()}-{os.getpid()}-{new_id()[-6:]}"
+        self.capabilities = Capabilities(
+            durability=Durability.PROCESS,
+            priority=True,
+            ttl=True,
+            ordered=True,
+            release=True,
+            lease_s=lease_s,
+            max_batch=500,
+            max_body=MAX_BODY,
+        )
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> RedisBroker:
+        """`redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
+
+        After a `?`: visibility_timeout_s, timeout_s, delete_acked, allow_unsafe, and what the
+        driver may be told (`address.py`).
+        """
+        found = read_address(url)
+        return cls(
+            found.url,
+            lease_s=found.lease_s,
+            timeout_s=found.timeout_s,
+            delete_acked=found.delete_acked,
+            allow_unsafe=found.allow_unsafe,
+        )
+
+    # -- open and close ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._wire is not None:
+            return
+        wire = Wire(self._url, timeout_s=self._timeout_s)
+        try:
+            seen = await look(wire)
+        except BaseException:
+            await wire.close()
+            raise
+        if self._scan is None:  # a server that tells no version may be any: scanning works on all
+            self._scan = seen.version is None or seen.version < AUTOCLAIM_SINCE
+        self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability(seen))
+        lost = unsafe(seen)
+        if lost and not self._allow_unsafe and wire.where not in self._warned_of:
+            self._warned_of.add(wire.where)
+            log.warning("%s: %s. See: holdfast doctor", wire.where, "; ".join(lost))
+        self._wire = wire
+
+    async def close(self) -> None:
+        if self._wire is None:
+            return
+        wire, self._wire = self._wire, None
+        groups, self._groups = list(self._groups.values()), {}
+        try:
+            await asyncio.gather(*(group.close() for group in groups))
+        except BrokerError:
+            pass  # what is pending comes back by its age
+        finally:
+            await wire.close()
+
+    @property
+    def wire(self) -> Wire:
+        if self._wire is None:
+            raise BrokerUnavailable("the Redis broker is not open")
+        return self._wire
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        wire = self.wire
+        self._queues.add(queue)
+        results: dict[int, Result] = {}
+        commands: list[Command] = []
+        asked: list[int] = []
+        for n, out in enumerate(batch):
+            try:
+                commands.append(_xadd(queue, out))
+                asked.append(n)
+            except InvalidMessage as error:
+                results[n] = Result(id=out.id, error=error)
+        answers: Sequence[object] = ()
+        if commands:
+            try:
+                answers = await wire.ask(*commands)
+            except AnswerUnknown as error:
+                raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
+        for n, answer in zip(asked, answers, strict=True):
+            refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
+            results[n] = Result(id=batch[n].id, error=refused)
+        return [results[n] for n in range(len(batch))]
+
+    # -- receive and settle -----------------------------------------------------------------------
+
+    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+        return await self._group(sub).receive(limit, wait)
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+        verbs = {item.delivery.tag: item.verb for item in batch if item.verb is not Verb.REJECT}
+        await self._group(sub).settle(verbs)
+        return [_settled(item) for item in batch]
+
+    async def take_over(self, sub: Subscription) -> None:
+        self._group(sub).take_over()
+
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
+        await self._group(sub).extend([delivery.tag for delivery in batch])
+
+    def _group(self, sub: Subscription) -> Group:
+        wire = self.wire
+        name = (sub.queue, sub.group)
+        group = self._groups.get(name)
+        if group is None:
+            self._queues.add(sub.queue)
+            group = self._groups[name] = Group(
+                wire,
+                sub.queue,
+                sub.group,
+                self._consumer,
+                lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
+                scan=bool(self._scan),
+                delete_acked=self._delete_acked,
+            )
+        return group
+
+    # -- what it says of itself -------------------------------------------------------------------
+
+    async def examine(self) -> list[Check]:
+        wire = Wire(self._url, timeout_s=self._timeout_s)
+        try:
+            return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)
+        except BrokerError as error:
+            return [refused("redis", str(error), "start it, or mend `broker` in holdfast.yaml")]
+        finally:
+            await wire.close()
+
+    async def health(self) -> Health:
+        try:
+            await self.wire.ask_one("PING")
+        except HoldfastError as error:
+            return Health(ok=False, detail=str(error))
+        return Health(ok=True)
+
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        return [await self._stats_of(queue) for queue in sorted(self._queues | set(queues))]
+
+    async def _stats_of(self, queue: str) -> QueueStats:
+        ready = in_flight = 0
+        ages: list[float] = []
+        for level in LEVELS:
+            key = key_of(queue, level)
+            length, groups, first, now = await self.wire.ask(
+                ("XLEN", key),
+                ("XINFO", "GROUPS", key),
+                ("XRANGE", key, "-", "+", "COUNT", 1),
+                ("TIME",),
+            )
+            if isinstance(length, int):
+                found = [] if isinstance(groups, ResponseError) else groups
+                waiting, pending = self._depth(queue, length, found)
+                ready += waiting
+                in_flight += pending
+            if first and not isinstance(first, ResponseError):
+                sent_ms = int(first[0][0].partition(b"-")[0])
+                ages.append(max(0.0, int(now[0]) + int(now[1]) / 1e6 - sent_ms / 1e3))
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            in_flight=in_flight,
+            oldest_age_s=max(ages, default=None),
+        )
+
+    def _depth(self, queue: str, length: int, groups: Sequence[Sequence[object]]) -> Depth:
+        """Unread and pending entries, of our groups where this client has read the queue."""
+        read = {group.encode() for known, group in self._groups if known == queue}
+        ours = [group for group in groups if _value(group, b"name") in read] or groups
+        pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
+        unread = max(0, length - pending)
+        if len(groups) > 1 or self._delete_acked == "never":  # what is done may still be there
+            told = (_number(group, b"lag") for group in ours)  # before 7.0 nothing is
+            unread = min(
+                unread, max((unread if lag is None else lag for lag in told), default=unread)
+            )
+        return unread, pending
+
+
+def _xadd(queue: str, out: Outgoing) -> Command:
+    if len(out.body) > MAX_BODY:
+        raise MessageTooLarge(f"{out.id}: {len(out.body)} bytes, the limit is {MAX_BODY}")
+    if out.delay_s > 0:
+        raise InvalidMessage(f"{out.id}: Redis Streams cannot hold a message back")
+    level = out.priority if out.priority in LEVELS else 1
+    return ("XADD", key_of(queue, level), "*", *fields_of(out))
+
+
+def _settled(item: Settlement) -> Result:
+    identity = item.delivery.identity or ""
+    if item.verb is Verb.REJECT:
+        return Result(id=identity, error=BrokerError("Redis Streams have no dead-letter place"))
+    return Result(id=identity)
+
+
+def _value(pairs: Sequence[object], name: bytes) -> object:
+    """One value of an XINFO answer: names and values in turn."""
+    return dict(zip(pairs[::2], pairs[1::2], strict=True)).get(name)
+
+
+def _number(pairs: Sequence[object], name: bytes) -> int | None:
+    value = _value(pairs, name)
+    return value if isinstance(value, int) else None

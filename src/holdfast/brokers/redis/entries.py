@@ -1,0 +1,112 @@
+"""Stream entries and messages: how one is written as the other.
+
+Ours have the field `hf` first. An entry of somebody else has fields of its own making; it is handed
+over as a JSON object of them, under the header FLAT, and written the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from holdfast.core.broker import FLAT, Delivery, Outgoing
+from holdfast.core.errors import InvalidMessage
+
+_MARK, _VERSION = b"hf", b"1"
+_encode = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, str]).decode
+
+NORMAL = 1
+LEVELS = (3, 2, NORMAL, 0)
+"""Priorities, the highest first. Each has a stream of its own: a stream has one order."""
+
+
+def key_of(queue: str, level: int) -> str:
+    """The stream. That of the usual priority is the queue's own name: others know it by that.
+
+    The braces put all streams of a queue into one slot of a cluster.
+    """
+    return queue if level == NORMAL else f"{{{queue}}}:p{level}"
+
+
+def fields_of(out: Outgoing) -> list[str | bytes | int]:
+    """Fields and values of the entry. Raises InvalidMessage."""
+    if FLAT in out.headers:
+        return _flat(out)
+    fields: list[str | bytes | int] = [_MARK, _VERSION, "id", out.id, "body", out.body]
+    if out.headers:
+        fields += ["headers", _encode(dict(out.headers))]
+    if out.key is not None:
+        fields += ["key", out.key]
+    if out.ttl_s is not None:
+        fields += ["ttl_us", int(out.ttl_s * 1e6)]
+    return fields
+
+
+def _flat(out: Outgoing) -> list[str | bytes | int]:
+    try:
+        found = _decode_fields(out.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidMessage(f"{out.id}: not a JSON object of texts: {error}") from None
+    if not found:
+        raise InvalidMessage(f"{out.id}: an entry needs at least one field")
+    return [part for pair in found.items() for part in pair]
+
+
+def delivery_of(
+    queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
+) -> Delivery:
+    """An entry in our hands. `fields` is None if it was deleted while it was pending."""
+    tag = (level, entry)
+    sent_at_us = int(entry.partition(b"-")[0]) * 1000
+    pairs: dict[bytes, bytes] = {}
+    if fields is not None:
+        pairs = dict(zip(fields[::2], fields[1::2], strict=True))
+    if pairs.get(_MARK) != _VERSION or b"body" not in pairs:
+        return Delivery(
+            body=_encode({_text(name): _value(value) for name, value in pairs.items()}),
+            headers={FLAT: "1"},
+            tag=tag,
+            identity=f"{queue}/{entry.decode()}",
+            count=count,
+            sent_at_us=sent_at_us,
+            priority=level,
+        )
+    ttl = pairs.get(b"ttl_us")
+    key = pairs.get(b"key")
+    return Delivery(
+        body=pairs[b"body"],
+        headers=_headers(pairs.get(b"headers")),
+        tag=tag,
+        identity=pairs.get(b"id", entry).decode("utf-8", "replace"),
+        count=count,
+        sent_at_us=sent_at_us,
+        priority=level,
+        key=None if key is None else key.decode("utf-8", "replace"),
+        # By the server's clock, which made the entry's id.
+        expires_at_us=sent_at_us + int(ttl) if ttl is not None and ttl.isdigit() else None,
+    )
+
+
+def _headers(written: bytes | None) -> dict[str, str]:
+    if written is None:
+        return {}
+    try:
+        return _decode_headers(written)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _value(value: bytes) -> Any:
+    """As text; bytes that are none are kept in a form that no field of ours has."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

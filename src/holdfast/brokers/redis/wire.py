@@ -1,0 +1,127 @@
+"""One batch of commands, one batch of answers, within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError
+
+Command = Sequence[str | bytes | int | float]
+Answer = Any
+"""What the server said; its own errors are values here: one bad command fails no other."""
+
+_AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+_NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
+"""Errors of a server that may be able to do it later."""
+
+
+class AnswerUnknown(BrokerUnavailable):
+    """The commands were sent and no answer came: they may have been done, or not."""
+
+
+class Wire:
+    """Connections to one server. Nothing is sent again by itself."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.where = _without_secrets(url)
+        try:
+            self._pool: ConnectionPool = ConnectionPool.from_url(
+                url,
+                protocol=2,
+                socket_connect_timeout=timeout_s,
+                socket_timeout=None,
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=0,
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError([f"broker: {self.where}: {error}"]) from None
+
+    async def close(self) -> None:
+        await self._pool.disconnect()
+
+    async def ask(self, *commands: Command, wait_s: float = 0.0) -> list[Answer]:
+        """Answers in the order of the commands. `wait_s`: how long the server itself may wait.
+
+        Raises BrokerUnavailable if nothing was sent, AnswerUnknown if that is not certain.
+        """
+        deadline = asyncio.get_running_loop().time() + self.timeout_s + wait_s
+        connection = await self._connected()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await connection.send_packed_command(connection.pack_commands(commands), False)
+                answers = [await _answer(connection) for _ in commands]
+        except _AWAY as error:
+            await connection.disconnect(nowait=True)
+            detail = str(error) or f"no answer within {self.timeout_s + wait_s:.1f} s"
+            raise AnswerUnknown(f"{self.where}: {detail}") from error
+        except BaseException:  # cancelled: an answer that nobody reads is not the next one's
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self._pool.release(connection)
+        return answers
+
+    async def ask_one(self, *command: str | bytes | int | float, wait_s: float = 0.0) -> Answer:
+        """The answer to one command; raises the server's error as ours."""
+        (answer,) = await self.ask(command, wait_s=wait_s)
+        if isinstance(answer, ResponseError):
+            raise self.refused(answer)
+        return answer
+
+    def refused(self, error: ResponseError) -> BrokerError:
+        """The server's own error in our words."""
+        text = str(error)
+        if isinstance(error, OutOfMemoryError):
+            return BrokerUnavailable(
+                f"{self.where}: Redis is full (maxmemory) and took nothing; give it more memory, "
+                "or let workers empty the queues"
+            )
+        if isinstance(error, ReadOnlyError):
+            return BrokerUnavailable(
+                f"{self.where}: this Redis is a replica and takes no writes; name the primary"
+            )
+        if isinstance(error, _NOT_NOW) or text.startswith("MISCONF"):
+            return BrokerUnavailable(f"{self.where}: {text}")
+        return BrokerError(f"{self.where}: {text}")
+
+    async def _connected(self) -> AbstractConnection:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                connection: AbstractConnection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, TimeoutError) as error:
+            detail = str(error) or f"no connection within {self.timeout_s:.1f} s"
+            raise BrokerUnavailable(f"{self.where}: {detail}") from error
+        return connection
+
+
+async def _answer(connection: AbstractConnection) -> Answer:
+    try:
+        return await connection.read_response(disconnect_on_error=False)
+    except ResponseError as error:
+        return error
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"

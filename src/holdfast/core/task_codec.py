@@ -1,0 +1,128 @@
+"""The task protocol's form: flat fields, each a text; `payload` is a JSON object in one of them.
+
+Required are task_id, tool_name, payload and idempotency_key. A broker whose messages have fields
+(Redis Streams) carries them as such; elsewhere the body is a JSON object of the same fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import fields
+from .broker import FLAT, Delivery, Subscription
+from .errors import DecodeError, InvalidMessage
+from .json_text import dumps, loads
+from .message import DEFAULT_TENANT, Message, Priority
+
+REQUIRED = ("task_id", "tool_name", "payload", "idempotency_key")
+_TEXTS = ("tenant_id", "source", "channel", "correlation_id", "ordering_key", "trace")
+_OWN = frozenset(
+    {*REQUIRED, *_TEXTS, "retry_count", "priority", "created_at", "expires_at", "metadata",
+     "headers"}
+)  # fmt: skip
+_LONGEST_COUNT = 9
+"""Digits of a retry_count; no task was ever tried more often."""
+
+
+class TaskCodec:
+    """`task_id` is the message's id, `tool_name` its type. Other fields are kept as `extra`."""
+
+    name = "task"
+    version = "1.2.1"
+    content_type = "application/json"
+
+    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
+        found = _texts(loads(delivery.body))
+        missing = [name for name in REQUIRED if not found.get(name)]
+        if missing:
+            raise DecodeError(f"missing required fields: {', '.join(missing)}")
+        payload = _object("payload", found["payload"])
+        metadata = _object("metadata", found.get("metadata"))
+        metadata["retry_count"] = _count(found.get("retry_count"))
+        return Message(
+            id=fields.short("task_id", found["task_id"]),
+            type=fields.text("tool_name", found["tool_name"], default=sub.default_type),
+            payload=payload,
+            tenant_id=fields.tenant_of(found.get("tenant_id"), sub),
+            source=fields.text("source", found.get("source"), default=""),
+            channel=fields.text("channel", found.get("channel"), default=""),
+            priority=fields.priority_of(found.get("priority", delivery.priority)),
+            correlation_id=fields.optional("correlation_id", found.get("correlation_id")),
+            trace=fields.optional("trace", found.get("trace")),
+            idempotency_key=fields.key("idempotency_key", found["idempotency_key"]),
+            ordering_key=fields.key("ordering_key", found.get("ordering_key", delivery.key)),
+            created_at=fields.moment("created_at", found.get("created_at"))
+            or fields.sent_at(delivery),
+            expires_at=fields.moment("expires_at", found.get("expires_at")),
+            headers=_headers(found.get("headers")),
+            metadata=metadata,
+            extra={name: value for name, value in found.items() if name not in _OWN},
+            raw=fields.raw_of(self, delivery),
+        )
+
+    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        if not isinstance(message.payload, dict):
+            raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
+        if message.idempotency_key is None:
+            raise InvalidMessage("codec 'task' needs an idempotency_key: every task carries one")
+        metadata = dict(message.metadata)
+        written: dict[str, Any] = {
+            "task_id": message.id,
+            "tool_name": message.type,
+            "payload": dumps(message.payload).decode(),
+            "idempotency_key": message.idempotency_key,
+            "retry_count": str(metadata.pop("retry_count", message.attempt - 1)),
+            "created_at": fields.iso(message.created_at),
+        }
+        for name in _TEXTS:
+            value = getattr(message, name)
+            if value and (name, value) != ("tenant_id", DEFAULT_TENANT):
+                written[name] = value
+        if message.priority != Priority.NORMAL:
+            written["priority"] = str(int(message.priority))
+        if message.expires_at is not None:
+            written["expires_at"] = fields.iso(message.expires_at)
+        headers = {name: value for name, value in message.headers.items() if name != FLAT}
+        for name, value in (("metadata", metadata), ("headers", headers)):
+            if value:
+                written[name] = dumps(value).decode()
+        for name, value in message.extra.items():
+            written[name] = value if isinstance(value, str) else dumps(value).decode()
+        return dumps(written), {FLAT: "1"}
+
+
+def _texts(found: Any) -> dict[str, str]:
+    if type(found) is not dict:
+        raise DecodeError("a task is a set of fields")
+    for name, value in found.items():
+        if type(value) is not str:
+            raise DecodeError(f"field {name!r:.60} is no text")
+    return found
+
+
+def _object(name: str, text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        found = loads(text.encode())
+    except (DecodeError, UnicodeEncodeError) as error:
+        raise DecodeError(f"{name} is not valid JSON: {error}") from None
+    if type(found) is not dict:
+        raise DecodeError(f"{name} is not a JSON object")
+    return found
+
+
+def _headers(text: str | None) -> dict[str, str]:
+    found = _object("headers", text)
+    if not all(type(value) is str for value in found.values()):
+        raise DecodeError("headers hold a value that is no text")
+    return found
+
+
+def _count(text: str | None) -> int:
+    """How often it failed before, as its sender says. What counts here is the store's own count."""
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_COUNT:
+        raise DecodeError(f"retry_count is not a number of retries: {text!r:.40}")
+    return int(text)

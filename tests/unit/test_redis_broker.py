@@ -1,0 +1,296 @@
+"""What Redis Streams have of their own: foreign entries, lost groups, full and wrong servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from redis import Redis
+
+from holdfast.brokers.redis import RedisBroker
+from holdfast.core.broker import FLAT, Outgoing, Settlement, Subscription, Verb
+from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
+from holdfast.core.ids import new_id
+from tests.servers.redis import RedisServer
+
+SUB = Subscription(name="jobs", queue="jobs")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Any]:
+    """A plain client, which knows Redis and nothing of us."""
+    client: Any = Redis.from_url(server.url)
+    client.flushall()
+    client.config_set("maxmemory", 0)
+    yield client
+    client.config_set("maxmemory", 0)
+    client.close()
+
+
+@pytest.fixture
+async def broker(server: RedisServer, client: Any) -> AsyncIterator[RedisBroker]:
+    broker = RedisBroker(server.url, lease_s=30.0, timeout_s=10.0)
+    await broker.open()
+    yield broker
+    await broker.close()
+
+
+def out(body: bytes = b"hello", **options: Any) -> Outgoing:
+    return Outgoing(id=new_id(), body=body, **options)
+
+
+async def ack(broker: RedisBroker, *deliveries: Any, sub: Subscription = SUB) -> None:
+    await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in deliveries])
+
+
+# -- entries of others ----------------------------------------------------------------------------
+
+
+async def test_an_entry_of_a_plain_client_comes_as_its_fields(broker: RedisBroker, client: Any):
+    entry = client.xadd("jobs", {"task_id": "t-1", "payload": '{"n": 1}'})
+    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert msgspec.json.decode(came.body) == {"task_id": "t-1", "payload": '{"n": 1}'}
+    assert came.headers == {FLAT: "1"}
+    assert came.identity == f"jobs/{entry.decode()}"
+    await ack(broker, came)
+    assert client.xlen("jobs") == 0
+
+
+async def test_bytes_that_are_no_text_are_kept(broker: RedisBroker, client: Any):
+    client.xadd("jobs", {"payload": b"\xff\x00"})
+    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert msgspec.json.decode(came.body) == {"payload": {"base64": "/wA="}}
+
+
+async def test_a_flat_message_is_fields_to_a_plain_client(broker: RedisBroker, client: Any):
+    body = msgspec.json.encode({"task_id": "t-1", "tool_name": "search"})
+    (result,) = await broker.publish("jobs", [out(body, headers={FLAT: "1"})])
+    assert result.ok
+    ((_, fields),) = client.xrange("jobs")
+    assert fields == {b"task_id": b"t-1", b"tool_name": b"search"}
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{}", b'{"n": 1}', b"\xff"])
+async def test_a_flat_message_that_is_no_object_of_texts_is_refused_alone(
+    broker: RedisBroker, body: bytes
+):
+    good, bad = await broker.publish("jobs", [out(), out(body, headers={FLAT: "1"})])
+    assert good.ok
+    assert isinstance(bad.error, InvalidMessage)
+
+
+async def test_what_was_sent_before_any_reader_is_read(broker: RedisBroker, client: Any):
+    await broker.publish("jobs", [out(b"early")])
+    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert came.body == b"early"
+
+
+# -- priorities -----------------------------------------------------------------------------------
+
+
+async def test_each_priority_has_a_stream_in_the_slot_of_its_queue(
+    broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out(priority=level) for level in (0, 1, 2, 3)])
+    assert sorted(client.keys()) == [b"jobs", b"{jobs}:p0", b"{jobs}:p2", b"{jobs}:p3"]
+
+
+# -- other groups ---------------------------------------------------------------------------------
+
+
+async def test_acknowledged_entries_go_unless_another_group_reads_them(
+    broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out(), out()])
+    first, second = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+    await ack(broker, first)
+    assert client.xlen("jobs") == 1
+    client.xgroup_create("jobs", "others", "0")
+    await ack(broker, second)
+    assert client.xlen("jobs") == 1
+
+
+@pytest.mark.parametrize(("setting", "left"), [("never", 1), ("always", 0)])
+async def test_delete_acked_is_obeyed(server: RedisServer, client: Any, setting: str, left: int):
+    broker = RedisBroker(server.url, delete_acked=setting)
+    await broker.open()
+    await broker.publish("jobs", [out()])
+    client.xgroup_create("jobs", "others", "0")
+    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    await broker.close()
+    assert client.xlen("jobs") == left
+
+
+async def test_a_closed_broker_leaves_no_consumer_and_nothing_in_its_hands(
+    server: RedisServer, client: Any
+):
+    broker = RedisBroker(server.url)
+    await broker.open()
+    await broker.publish("jobs", [out(b"held"), out(b"done")])
+    held, done = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+    await ack(broker, done)
+    await broker.close()
+    names = [found["name"] for found in client.xinfo_consumers("jobs", "holdfast")]
+    assert names == [b"_released"]
+    (pending,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    assert pending["message_id"] == held.tag[1]
+
+
+async def test_a_late_release_takes_nothing_from_who_has_it_now(
+    server: RedisServer, broker: RedisBroker
+):
+    await broker.publish("jobs", [out()])
+    (old,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    other = RedisBroker(server.url, lease_s=0.01)
+    await other.open()
+    (taken,) = await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    assert taken.count == 2
+    await other.extend(SUB, [taken])
+    await broker.settle(SUB, [Settlement(delivery=old, verb=Verb.RELEASE)])
+    assert await broker.receive(SUB, limit=1, wait=0.2) == []
+    await other.close()
+
+
+async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
+    server: RedisServer, broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out()])
+    (old,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    other = RedisBroker(server.url, lease_s=0.01)
+    await other.open()
+    await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    (before,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    await broker.extend(SUB, [old])
+    (after,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    assert after["consumer"] == before["consumer"]
+    await other.close()
+
+
+async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_nothing(
+    server: RedisServer, client: Any
+):
+    client.xgroup_create("jobs", "holdfast", "0", mkstream=True)
+    for name in ("holdfast-gone", "holdfast-busy", "stranger"):
+        client.xgroup_createconsumer("jobs", "holdfast", name)
+    client.xadd("jobs", {"n": 1})
+    client.xreadgroup("holdfast", "holdfast-busy", {"jobs": ">"})
+
+    async def look(lease_s: float) -> set[bytes]:
+        broker = RedisBroker(server.url, lease_s=lease_s)
+        await broker.open()
+        await broker.receive(SUB, limit=1, wait=0.01)
+        names = {found["name"] for found in client.xinfo_consumers("jobs", "holdfast")}
+        await broker.close()
+        return names
+
+    everyone = {b"holdfast-gone", b"holdfast-busy", b"stranger"}
+    assert everyone <= await look(600.0), "all were heard of within the last ten minutes"
+    names = await look(0.001)
+    assert b"stranger" in names
+    assert b"holdfast-gone" not in names
+    ((_, pending),) = [
+        (found["consumer"], found["message_id"])
+        for found in client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    ]
+    assert pending, "what it held is taken over, not deleted with it"
+
+
+# -- servers that are not as they should be -------------------------------------------------------
+
+
+async def test_a_group_that_was_removed_is_made_again(broker: RedisBroker, client: Any):
+    await broker.publish("jobs", [out(b"one")])
+    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    waiting = asyncio.create_task(broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    await asyncio.sleep(0)
+    client.flushall()
+    await broker.publish("jobs", [out(b"two")])
+    (came,) = await waiting
+    assert came.body == b"two"
+    await ack(broker, came)
+
+
+async def test_a_key_of_another_kind_is_an_error_and_other_queues_go_on(
+    broker: RedisBroker, client: Any
+):
+    client.set("jobs", "not a stream")
+    (refused,) = await broker.publish("jobs", [out()])
+    assert "WRONGTYPE" in str(refused.error)
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        await broker.receive(SUB, limit=1, wait=0.1)
+    other = Subscription(name="other", queue="other")
+    await broker.publish("other", [out(b"fine")])
+    (came,) = await broker.receive(other, limit=1, wait=PATIENCE_S)
+    assert came.body == b"fine"
+
+
+async def test_a_full_server_refuses_and_loses_nothing(broker: RedisBroker, client: Any):
+    await broker.publish("jobs", [out(b"before")])
+    client.config_set("maxmemory", 1)
+    (refused,) = await broker.publish("jobs", [out(b"too much")])
+    assert isinstance(refused.error, BrokerUnavailable)
+    assert "Redis is full" in str(refused.error)
+    client.config_set("maxmemory", 0)
+    (accepted,) = await broker.publish("jobs", [out(b"after")])
+    assert accepted.ok
+    came = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert [delivery.body for delivery in came] == [b"before", b"after"]
+
+
+async def test_a_full_server_can_be_emptied_by_a_worker_that_starts_then(
+    server: RedisServer, broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out(b"one"), out(b"two")])
+    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    client.config_set("maxmemory", 1)
+    late = RedisBroker(server.url)
+    await late.open()
+    (came,) = await late.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert came.body == b"two"
+    await ack(late, came)
+    assert client.xlen("jobs") == 0
+    client.config_set("maxmemory", 0)
+    await late.close()
+
+
+async def test_a_replica_that_takes_no_writes_says_so(broker: RedisBroker, client: Any):
+    client.replicaof("127.0.0.1", 1)
+    try:
+        (refused,) = await broker.publish("jobs", [out()])
+    finally:
+        client.replicaof("no", "one")
+    assert isinstance(refused.error, BrokerUnavailable)
+    assert "takes no writes" in str(refused.error)
+
+
+async def test_a_delay_is_refused_here(broker: RedisBroker):
+    (refused,) = await broker.publish("jobs", [out(delay_s=5)])
+    assert isinstance(refused.error, InvalidMessage)
+
+
+async def test_a_server_that_is_not_there_is_named_without_its_password():
+    broker = RedisBroker("redis://user:hunter2@127.0.0.1:1/0", timeout_s=5)
+    with pytest.raises(BrokerUnavailable, match=r"redis://127\.0\.0\.1:1/0") as caught:
+        await broker.open()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["visibility_timeout_s=soon", "visibility_timeout_s=0", "timeout_s=-1", "delete_acked=perhaps"],
+)
+def test_a_wrong_parameter_is_a_configuration_error(query: str):
+    with pytest.raises(ConfigError):
+        RedisBroker.from_url(f"redis://localhost/0?{query}", clock=None)  # type: ignore[arg-type]
