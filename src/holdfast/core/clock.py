@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -39,8 +39,8 @@ def to_us(moment: datetime) -> int:
 
 
 def from_us(us: int) -> datetime:
-    """Integer microseconds as an aware datetime in UTC."""
-    return datetime.fromtimestamp(us / 1_000_000, UTC)
+    """Integer microseconds as an aware datetime in UTC, exactly (no float is, from 2097 on)."""
+    return _EPOCH + timedelta(microseconds=us)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
