@@ -39,7 +39,7 @@ def to_us(moment: datetime) -> int:
 
 
 def from_us(us: int) -> datetime:
-    """Integer microseconds as an aware datetime in UTC, exactly (no float is, from 2097 on)."""
+    """Integer microseconds as an aware datetime in UTC, exactly (no float is, from 2106 on)."""
     return _EPOCH + timedelta(microseconds=us)
 
 
