@@ -38,7 +38,7 @@ class _BodyCodec(ABC):
             channel=fields.text("x-channel", headers.get("x-channel"), default=""),
             priority=fields.priority_of(headers.get("x-priority", delivery.priority)),
             correlation_id=fields.optional("x-correlation-id", headers.get("x-correlation-id")),
-            trace=fields.optional("traceparent", headers.get("traceparent")),
+            trace=fields.header_trace(headers),
             idempotency_key=fields.key("x-dedup-key", headers.get("x-dedup-key")),
             ordering_key=fields.key("x-ordering-key", headers.get("x-ordering-key", delivery.key)),
             created_at=fields.sent_at(delivery),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,12 @@ def text(name: str, value: Any, *, default: str) -> str:
 def optional(name: str, value: Any) -> str | None:
     """`text` that may be missing."""
     return None if value is None else text(name, value, default="") or None
+
+
+def header_trace(headers: Mapping[str, str]) -> str | None:
+    """`traceparent` of the transport; a broken one is ignored, as its standard asks for."""
+    found = headers.get("traceparent")
+    return found if found and len(found) <= MAX_ID and found.isprintable() else None
 
 
 def key(name: str, value: Any) -> str | None:

@@ -110,7 +110,7 @@ class StandardCodec:
         source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
         key, lane, expires = metadata.idempotency_key, metadata.ordering_key, metadata.expires_at
         count = metadata.retry_count
-        trace = headers.get("traceparent") if metadata.trace is None else metadata.trace
+        trace = fields.header_trace(headers) if metadata.trace is None else metadata.trace
         return Message(
             id=fields.short("message_id", wire.message_id),
             type=fields.text("message_type", wire.message_type, default=sub.default_type),
@@ -166,7 +166,9 @@ class StandardCodec:
             correlation_id=None
             if correlation_id is None
             else fields.optional("correlation_id", correlation_id),
-            trace=fields.optional("trace", headers.get("traceparent") if trace is None else trace),
+            trace=fields.header_trace(headers)
+            if trace is None
+            else fields.optional("trace", trace),
             idempotency_key=None
             if idempotency_key is None
             else fields.key("idempotency_key", idempotency_key),
