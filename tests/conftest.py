@@ -6,9 +6,12 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.servers.redis import RedisServer
 
 # A shell that starts us in the background has Ctrl+C ignored, and commands that are started here
 # would inherit that; some tests press it.
@@ -47,3 +50,25 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOLDFAST_HOME", str(path))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", name="server")
+def redis_server() -> Iterator[RedisServer]:
+    """A private Redis of one module."""
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(name="client")
+def redis_client(server: RedisServer) -> Iterator[Any]:
+    """A plain client, which knows Redis and nothing of us; the server is empty and has room."""
+    from redis import Redis
+
+    client: Any = Redis.from_url(server.url)
+    client.flushall()
+    client.config_set("maxmemory", 0)
+    yield client
+    client.config_set("maxmemory", 0)
+    client.close()

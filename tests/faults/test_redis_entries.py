@@ -5,7 +5,7 @@ The visibility timeout is five minutes here: whatever comes, comes without it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from redis.asyncio import Redis
@@ -23,14 +23,6 @@ pytestmark = pytest.mark.xdist_group("faults-redis")
 LEASE_S = 300.0
 TIMEOUT_S = 0.5
 MakeBroker = Callable[..., Awaitable[RedisBroker]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from holdfast import App, Context
 from holdfast.config import Config, Queue, Retry
@@ -19,22 +17,6 @@ from tests.servers.redis import RedisServer
 STREAM = "stream:task"
 GOOD = {"task_id": "t-1", "tool_name": "search", "payload": '{"q": 1}', "idempotency_key": "k-1"}
 LIMIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
-    client: Any = Redis.from_url(server.url)
-    client.flushall()
-    yield client
-    client.close()
 
 
 def make_app(home: Path, server: RedisServer, *, visibility_s: float = 30.0) -> App:

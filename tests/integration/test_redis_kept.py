@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from holdfast import App, Context
 from holdfast.config import Config
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
-    client: Any = Redis.from_url(server.url)
-    client.flushall()
-    yield client
-    client.close()
 
 
 @pytest.mark.parametrize(

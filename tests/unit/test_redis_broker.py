@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-from redis import Redis
 
 from holdfast.brokers.redis import RedisBroker
 from holdfast.core.broker import FLAT, Outgoing, Settlement, Subscription, Verb
@@ -18,25 +17,6 @@ from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer()
-    server.start()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
-    """A plain client, which knows Redis and nothing of us."""
-    client: Any = Redis.from_url(server.url)
-    client.flushall()
-    client.config_set("maxmemory", 0)
-    yield client
-    client.config_set("maxmemory", 0)
-    client.close()
 
 
 @pytest.fixture

@@ -137,8 +137,8 @@ class RedisBroker:
         groups, self._groups = list(self._groups.values()), {}
         try:
             await asyncio.gather(*(group.close() for group in groups))
-        except BrokerError:
-            pass  # what is pending comes back by its age
+        except BrokerError as error:
+            log.warning("%s; what is pending comes back by its age", error)
         finally:
             await wire.close()
 
