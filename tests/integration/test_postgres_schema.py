@@ -35,7 +35,7 @@ def empty(postgres: Server) -> Iterator[str]:
 
 def rows(url: str, statement: str) -> list[Any]:
     with psycopg.connect(url, autocommit=True) as conn:
-        return conn.execute(statement).fetchall()  # type: ignore[call-overload,no-any-return]
+        return conn.execute(statement).fetchall()
 
 
 def tables(url: str) -> set[str]:
@@ -98,7 +98,7 @@ def test_what_the_default_caught_moves_into_its_month(postgres_url: str) -> None
         (name,) = conn.execute(
             "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', '\"event_log_\"YYYY_MM')"
         ).fetchone()  # type: ignore[misc]
-        conn.execute(f"DROP TABLE {name}")  # type: ignore[call-overload]
+        conn.execute(f"DROP TABLE {name}")
         conn.execute(
             "INSERT INTO event_log (id, subscription, task_id, event_type, data, created_at,"
             " worker_id, seq, hash) VALUES (gen_random_uuid(), '', 't', 'e', '{\"a\" :1}',"
@@ -182,7 +182,7 @@ def test_somebody_elses_tables_are_refused(empty: str) -> None:
 def test_a_role_without_permission_names_the_command(postgres: Server, empty: str) -> None:
     role = f"weak_{os.getpid()}"
     with psycopg.connect(empty, autocommit=True) as conn:
-        conn.execute(f"CREATE ROLE {role} LOGIN")  # type: ignore[call-overload]
+        conn.execute(f"CREATE ROLE {role} LOGIN")
     weak = empty.replace("//app@", f"//{role}@")
     assert weak != empty, "the test needs the private server"
     try:

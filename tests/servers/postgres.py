@@ -65,7 +65,7 @@ class OutsidePostgres(_Databases):
 
     def execute(self, statement: str) -> None:
         with psycopg.connect(self._url, autocommit=True) as conn:
-            conn.execute(statement)  # type: ignore[call-overload]
+            conn.execute(statement)
 
     def start(self) -> None:
         """It runs, or the test that uses it says that it does not."""
@@ -98,7 +98,7 @@ class PostgresServer(_Databases):
 
     def execute(self, statement: str) -> None:
         with psycopg.connect(self.url(), autocommit=True) as conn:
-            conn.execute(statement)  # type: ignore[call-overload]
+            conn.execute(statement)
 
     def start(self) -> None:
         if not self._data.exists():

@@ -13,11 +13,11 @@ from holdfast.core import events
 from holdfast.core.errors import ConfigError, StoreError
 from holdfast.core.store import Worker
 from holdfast.sqlite.file import SqliteFile
+from holdfast.store.chain import GENESIS, link
 from holdfast.store.ledger_key import ledger_key
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite import seals
 from holdfast.store.sqlite.anchors import AnchorFile, Anchors
-from holdfast.store.sqlite.ledger import GENESIS, link
 from holdfast.store.sqlite.prune import Pruner
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.store.sqlite.verify import LedgerReport, verify_ledger

@@ -85,7 +85,10 @@ def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(CreateColumn, "sqlite")
 def _column_of_another(element: CreateColumn, compiler: DDLCompiler, **kw: Any) -> str | None:
     only = element.element.info.get("only", "sqlite")
-    return compiler.visit_create_column(element, **kw) if only == "sqlite" else None
+    if only != "sqlite":
+        return None
+    text: str = compiler.visit_create_column(element, **kw)  # type: ignore[no-untyped-call]
+    return text
 
 
 def tables_of(dialect: str) -> list[tuple[Table, list[Index]]]:

@@ -42,5 +42,5 @@ def make_partitions(conn: psycopg.Connection[Any]) -> int:
     missing = conn.execute(MONTHS).fetchall()
     for name, begin, end in missing:
         for statement in statements(name, begin, end):
-            conn.execute(statement)  # type: ignore[call-overload] # names and dates are ours
+            conn.execute(statement)
     return len(missing)

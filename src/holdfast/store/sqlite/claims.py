@@ -21,10 +21,12 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
+from holdfast.store.outcomes import final_data
+from holdfast.store.stored import ENDED, none_of
 
 from . import ends, tasks
 from .claiming import Claiming
-from .keys import Holder, end_as_duplicate, final_data, is_free, resolve_key, take_keys
+from .keys import Holder, end_as_duplicate, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
 from .ledger import Entry, Ledger
 
@@ -46,7 +48,7 @@ NEXT_DUE = " UNION ALL ".join(
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
-    f" AND b.lane_seq < a.lane_seq AND {tasks.none_of(*tasks.ENDED, column='b.status')}))"
+    f" AND b.lane_seq < a.lane_seq AND {none_of(*ENDED, column='b.status')}))"
 )
 CLAIM_READY = (
     "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"

@@ -31,21 +31,15 @@ from holdfast.core.outcome import (
 from holdfast.core.store import Commit, Finished, Run
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.letter import letter_of, storable
+from holdfast.store.outcomes import duration_ms, failure, failures_after, runs_again
+from holdfast.store.stored import crc
 
-from . import tasks
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import bury, letter_of, storable
-from .outcome_rows import (
-    all_done_statement,
-    all_done_values,
-    duration_ms,
-    failure,
-    failures_after,
-    runs_again,
-    write_of,
-)
+from .letters import bury
+from .outcome_rows import all_done_statement, all_done_values, write_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -314,7 +308,7 @@ def outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:
         out.id,
         _encode(dict(out.headers)).decode(),
         out.body,
-        tasks.crc(out.body),
+        crc(out.body),
         out.priority,
         out.key,
         None if out.ttl_s is None else int(out.ttl_s * 1e6),

@@ -6,7 +6,6 @@ in memory, and read again from the table after anything was rolled back.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Sequence
 
@@ -16,23 +15,15 @@ from holdfast.core import events
 from holdfast.core.ids import uuid7_block
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
+from holdfast.store.chain import GENESIS, link
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
     " event_type, data, id, hash)"
 )
-GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
 
 Entry = events.Entry
-
-Record = tuple[int, str, str, str, str, str, int, int]
-"""seq, tenant_id, subscription, task_id, event_type, data, created_at, worker_id"""
-
-
-def link(previous: bytes, record: Record) -> bytes:
-    """The hash of one event: covers everything in its row, and the hash before it."""
-    return hashlib.sha256(previous + _encode(record)).digest()
 
 
 class Ledger:

@@ -23,12 +23,13 @@ from holdfast.core.outcome import Status
 from holdfast.core.records import EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
+from holdfast.store.letter import storable
+from holdfast.store.outcomes import final_data
 
 from .finish import OUTBOX, outbox_row
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .letters import storable
 from .store import SqliteStore
 
 T = TypeVar("T")

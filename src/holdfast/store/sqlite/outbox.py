@@ -20,8 +20,9 @@ from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import HoldfastError, InvalidMessage, StoreCorrupt
 from holdfast.core.store import Worker
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.letter import Letter
 
-from .letters import Letter, bury
+from .letters import bury
 from .store import SqliteStore
 
 log = logging.getLogger("holdfast.outbox")

@@ -11,11 +11,13 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.outcome import Status
 from holdfast.core.store import Reclaimed
+from holdfast.store.letter import Letter
+from holdfast.store.outcomes import final_data
 
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import Letter, bury
+from .letters import bury
 
 _RUNNING = (
     "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt, crashes,"

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from holdfast.core.store import Worker
+from holdfast.store.stored import FINAL_WORDS
 
 from .prune import BATCH, DAY_US
 from .store import SqliteStore
-from .tasks import FINAL_WORDS
 
 log = logging.getLogger("holdfast.store")
 

@@ -34,6 +34,8 @@ from holdfast.core.store import (
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.outcomes import bare
+from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -43,7 +45,6 @@ from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
-from .tasks import UNCOMMON, UNENDED, crc
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
@@ -247,7 +248,7 @@ class SqliteStore:
             if len(batch) == 1:
                 log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
                 dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-                return await self._finish([_bare(batch[0], dead)], worker)
+                return await self._finish([bare(batch[0], dead)], worker)
             half = len(batch) // 2
             first = await self.finish(batch[:half], worker=worker)
             return [*first, *await self.finish(batch[half:], worker=worker)]
@@ -445,13 +446,3 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
     return keys, lanes
-
-
-def _bare(item: Finished, outcome: Dead) -> Finished:
-    """The same end without anything that might be what the database refused."""
-    return Finished(
-        run=item.run,
-        outcome=outcome,
-        started_at_us=item.started_at_us,
-        finished_at_us=item.finished_at_us,
-    )

@@ -18,10 +18,10 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.errors import NotFound, StoreUnavailable
+from holdfast.store.chain import GENESIS, link
 
 from . import seals
 from .anchors import AnchorFile
-from .ledger import GENESIS, link
 from .seals import ANCHOR_TASK, TENANT, Anchor, Chain, Checkpoint
 
 Progress = Callable[[int, int], None]

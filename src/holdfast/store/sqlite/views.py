@@ -24,8 +24,7 @@ from holdfast.core.records import (
     Task,
     Waiting,
 )
-
-from .tasks import UNCOMMON
+from holdfast.store.stored import UNCOMMON
 
 _decode = msgspec.json.Decoder().decode
 _HIGHEST = chr(0x10FFFF)

@@ -1,0 +1,78 @@
+"""What an outcome means for a message, its events and its next attempt, in every dialect."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from holdfast.core.ids import derived_id
+from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
+from holdfast.core.store import Finished, Run
+from holdfast.store.letter import storable
+
+
+def final_data(
+    queue: str,
+    tenant_id: str,
+    message_id: str,
+    event_name: str | None,
+    trace_id: str | None,
+    status: Status,
+) -> dict[str, Any]:
+    """What every final event's data holds."""
+    return {
+        "trace_id": trace_id or f"queue-{message_id}",
+        "message_id": message_id,
+        "queue": queue,
+        "event_name": event_name,
+        "tenant_id": tenant_id,
+        "status": RECORD_WORDS[status],
+        "duration_ms": 0,
+        "agent_run_id": None,
+    }
+
+
+def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
+    """One line of a message's history."""
+    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+
+
+def runs_again(item: Finished) -> bool:
+    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
+    outcome = item.outcome
+    if isinstance(outcome, Retry):
+        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
+    return isinstance(outcome, Released)
+
+
+def failures_after(item: Finished) -> int:
+    """Failed attempts so far, this one included; a crash spends no retry."""
+    outcome = item.outcome
+    failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
+    return item.run.failures + int(failed)
+
+
+def duration_ms(item: Finished) -> int:
+    """How long the run took."""
+    took_us = item.finished_at_us - item.started_at_us
+    return took_us // 1000 if took_us > 0 else 0
+
+
+def run_uuid(run_id: str | None) -> bytes | None:
+    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
+    if run_id is None:
+        return None
+    try:
+        return uuid.UUID(run_id).bytes
+    except ValueError:
+        return uuid.UUID(derived_id("agent-run", run_id)).bytes
+
+
+def bare(item: Finished, outcome: Dead) -> Finished:
+    """The same end without anything that might be what the database refused."""
+    return Finished(
+        run=item.run,
+        outcome=outcome,
+        started_at_us=item.started_at_us,
+        finished_at_us=item.finished_at_us,
+    )
