@@ -24,11 +24,11 @@ from holdfast.core.records import EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 
-from .finish import OUTBOX, outbox_row
 from .keys import final_data, free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
 from .letters import storable
+from .outbox_rows import OUTBOX, outbox_row
 from .store import SqliteStore
 
 T = TypeVar("T")
