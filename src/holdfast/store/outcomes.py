@@ -5,6 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import msgspec
+
+from holdfast.core import events
 from holdfast.core.ids import derived_id
 from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
 from holdfast.core.store import Finished, Run
@@ -75,4 +78,34 @@ def bare(item: Finished, outcome: Dead) -> Finished:
         outcome=outcome,
         started_at_us=item.started_at_us,
         finished_at_us=item.finished_at_us,
+    )
+
+
+def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events.Entry:
+    """The final event of a run."""
+    run = item.run
+    message = run.message
+    data: dict[str, Any] = {
+        "trace_id": message.trace_id,
+        "message_id": message.id,
+        "queue": run.queue,
+        "event_name": message.type,
+        "tenant_id": message.tenant_id,
+        "status": RECORD_WORDS[status],
+        "duration_ms": duration_ms(item),
+        "agent_run_id": item.agent_run_id,
+        "attempt": run.attempt,
+    }
+    if item.usage is not None:
+        data["usage"] = msgspec.to_builtins(item.usage)
+    if item.details:
+        data.update(item.details)
+    if extra:
+        data.update(extra)
+    return (
+        message.tenant_id,
+        run.subscription,
+        message.id,
+        events.EVENT_OF_STATUS[status],
+        data,
     )

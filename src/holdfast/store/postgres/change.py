@@ -7,6 +7,7 @@ import msgspec
 from .keys import Key
 from .lanes import Lane
 from .ledger import Entry
+from .tasks import Identity
 
 
 class Change(msgspec.Struct):
@@ -19,6 +20,10 @@ class Change(msgspec.Struct):
     """Their heads may have ended."""
     topics: set[str] = msgspec.field(default_factory=set)
     """Whom to wake."""
+    told: set[Identity] = msgspec.field(default_factory=set)
+    """Tasks of whose end others hear by another way."""
+    again: set[Identity] = msgspec.field(default_factory=set)
+    """Successes whose copy came back: nobody may have been told."""
 
     def let_go(self, tenant_id: str, sub: str, key: str | None, lane: str | None) -> None:
         """What ended holds neither its key nor its conversation."""

@@ -19,6 +19,7 @@ from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Run, Verdict
+from holdfast.store.claimed import claimed, created, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
@@ -26,7 +27,6 @@ from . import arrays, ends, lanes, tasks
 from .change import Change
 from .database import Tx
 from .keys import Holder, Wanted, end_as_duplicates, free_keys, take_keys
-from .ledger import Entry
 from .tasks import PK, Existing, Identity, Ready, Task
 
 _ANY_CRASHES = 1_000_000
@@ -73,6 +73,8 @@ class Claiming(NamedTuple):
     worker_id: int
     expiry: bool
     """False while the clock is in doubt: nothing expires."""
+    worker: str
+    """The worker's name."""
 
     def is_over(self, expires_us: int | None, now_us: int) -> bool:
         return self.expiry and expires_us is not None and expires_us <= now_us
@@ -153,17 +155,22 @@ class Claims:
     async def _grant(
         self,
         claim: Claiming,
-        claimed: Sequence[tuple[int, Task, Run]],
+        rows: Sequence[tuple[int, Task, Run]],
         verdicts: dict[int, Verdict],
     ) -> None:
         """Runs for claimed rows, less those that are over time or whose key is another's."""
         now_us = await claim.tx.moment()
-        timely = [each for each in claimed if not claim.is_over(each[1].expires_us, now_us)]
+        timely = [each for each in rows if not claim.is_over(each[1].expires_us, now_us)]
         lost = await _take(claim, [run for _, _, run in timely])
         entries = claim.change.entries
-        for at, task, run in claimed:
+        entries += created(claim.sub, [t.message for _, t, run in rows if run.token.epoch == 1])
+        for at, task, run in rows:
             delivery = task.candidate.delivery
             identity = (run.message.tenant_id, run.message.id)
+            if delivery.taken_from is not None and run.token.epoch == 1:
+                entries.append(
+                    reclaimed(claim.sub, claim.worker, task.message, delivery.taken_from)
+                )
             if claim.is_over(task.expires_us, now_us):
                 await _expire(claim, run, now_us)
                 verdicts[at] = Verdict(answer=Answer.EXPIRED, delivery=delivery)
@@ -174,7 +181,7 @@ class Claims:
                 answer = await _without_key(claim, run, lost[identity])
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
             else:
-                entries.append(_claimed(run, task.created_us))
+                entries.append(claimed(run, task.created_us))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     async def _know(
@@ -207,7 +214,7 @@ class Claims:
         delivery = candidate.delivery
         tx, sub = claim.tx, claim.sub
         answer = Answer.KNOWN
-        if row.sha256 != candidate.sha256:
+        if row.sha256 is not None and row.sha256 != candidate.sha256:
             claim.change.entries += await ends.id_conflict(
                 tx, sub, candidate, message, claim.worker_id
             )
@@ -215,6 +222,8 @@ class Claims:
         elif row.status in FINAL:
             if row.status == Status.FAILED:
                 await ends.complete_letter(tx, sub, candidate, message)
+            elif row.status == Status.SUCCEEDED:
+                claim.change.again.add((message.tenant_id, sub.name, message.id))
             answer = Answer.FINAL
         elif row.status == Status.OPEN:  # crashed its worker too often to run among others
             await tx.send(tasks.HOLD, *tasks.hold_values(sub, candidate, message))
@@ -264,6 +273,9 @@ class Claims:
             return None
         rest, written = await lanes.append(claim.tx, claim.sub, candidates)
         claim.change.lanes |= written
+        others = {id(candidate) for candidate in rest}
+        new = [c.message for c in candidates if c.message is not None and id(c) not in others]
+        claim.change.entries += created(claim.sub, new)
         known = [(at, c, c.message) for at, c in enumerate(rest) if c.message is not None]
         if known:  # the same rows are asked for as by a claim, and locked as by one
             await claim.tx.rows(
@@ -322,7 +334,7 @@ class Claims:
             if holder is not None:
                 verdicts[at] = Verdict(answer=await _without_key(claim, run, holder))
             else:
-                entries.append(_claimed(run, to_us(run.message.created_at)))
+                entries.append(claimed(run, to_us(run.message.created_at)))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run)
         return [verdicts[at] for at in range(len(rows))]
 
@@ -399,9 +411,3 @@ async def _without_key(claim: Claiming, run: Run, holder: Holder) -> Answer:
     # Its holder may end before this is committed: whoever is later looks.
     claim.change.let_go(message.tenant_id, run.subscription, run.idem_key, None)
     return Answer.WAITING
-
-
-def _claimed(run: Run, created_us: int) -> Entry:
-    message = run.message
-    data = {"attempt": run.attempt, "created_at": created_us}
-    return message.tenant_id, run.subscription, message.id, events.CLAIMED, data

@@ -22,6 +22,7 @@ from psycopg import AsyncConnection, AsyncRawCursor
 
 from holdfast.core.clock import to_us
 from holdfast.core.errors import StoreUnavailable
+from holdfast.store.letter import Letter
 
 from .address import Address
 from .failures import is_away, may_repeat, translate
@@ -75,6 +76,8 @@ class Tx:
         self._begun: AsyncRawCursor[Row] | None = None
         self._opening: Row = ()
         self.last: list[tuple[str, Sequence[Any]]] = []
+        self.letters: dict[str, Letter] = {}
+        """Dead letters that are written at the end, by their ids."""
         self.repeated = repeated
         """An attempt of this very call may have been committed, its answer lost."""
         self.if_unknown: Callable[[], None] | None = None

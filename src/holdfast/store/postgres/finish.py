@@ -31,10 +31,11 @@ from holdfast.store.outcomes import (
     duration_ms,
     failure,
     failures_after,
+    final_entry,
     run_uuid,
     runs_again,
 )
-from holdfast.store.sqlite.finish import _final_entry, delivery_row, outbox_row
+from holdfast.store.outgoing import delivery_row, outbox_row
 from holdfast.store.stored import crc
 
 from . import arrays
@@ -144,6 +145,7 @@ async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Comm
     committed = [
         item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
     ]
+    change.told |= {_identity(item) for item in committed if item.told_on_ack}
     for item in committed:
         change.entries.extend(_events_of(tx, item, now_us))
     _keys(tx, change, committed)
@@ -283,7 +285,7 @@ def _events_of(tx: Tx, item: Finished, now_us: int) -> list[Entry]:  # noqa: PLR
     head = _identity(item)
     match outcome:
         case Done():
-            return [_final_entry(item, Status.SUCCEEDED, {})]
+            return [final_entry(item, Status.SUCCEEDED, {})]
         case Retry(after_s, reason):
             if not runs_again(item):  # the crash budget is spent
                 return _buried(tx, item, Status.FAILED, "crash_budget", reason, now_us)
@@ -300,18 +302,18 @@ def _events_of(tx: Tx, item: Finished, now_us: int) -> list[Entry]:  # noqa: PLR
             return _buried(tx, item, Status.EXPIRED, "expired", "its time was over", now_us)
         case Rejected(reason, policies):
             extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
-            found = [_final_entry(item, Status.REJECTED, extra)]
+            found = [final_entry(item, Status.REJECTED, extra)]
             if item.keep_rejected:
                 found.append(bury(tx, letter_of(run, "rejected", reason), now_us))
             return found
         case Park(kind, reason):
             return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
         case Discarded(reason):
-            return [_final_entry(item, Status.DISCARDED, {"reason": storable(reason)})]
+            return [final_entry(item, Status.DISCARDED, {"reason": storable(reason)})]
         case Released():
             return [(*head, events.RELEASED, {"attempt": run.attempt})]
         case Duplicate(of):
-            return [_final_entry(item, Status.DUPLICATE, {"first_id": of})]
+            return [final_entry(item, Status.DUPLICATE, {"first_id": of})]
 
 
 def _buried(
@@ -323,7 +325,7 @@ def _buried(
         letter.history = [*run.history, failure(run, error, now_us)]
         letter.retry_count = failures_after(item)
     extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
-    return [_final_entry(item, status, extra), bury(tx, letter, now_us)]
+    return [final_entry(item, status, extra), bury(tx, letter, now_us)]
 
 
 def _keys(tx: Tx, change: Change, committed: Sequence[Finished]) -> None:

@@ -28,6 +28,7 @@ _INSERT = (
 def bury(tx: Tx, letter: Letter, now_us: int) -> Entry:
     """Write the dead letter with the commit; returns its ledger entry (`task.dlq`)."""
     letter_id = str(uuid.UUID(bytes=uuid7_bytes()))
+    tx.letters[letter_id] = letter
     tx.at_end(
         _INSERT,
         letter_id,

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from holdfast.core import events
-from holdfast.core.outcome import Status
-from holdfast.core.store import Reclaimed
-from holdfast.store.letter import Letter
-from holdfast.store.outcomes import final_data
+from holdfast.core.store import Reclaimed, Worker
+from holdfast.store.crash import Crash
 
 from . import arrays
 from .change import Change
 from .database import Tx
 from .keys import free_keys
-from .ledger import Entry
 from .letters import bury
 from .tasks import Identity
 from .wake import WORK
@@ -46,7 +41,7 @@ _FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = ANY($1::b
 _RUNNING = (
     "SELECT q.tenant_id, q.subscription, q.message_id, q.worker_id, w.state, q.queue_name,"
     " q.event_name, q.attempt, q.crashes, q.held, q.idem_key, q.lane, q.history::text, q.body,"
-    " q.body_info::text, q.trace_id FROM queue_executions q LEFT JOIN workers w"
+    " q.body_info::text, q.trace_id, w.name FROM queue_executions q LEFT JOIN workers w"
     " ON w.worker_id = q.worker_id WHERE q.status = 'running'"
     " AND coalesce(w.state, 'left') IN ('dead', 'left') {}"
     " ORDER BY q.tenant_id, q.subscription, q.message_id LIMIT 1000 FOR UPDATE OF q"
@@ -65,8 +60,6 @@ _QUARANTINE = (
     " completed_at = clock_timestamp(), error_message = $5, history = $6::json, body = NULL"
     " WHERE tenant_id = $1 AND subscription = $2 AND message_id = $3"
 )
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 class Running(NamedTuple):
@@ -88,15 +81,17 @@ class Running(NamedTuple):
     body: bytes | None
     body_info: str | None
     trace_id: str | None
+    worker: str | None
+    """Its name."""
 
     @property
     def identity(self) -> Identity:
         return self.tenant_id, self.subscription, self.message_id
 
 
-async def reap(tx: Tx, change: Change, *, me: int, crash_budget: int) -> Reclaimed:
+async def reap(tx: Tx, change: Change, *, me: Worker, crash_budget: int) -> Reclaimed:
     """Declare workers dead whose lease is over; give back what they ran."""
-    gone = [worker_id for worker_id, _ in await tx.rows(_DECLARE, str(me))]
+    gone = [worker_id for worker_id, _ in await tx.rows(_DECLARE, str(me.worker_id))]
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))
     found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]
@@ -106,13 +101,15 @@ async def reap(tx: Tx, change: Change, *, me: int, crash_budget: int) -> Reclaim
     quarantined = 0
     back: list[tuple[Running, int, int, str | None]] = []
     for task in crashed:
-        crash = _Crash(task, crash_budget, now_us)
-        change.entries.append(crash.reclaimed(me))
+        crash = Crash(task, task.worker_id, crash_budget, now_us)
+        change.entries.append(
+            crash.reclaimed(me.worker_id, its_name=task.worker or "", my_name=me.name)
+        )
         if crash.spent_the_budget:
-            await _quarantine(tx, change, crash)
+            await _quarantine(tx, change, task, crash)
             quarantined += 1
         else:
-            back.append((task, crash.crashes, task.attempt, _encode(crash.history).decode()))
+            back.append((task, crash.crashes, task.attempt, crash.history))
     back += _handed_back(change, left)
     await _give_back(tx, back)
     if back:
@@ -152,58 +149,10 @@ async def _give_back(tx: Tx, back: list[tuple[Running, int, int, str | None]]) -
     )
 
 
-class _Crash:
-    """One more crash of one message."""
-
-    def __init__(self, task: Running, budget: int, now_us: int) -> None:
-        self.task = task
-        self.now_us = now_us
-        self.crashes = task.crashes + 1
-        self.spent_the_budget = self.crashes >= budget
-        self.error = (
-            f"worker {task.worker_id} died while running it (crash {self.crashes} of {budget})"
-        )
-        self.history = [
-            *(_decode(task.history) if task.history else []),
-            {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
-        ]
-
-    def reclaimed(self, me: int) -> Entry:
-        data = {
-            "worker": self.task.worker_id,
-            "by": me,
-            "message_id": self.task.message_id,
-            "crashes": self.crashes,
-        }
-        return (*self.task.identity, events.RECLAIMED, data)
-
-
-async def _quarantine(tx: Tx, change: Change, crash: _Crash) -> None:
+async def _quarantine(tx: Tx, change: Change, task: Running, crash: Crash) -> None:
     """It killed too many workers: to the dead letters; its key and its conversation go on."""
-    task = crash.task
-    history = _encode(crash.history).decode()
-    await tx.send(_QUARANTINE, *task.identity, str(crash.crashes), crash.error, history)
-    final = final_data(
-        task.queue, task.tenant_id, task.message_id, task.event_name, task.trace_id, Status.FAILED
-    )
-    final.update(reason="crash_budget", error=crash.error)
-    letter = Letter(
-        tenant_id=task.tenant_id,
-        subscription=task.subscription,
-        message_id=task.message_id,
-        queue=task.queue,
-        event_name=task.event_name,
-        reason="crash_budget",
-        error=crash.error,
-        retry_count=max(0, task.attempt - crash.crashes),
-        history=crash.history,
-        body=task.body,
-        body_info=task.body_info,
-    )
-    change.entries += [
-        (*task.identity, events.FAILED, final),
-        bury(tx, letter, crash.now_us),
-    ]
+    await tx.send(_QUARANTINE, *task.identity, str(crash.crashes), crash.error, crash.history)
+    change.entries += [crash.failed(), bury(tx, crash.letter(), crash.now_us)]
     if task.key is not None:
         free_keys(tx, [((task.tenant_id, task.subscription, task.key), task.message_id)])
     change.let_go(task.tenant_id, task.subscription, task.key, task.lane)

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core import events
 from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
-from holdfast.store.sqlite.finish import delivery_row
+from holdfast.store.outgoing import delivery_row
 
 from .change import Change
 from .database import Tx

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import events
-from holdfast.core.broker import Subscription
+from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.outcome import NO_HANDLER, Dead
@@ -26,7 +26,7 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.store.outcomes import bare
-from holdfast.store.sqlite.finish import outbox_row
+from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import crc, none_of
 
 from . import arrays, ends, keys, lanes, reaper, roll, runs
@@ -36,6 +36,7 @@ from .claims import NEXT_DUE, NOW, Claiming, Claims
 from .database import Database, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
+from .notices import Teller
 from .tasks import PK
 from .wake import OUTGOING, WORK, Bells
 
@@ -82,10 +83,19 @@ class PostgresStore:
     fused = False
     """The broker lives elsewhere."""
 
-    def __init__(self, url: str, *, lease_s: float = 10.0, suspect_at: int = 2) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_s: float = 10.0,
+        suspect_at: int = 2,
+        notices: Callable[[str], Notices | None] | None = None,
+    ) -> None:
+        """`notices`: by a subscription's name, who is told of its tasks' ends."""
         self._address = Address.from_url(url)
         self._lease_s = lease_s
         self._suspect_at = suspect_at
+        self._teller = None if notices is None else Teller(notices)
         self._opened: Database | None = None
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
@@ -153,7 +163,7 @@ class PostgresStore:
         if not missing or self.database.steady_s < lease_s:
             return Reclaimed()
         return await self.write(
-            lambda tx, change: reaper.reap(tx, change, me=me, crash_budget=crash_budget),
+            lambda tx, change: reaper.reap(tx, change, me=worker, crash_budget=crash_budget),
             worker_id=me,
         )
 
@@ -226,7 +236,9 @@ class PostgresStore:
         return verdicts
 
     def _claiming(self, tx: Tx, change: Change, sub: Subscription, worker: Worker) -> Claiming:
-        return Claiming(tx, change, sub, worker.worker_id, expiry=not self.expiry_paused)
+        return Claiming(
+            tx, change, sub, worker.worker_id, expiry=not self.expiry_paused, worker=worker.name
+        )
 
     async def next_due_s(self, sub: Subscription) -> float | None:
         ((due,),) = await self.read(NEXT_DUE, sub.name)
@@ -413,6 +425,8 @@ class PostgresStore:
             return await op(tx, change)
 
         async def commit(tx: Tx, finish: Callable[[], Awaitable[None]]) -> None:
+            if self._teller is not None:
+                await self._teller.tell(tx, change)
             await self._ledger.commit(tx, worker_id, change.entries, finish, durable=durable)
 
         result = await self.database.write(

@@ -86,7 +86,8 @@ class Existing(NamedTuple):
     message_id: str
     status: str
     held: str
-    sha256: bytes
+    sha256: bytes | None
+    """None: it ended before a copy of it came."""
     worker_id: int | None
     epoch: int
 

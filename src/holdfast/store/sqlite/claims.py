@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import events
 from holdfast.core.broker import Transactional
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
@@ -21,6 +20,7 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
+from holdfast.store.claimed import claimed, created, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
@@ -62,8 +62,6 @@ REOPEN = (
     " attempt = attempt + 1 WHERE rowid = ? AND status = 'open'"
 )
 _ANY_CRASHES = 1_000_000
-TASK = "task"
-"""The codec of the task protocol."""
 
 
 _New = tuple[int, tasks.Task]
@@ -147,7 +145,7 @@ class Claims:
         known = append_to_lanes(claim, candidates)
         others = {id(candidate) for candidate in known}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-        self._append(claim, _created(claim, new))
+        self._append(claim, created(claim.sub, new))
         for candidate in known:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
@@ -220,12 +218,12 @@ class Claims:
             if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
-        entries = _created(claim, [task.message for _, task in new])
+        entries = created(claim.sub, [task.message for _, task in new])
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = tasks.new_run(claim, task)
             if delivery.taken_from is not None:
-                entries.append(_reclaimed(claim, message, delivery.taken_from))
+                entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
             expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -235,7 +233,7 @@ class Claims:
                 answer = self._lost_key(claim, run, holder, task.candidate, entries)
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
             else:
-                entries.append(_claimed(run, task.created_us))
+                entries.append(claimed(run, task.created_us))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
         self._append(claim, entries)
 
@@ -284,7 +282,7 @@ class Claims:
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
-        self._append(claim, [_claimed(run, to_us(message.created_at))])
+        self._append(claim, [claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -326,7 +324,7 @@ class Claims:
         holder = lost.get((run.message.tenant_id, run.message.id))
         if holder is not None:
             return Verdict(answer=self._lost_key(claim, run, holder, None, entries))
-        entries.append(_claimed(run, to_us(run.message.created_at)))
+        entries.append(claimed(run, to_us(run.message.created_at)))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(
@@ -373,38 +371,3 @@ def next_due(claim: Claiming) -> int | None:
     """When the next task that waits in the store is due (µs)."""
     found = claim.conn.execute(NEXT_DUE, (claim.sub.name, claim.now_us))
     return min((due for (due,) in found if due is not None), default=None)
-
-
-def _created(claim: Claiming, messages: Sequence[Message]) -> list[Entry]:
-    """The task protocol asks for this event, whoever sent the task: here it is heard of first.
-
-    Elsewhere `task.claimed` tells when a message was made, and one row less is a quarter of them.
-    """
-    if claim.sub.codec != TASK:
-        return []
-    return [
-        (
-            message.tenant_id,
-            claim.sub.name,
-            message.id,
-            events.CREATED,
-            {"created_at": to_us(message.created_at), "tool_name": message.type},
-        )
-        for message in messages
-    ]
-
-
-def _reclaimed(claim: Claiming, message: Message, taken_from: str) -> Entry:
-    """A stranger had it and let go of it: of what our own workers ran, the reaper tells."""
-    data = {
-        "original_consumer": taken_from,
-        "new_consumer": claim.worker,
-        "message_id": message.id,
-    }
-    return message.tenant_id, claim.sub.name, message.id, events.RECLAIMED, data
-
-
-def _claimed(run: Run, created_us: int) -> Entry:
-    message = run.message
-    data = {"attempt": run.attempt, "created_at": created_us}
-    return message.tenant_id, run.subscription, message.id, events.CLAIMED, data

@@ -10,13 +10,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.core import events
 from holdfast.core.broker import Transactional
-from holdfast.core.ids import derived_id
 from holdfast.core.outcome import (
-    RECORD_WORDS,
     Dead,
     Discarded,
     Done,
@@ -28,17 +24,18 @@ from holdfast.core.outcome import (
     Retry,
     Status,
 )
-from holdfast.core.store import Commit, Finished, Run
+from holdfast.core.store import Commit, Finished
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.letter import letter_of, storable
-from holdfast.store.outcomes import duration_ms, failure, failures_after, runs_again
+from holdfast.store.outcomes import failure, failures_after, final_entry, runs_again
+from holdfast.store.outgoing import delivery_row, outbox_row
 
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury
-from .outbox_rows import OUTBOX, outbox_row
+from .outbox_rows import OUTBOX
 from .outcome_rows import all_done_statement, all_done_values, write_of
 
 _SET = (
@@ -77,7 +74,7 @@ class Finisher:
             if n not in taken:
                 commits[n] = self._one(conn, item, entries, now_us)
             elif commits[n] is Commit.COMMITTED:
-                entries.append(_final_entry(item, Status.SUCCEEDED, {}))
+                entries.append(final_entry(item, Status.SUCCEEDED, {}))
         committed = [
             item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
         ]
@@ -126,7 +123,7 @@ class Finisher:
         head = (message.tenant_id, run.subscription, message.id)
         match outcome:
             case Done():
-                return [_final_entry(item, status, {})]
+                return [final_entry(item, status, {})]
             case Retry(after_s, reason):
                 if status is Status.FAILED:  # the crash budget is spent
                     return self._buried(conn, item, status, "crash_budget", reason, now_us)
@@ -143,18 +140,18 @@ class Finisher:
                 return self._buried(conn, item, status, "expired", "its time was over", now_us)
             case Rejected(reason, policies):
                 extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
-                found = [_final_entry(item, status, extra)]
+                found = [final_entry(item, status, extra)]
                 if item.keep_rejected:
                     found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
                 return found
             case Park(kind, reason):
                 return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
             case Discarded(reason):
-                return [_final_entry(item, status, {"reason": storable(reason)})]
+                return [final_entry(item, status, {"reason": storable(reason)})]
             case Released():
                 return [(*head, events.RELEASED, {"attempt": run.attempt})]
             case Duplicate(of):
-                return [_final_entry(item, status, {"first_id": of})]
+                return [final_entry(item, status, {"first_id": of})]
 
     def _buried(
         self,
@@ -171,7 +168,7 @@ class Finisher:
             letter.history = [*run.history, failure(run, error, now_us)]
             letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
-        return [_final_entry(item, status, extra), bury(conn, letter, now_us)]
+        return [final_entry(item, status, extra), bury(conn, letter, now_us)]
 
     def _keys(
         self,
@@ -236,25 +233,6 @@ class Finisher:
             self._queue.publish_in(conn, queue, batch)
 
 
-def delivery_row(run: Run, reply: Any, n: int, now_us: int) -> tuple[Any, ...]:
-    """A reply as a row of `deliveries`; its id is the same if the write is repeated."""
-    message = run.message
-    kind = "now" if reply.now else "end"
-    return (
-        derived_id(message.tenant_id, run.subscription, message.id, str(run.attempt), kind, str(n)),
-        message.tenant_id,
-        run.subscription,
-        message.id,
-        reply.channel,
-        storable(reply.recipient)[:255],
-        reply.content.encode("utf-8", "backslashreplace").decode(),
-        reply.conversation,
-        reply.priority,
-        now_us,
-        now_us,
-    )
-
-
 def _why_not(
     conn: sqlite3.Connection, identity: tuple[str, str, str], token: tuple[int, int]
 ) -> Commit:
@@ -265,32 +243,3 @@ def _why_not(
     ).fetchone()
     mine = found is not None and (found[0], found[1]) == token and found[2] != Status.RUNNING
     return Commit.ALREADY if mine else Commit.FENCED
-
-
-def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry:
-    run = item.run
-    message = run.message
-    data: dict[str, Any] = {
-        "trace_id": message.trace_id,
-        "message_id": message.id,
-        "queue": run.queue,
-        "event_name": message.type,
-        "tenant_id": message.tenant_id,
-        "status": RECORD_WORDS[status],
-        "duration_ms": duration_ms(item),
-        "agent_run_id": item.agent_run_id,
-        "attempt": run.attempt,
-    }
-    if item.usage is not None:
-        data["usage"] = msgspec.to_builtins(item.usage)
-    if item.details:
-        data.update(item.details)
-    if extra:
-        data.update(extra)
-    return (
-        message.tenant_id,
-        run.subscription,
-        message.id,
-        events.EVENT_OF_STATUS[status],
-        data,
-    )

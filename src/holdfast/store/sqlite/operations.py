@@ -25,11 +25,12 @@ from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 from holdfast.store.letter import storable
 from holdfast.store.outcomes import final_data
+from holdfast.store.outgoing import outbox_row
 
 from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .outbox_rows import OUTBOX, outbox_row
+from .outbox_rows import OUTBOX
 from .store import SqliteStore
 
 T = TypeVar("T")

@@ -35,6 +35,7 @@ from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.outcomes import bare
+from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
 from .claiming import Claiming
@@ -44,7 +45,7 @@ from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .notices import NoticeWriter
-from .outbox_rows import OUTBOX, outbox_row
+from .outbox_rows import OUTBOX
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
 
