@@ -767,3 +767,64 @@ def test_values_become_plain():
     assert [span(x) for x in (None, 0.5, 12, 300, 7300, 400_000)] == [
         "-", "500 ms", "12 s", "5 min", "2 h", "5 d",
     ]  # fmt: skip
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────
+
+RULES = """
+rules:
+  - {name: freeze, match: {tenant: acme}, then: deny, reason: not for acme}
+  - {name: big, match: {type: pay*, payload: amount > 1000}, then: approve, four_eyes: true}
+  - {name: budget, match: {queue: default}, then: quota, window: hour, limits: {runs: 5}}
+"""
+
+
+def message(**fields: Any) -> str:
+    Path("message.json").write_text(json.dumps({"message_type": "payout", **fields}, indent=2))
+    return "message.json"
+
+
+def test_rules_test_says_which_rule_decides() -> None:
+    Path("rules.yaml").write_text(RULES)
+    big = message(payload={"amount": 5000})
+    shown = call("rules", "test", "rules.yaml", big).stdout
+    assert shown.splitlines() == [
+        "approve: rule big (rule big)",
+        "  freeze (deny): does not match",
+        "  big (approve): matches, and decides",
+        "  budget (quota): matches, and counts it",
+    ]
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json"))
+    assert (found["decision"], found["rule"], found["unsure"]) == ("approve", "big", False)
+    assert [quota["name"] for quota in found["quotas"]] == ["budget"]
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json", "--approved", "big"))
+    assert (found["decision"], found["approved"]) == ("allow", ["big"])
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json", "--tenant", "acme"))
+    assert (found["decision"], found["reason"]) == ("deny", "not for acme")
+    unsure = '{"message_type": "payout", "payload": {"amount": "5000"}}'
+    (found,) = lines(call("rules", "test", "rules.yaml", "-", "--json", stdin=unsure))
+    assert (found["decision"], found["unsure"]) == ("approve", True)
+    (found,) = lines(call("rules", "test", "rules.yaml", message(payload=1), "--queue", "x",
+                          "--type", "chat", "--json"))  # fmt: skip
+    assert found["quotas"] == []
+
+
+def test_rules_test_refuses_what_it_cannot_read() -> None:
+    Path("rules.yaml").write_text(RULES)
+    assert "cannot be read" in call("rules", "test", "rules.yaml", "none.json", code=1).stderr
+    assert "not valid JSON" in call("rules", "test", "rules.yaml", "-", stdin="{", code=1).stderr
+    assert "no such rule file" in call("rules", "test", "none.yaml", "-", code=2).stderr
+
+
+def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("rules.yaml").write_text(RULES)
+    assert call("rules", "check", "rules.yaml").stdout == "ok: 3 rules (rules.yaml)\n"
+    assert "Name a FILE" in call("rules", "check", code=2).stderr
+    Path("rules.yaml").write_text(RULES.replace("deny", "dney").replace("hour", "hours"))
+    monkeypatch.setenv("HOLDFAST__RULES", "rules.yaml")
+    for command in (("rules", "check"), ("config", "check")):
+        (found,) = lines(call(*command, "--json", code=int(Exit.CHECK_FAILED)))
+        assert [problem.split(": ")[1] for problem in found["problems"]] == [
+            "rules[0].then",
+            "rules[2].window",
+        ]

@@ -16,6 +16,7 @@ from holdfast.core.broker import Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -89,6 +90,8 @@ class SqliteStore:
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self.governed = False
+        self.quotas_of: QuotasOf | None = None
 
     async def open(self) -> None:
         if self._opened is None:
