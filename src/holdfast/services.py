@@ -59,8 +59,23 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 
 
 def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
-    """What whoever runs messages does for their store: sign its ledger, let what is old go."""
-    return [*_ledger_relays(store, config), _retention(store, config)]
+    """What whoever runs messages does for their store: sign its ledger, let what is old go, end
+    what nobody answered."""
+    return [*_ledger_relays(store, config), _retention(store, config), _approvals(store)]
+
+
+def _approvals(store: SqliteStore) -> Relay:
+    async def step(worker: Worker) -> None:
+        while n := await store.expire_approvals(worker=worker):
+            log.warning("%d approvals expired unanswered: their messages are rejected", n)
+
+    return Relay(
+        name="approvals",
+        every_s=LOOK_S,
+        step=step,
+        role="approvals",
+        due=store.has_overdue_approvals,
+    )
 
 
 def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:

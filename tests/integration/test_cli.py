@@ -828,3 +828,70 @@ def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> Non
             "rules[0].then",
             "rules[2].window",
         ]
+
+
+# ── approvals ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def asked(database: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three messages that wait for a yes; the last one for two of them."""
+    rules = Path("rules.yaml").absolute()
+    rules.write_text(
+        "rules:\n"
+        "  - {name: both, match: {tenant: acme}, then: approve, four_eyes: true}\n"
+        "  - {name: one, match: {type: good}, then: approve, reason: look first}\n"
+    )
+    monkeypatch.setenv("HOLDFAST__RULES", str(rules))
+    ids = [send("--payload", f'{{"n": {n}}}', "--id", f"order-{n}") for n in range(2)]
+    ids.append(send("--id", "order-2", "--tenant", "acme"))
+    work()
+    return ids
+
+
+def test_approvals_are_listed_shown_and_answered(asked: list[str]) -> None:
+    found = lines(call("approvals", "list", "--json"))
+    assert [each["message_id"] for each in found] == asked
+    assert [each["rule"] for each in found] == ["one", "one", "both"]
+    assert {each["state"] for each in found} == {"pending"}
+    text = call("approvals", "list", "--tenant", "acme").stdout
+    assert "order-2" in text
+    assert "left" in text
+    assert "order-0" not in text
+    more = call("approvals", "list", "--limit", "1")
+    assert f"--cursor {found[0]['id']}" in more.stderr
+    shown = call("approvals", "show", "order-0").stdout
+    assert "look first" in shown
+    assert '"n": 0' in shown
+    (record,) = lines(call("approvals", "show", found[0]["id"], "--json"))
+    assert (record["message"]["payload"], record["status"]) == ({"n": 0}, "parked")
+    assert "waiting_approval" in call("parked", "list").stdout
+
+    call("approvals", "approve", "order-0", "--by", "anna", "--note", "fine")
+    again = call("approvals", "reject", "order-0", "--by", "bob", code=int(Exit.CONFLICT))
+    assert "was approved by anna at" in again.stderr
+    call("approvals", "reject", "order-1")
+    half = call("approvals", "approve", "order-2", "--by", "anna").stdout
+    assert half == "order-2 first yes; a second person has to say yes, too\n"
+    assert "1 of 2" in call("approvals", "list").stdout
+    same = call("approvals", "approve", "order-2", "--by", "anna", code=int(Exit.CONFLICT))
+    assert "other person" in same.stderr
+    (done,) = lines(call("approvals", "approve", "order-2", "--by", "bob", "--json"))
+    assert (done["state"], done["first_by"], done["answered_by"]) == ("approved", "anna", "bob")
+    assert "nothing waits" in call("approvals", "list").stderr
+    work()
+    states = {each["message_id"]: each["state"] for each in lines(
+        call("approvals", "list", "--state", "all", "--json"))}  # fmt: skip
+    assert states == {"order-0": "approved", "order-1": "rejected", "order-2": "approved"}
+    assert "approval.approved" in call("trace", "order-0").stdout
+    (letter,) = lines(call("dlq", "list", "--json"))
+    assert (letter["message_id"], letter["reason"]) == ("order-1", "rejected")
+
+
+def test_several_approvals_at_once(asked: list[str]) -> None:
+    assert call("approvals", "reject", *asked, stdin="n\n", code=None).exit_code != 0
+    some = call("approvals", "approve", *asked[:2], "nobody-knows", "--yes", code=int(Exit.PARTIAL))
+    assert some.stdout.count("approved") == 2
+    assert "there is no approval 'nobody-knows'" in some.stderr
+    none = call("approvals", "reject", *asked[:2], "--yes", code=int(Exit.CONFLICT))
+    assert none.stderr.count("was approved by") == 2

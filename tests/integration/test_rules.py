@@ -1,4 +1,4 @@
-"""Rules in a file, on the real engine: they decide before each run, and may be exchanged meanwhile."""
+"""Rules in a file, on the real engine: they decide before each run, and may change meanwhile."""
 
 import asyncio
 import logging

@@ -180,11 +180,10 @@ def test_any_text_is_refused_or_says_rules(text: str) -> None:
         file.write_bytes(text.encode("utf-8", "surrogatepass"))
         try:
             rules = load_rules(file, environ={})
-        except ConfigError as error:
-            assert error.problems
-        else:
-            assert "rules" in text
-            assert isinstance(rules, Rules)
+        except ConfigError:
+            return
+        assert "rules" in text
+        assert isinstance(rules, Rules)
 
 
 @given(

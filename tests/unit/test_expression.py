@@ -122,13 +122,12 @@ def test_what_is_no_condition(text: str, says: str) -> None:
 
 
 @given(st.text(alphabet="ab1 .'\"()[]<>=!$,\\-notrinexs\n\t€", max_size=60))
-def test_any_text_is_a_condition_or_an_error_with_its_reason(text: str) -> None:
+def test_any_text_is_a_condition_or_refused(text: str) -> None:
     try:
         found = parse(text)
-    except ExpressionError as error:
-        assert str(error)
-    else:
-        assert found.holds({"a": 1, "b": ["x"]}) in (True, False, None)
+    except ExpressionError:
+        return
+    assert found.holds({"a": 1, "b": ["x"]}) in (True, False, None)
 
 
 _JSON = st.recursive(
