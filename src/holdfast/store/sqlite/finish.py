@@ -32,6 +32,7 @@ from holdfast.core.store import Commit, Finished, Run
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 
+from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
@@ -153,8 +154,11 @@ class Finisher:
                 if item.keep_rejected:
                     found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
                 return found
-            case Park(kind, reason):
-                return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
+            case Park(kind, reason, question):
+                aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
+                if question is None:
+                    return [aside]
+                return [aside, approvals.ask(conn, item, question, now_us)]
             case Discarded(reason):
                 return [_final_entry(item, status, {"reason": storable(reason)})]
             case Released():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -219,10 +219,15 @@ def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
         crashes=crashes,
         claimed_at_us=claim.now_us,
         row=rowid,
-        history=tuple(_decode_json(history)) if history else (),
+        history=decode_history(history),
         body=body,
         body_info=info,
     )
+
+
+def decode_history(history: str | None) -> tuple[Mapping[str, Any], ...]:
+    """Earlier failed attempts, as they were stored."""
+    return tuple(_decode_json(history)) if history else ()
 
 
 def stored_message(
