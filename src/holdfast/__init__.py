@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         TemporaryError,
         ValidationError,
     )
+    from holdfast.core.guard import Ask, Decision
     from holdfast.core.message import Message, Priority
     from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
     from holdfast.core.retry import RetryPolicy
     from holdfast.engine.context import Context, SyncContext
-    from holdfast.engine.guard import Decision
     from holdfast.engine.sender import Receipt
     from holdfast.queue_trigger import QueueTrigger
     from holdfast.triggers.config import QueueTriggerConfig, validate_config
@@ -57,7 +57,8 @@ _HOME = {
     "Rejected": "holdfast.core.outcome",
     "Context": "holdfast.engine.context",
     "SyncContext": "holdfast.engine.context",
-    "Decision": "holdfast.engine.guard",
+    "Ask": "holdfast.core.guard",
+    "Decision": "holdfast.core.guard",
     "HoldfastError": "holdfast.core.errors",
     "ConfigError": "holdfast.core.errors",
     "InvalidMessage": "holdfast.core.errors",
@@ -86,6 +87,7 @@ _HOME = {
 
 __all__ = [
     "App",
+    "Ask",
     "AuthorizationError",
     "BinaryParser",
     "Config",

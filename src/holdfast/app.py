@@ -18,21 +18,23 @@ import msgspec
 
 from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
+from holdfast.config.rule_file import load_rules
 from holdfast.core.broker import Broker, Inspectable, Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
+from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send
 from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.executor import Executor, Middleware
-from holdfast.engine.guard import Guard
 from holdfast.engine.handlers import Handler, Handlers
 from holdfast.engine.isolation import Children
 from holdfast.engine.relays import Relay
 from holdfast.engine.sender import Receipt, Sender, SendPolicy
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
+from holdfast.governance.rulebook import RuleFile, ask_in_turn
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
 from holdfast.store.migrate import ensure_schema
@@ -134,9 +136,27 @@ class App:
         return fn
 
     def guard(self, fn: Guard) -> Guard:
-        """Decide before each run whether it may happen: `async def guard(context) -> Decision`."""
+        """Decide before each run whether it may happen: `async def guard(context) -> Decision`.
+
+        With a rule file both must say yes; the rules are asked first.
+        """
         self._guard = fn
         return fn
+
+    @functools.cached_property
+    def rule_file(self) -> RuleFile | None:
+        """The rules of the configuration, in force. Raises ConfigError if they are broken."""
+        path = self.config.rules
+        return None if path is None else RuleFile(path, functools.partial(load_rules, path))
+
+    @property
+    def _guards(self) -> Guard | None:
+        """Whoever has a say: the rules, the guard function, both, or nobody."""
+        book = None if self.rule_file is None else self.rule_file.book
+        guards: list[Guard] = [each for each in (book, self._guard) if each is not None]
+        return (
+            functools.partial(ask_in_turn, guards) if len(guards) > 1 else next(iter(guards), None)
+        )
 
     # -- open and close ---------------------------------------------------------------------------
 
@@ -331,6 +351,9 @@ class App:
         """
         config = self.config
         settings = config.worker
+        self.store.governed = self._guards is not None
+        if self.rule_file is not None:
+            self.store.quotas_of = self.rule_file.book.quotas_of
         worker = EngineWorker(
             name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
             store=self.store,
@@ -368,7 +391,7 @@ class App:
             store=self.store,
             make_send=self._follow_up,
             clock=self.clock,
-            guard=self._guard,
+            guard=self._guards,
             middleware=tuple(self._middleware),
             breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
             threads=settings.slots,

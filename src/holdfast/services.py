@@ -21,12 +21,15 @@ from holdfast.store.sqlite.retention import Keep, Retention
 if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.config import Config
+    from holdfast.governance.rulebook import RuleFile
     from holdfast.store.sqlite.store import SqliteStore
 
 log = logging.getLogger("holdfast.services")
 
 LOOK_S = 1.0
 """How often a relay with a bell looks by itself, should a ring get lost."""
+RULES_S = 0.4
+"""How often the rule file is looked at; a changed one is read at the second look."""
 RETENTION_S = 60.0
 PRUNE_S = 600.0
 SOLO_PAUSE_S = 2.0
@@ -43,6 +46,8 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
         exporter = Exporter(app.metrics, SqliteMetricRows(app.store))
         every_s = app.config.metrics.export_interval_s
         relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
+    if app.rule_file is not None:
+        relays.append(_rules(app.rule_file))
     if not app.store.fused:
         relays.append(_outbox(app))
     if terminal:
@@ -54,8 +59,23 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 
 
 def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
-    """What whoever runs messages does for their store: sign its ledger, let what is old go."""
-    return [*_ledger_relays(store, config), _retention(store, config)]
+    """What whoever runs messages does for their store: sign its ledger, let what is old go, end
+    what nobody answered."""
+    return [*_ledger_relays(store, config), _retention(store, config), _approvals(store)]
+
+
+def _approvals(store: SqliteStore) -> Relay:
+    async def step(worker: Worker) -> None:
+        while n := await store.expire_approvals(worker=worker):
+            log.warning("%d approvals expired unanswered: their messages are rejected", n)
+
+    return Relay(
+        name="approvals",
+        every_s=LOOK_S,
+        step=step,
+        role="approvals",
+        due=store.has_overdue_approvals,
+    )
 
 
 def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:
@@ -88,6 +108,15 @@ def _retention(store: SqliteStore, config: Config) -> Relay:
     )
     retention = Retention(store, keep)
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
+
+
+def _rules(file: RuleFile) -> Relay:
+    """Every worker reads them for itself."""
+
+    async def step(worker: Worker) -> None:
+        await file.step()
+
+    return Relay(name="rules", every_s=RULES_S, step=step)
 
 
 def _outbox(app: App) -> Relay:

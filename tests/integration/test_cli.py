@@ -767,3 +767,131 @@ def test_values_become_plain():
     assert [span(x) for x in (None, 0.5, 12, 300, 7300, 400_000)] == [
         "-", "500 ms", "12 s", "5 min", "2 h", "5 d",
     ]  # fmt: skip
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────
+
+RULES = """
+rules:
+  - {name: freeze, match: {tenant: acme}, then: deny, reason: not for acme}
+  - {name: big, match: {type: pay*, payload: amount > 1000}, then: approve, four_eyes: true}
+  - {name: budget, match: {queue: default}, then: quota, window: hour, limits: {runs: 5}}
+"""
+
+
+def message(**fields: Any) -> str:
+    Path("message.json").write_text(json.dumps({"message_type": "payout", **fields}, indent=2))
+    return "message.json"
+
+
+def test_rules_test_says_which_rule_decides() -> None:
+    Path("rules.yaml").write_text(RULES)
+    big = message(payload={"amount": 5000})
+    shown = call("rules", "test", "rules.yaml", big).stdout
+    assert shown.splitlines() == [
+        "approve: rule big (rule big)",
+        "  freeze (deny): does not match",
+        "  big (approve): matches, and decides",
+        "  budget (quota): matches, and counts it",
+    ]
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json"))
+    assert (found["decision"], found["rule"], found["unsure"]) == ("approve", "big", False)
+    assert [quota["name"] for quota in found["quotas"]] == ["budget"]
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json", "--approved", "big"))
+    assert (found["decision"], found["approved"]) == ("allow", ["big"])
+    (found,) = lines(call("rules", "test", "rules.yaml", big, "--json", "--tenant", "acme"))
+    assert (found["decision"], found["reason"]) == ("deny", "not for acme")
+    unsure = '{"message_type": "payout", "payload": {"amount": "5000"}}'
+    (found,) = lines(call("rules", "test", "rules.yaml", "-", "--json", stdin=unsure))
+    assert (found["decision"], found["unsure"]) == ("approve", True)
+    (found,) = lines(call("rules", "test", "rules.yaml", message(payload=1), "--queue", "x",
+                          "--type", "chat", "--json"))  # fmt: skip
+    assert found["quotas"] == []
+
+
+def test_rules_test_refuses_what_it_cannot_read() -> None:
+    Path("rules.yaml").write_text(RULES)
+    assert "cannot be read" in call("rules", "test", "rules.yaml", "none.json", code=1).stderr
+    assert "not valid JSON" in call("rules", "test", "rules.yaml", "-", stdin="{", code=1).stderr
+    assert "no such rule file" in call("rules", "test", "none.yaml", "-", code=2).stderr
+
+
+def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("rules.yaml").write_text(RULES)
+    assert call("rules", "check", "rules.yaml").stdout == "ok: 3 rules (rules.yaml)\n"
+    assert "Name a FILE" in call("rules", "check", code=2).stderr
+    Path("rules.yaml").write_text(RULES.replace("deny", "dney").replace("hour", "hours"))
+    monkeypatch.setenv("HOLDFAST__RULES", "rules.yaml")
+    for command in (("rules", "check"), ("config", "check")):
+        (found,) = lines(call(*command, "--json", code=int(Exit.CHECK_FAILED)))
+        assert [problem.split(": ")[1] for problem in found["problems"]] == [
+            "rules[0].then",
+            "rules[2].window",
+        ]
+
+
+# ── approvals ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def asked(database: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three messages that wait for a yes; the last one for two of them."""
+    rules = Path("rules.yaml").absolute()
+    rules.write_text(
+        "rules:\n"
+        "  - {name: both, match: {tenant: acme}, then: approve, four_eyes: true}\n"
+        "  - {name: one, match: {type: good}, then: approve, reason: look first}\n"
+    )
+    monkeypatch.setenv("HOLDFAST__RULES", str(rules))
+    ids = [send("--payload", f'{{"n": {n}}}', "--id", f"order-{n}") for n in range(2)]
+    ids.append(send("--id", "order-2", "--tenant", "acme"))
+    work()
+    return ids
+
+
+def test_approvals_are_listed_shown_and_answered(asked: list[str]) -> None:
+    found = lines(call("approvals", "list", "--json"))
+    assert [each["message_id"] for each in found] == asked
+    assert [each["rule"] for each in found] == ["one", "one", "both"]
+    assert {each["state"] for each in found} == {"pending"}
+    text = call("approvals", "list", "--tenant", "acme").stdout
+    assert "order-2" in text
+    assert "left" in text
+    assert "order-0" not in text
+    more = call("approvals", "list", "--limit", "1")
+    assert f"--cursor {found[0]['id']}" in more.stderr
+    shown = call("approvals", "show", "order-0").stdout
+    assert "look first" in shown
+    assert '"n": 0' in shown
+    (record,) = lines(call("approvals", "show", found[0]["id"], "--json"))
+    assert (record["message"]["payload"], record["status"]) == ({"n": 0}, "parked")
+    assert "waiting_approval" in call("parked", "list").stdout
+
+    call("approvals", "approve", "order-0", "--by", "anna", "--note", "fine")
+    again = call("approvals", "reject", "order-0", "--by", "bob", code=int(Exit.CONFLICT))
+    assert "was approved by anna at" in again.stderr
+    call("approvals", "reject", "order-1")
+    half = call("approvals", "approve", "order-2", "--by", "anna").stdout
+    assert half == "order-2 first yes; a second person has to say yes, too\n"
+    assert "1 of 2" in call("approvals", "list").stdout
+    same = call("approvals", "approve", "order-2", "--by", "anna", code=int(Exit.CONFLICT))
+    assert "other person" in same.stderr
+    (done,) = lines(call("approvals", "approve", "order-2", "--by", "bob", "--json"))
+    assert (done["state"], done["first_by"], done["answered_by"]) == ("approved", "anna", "bob")
+    assert "nothing waits" in call("approvals", "list").stderr
+    work()
+    states = {each["message_id"]: each["state"] for each in lines(
+        call("approvals", "list", "--state", "all", "--json"))}  # fmt: skip
+    assert states == {"order-0": "approved", "order-1": "rejected", "order-2": "approved"}
+    assert "approval.approved" in call("trace", "order-0").stdout
+    (letter,) = lines(call("dlq", "list", "--json"))
+    assert (letter["message_id"], letter["reason"]) == ("order-1", "rejected")
+
+
+def test_several_approvals_at_once(asked: list[str]) -> None:
+    assert call("approvals", "reject", *asked, stdin="n\n", code=None).exit_code != 0
+    some = call("approvals", "approve", *asked[:2], "nobody-knows", "--yes", code=int(Exit.PARTIAL))
+    assert some.stdout.count("approved") == 2
+    assert "there is no approval 'nobody-knows'" in some.stderr
+    none = call("approvals", "reject", *asked[:2], "--yes", code=int(Exit.CONFLICT))
+    assert none.stderr.count("was approved by") == 2

@@ -37,7 +37,12 @@ async def test_a_guard_denies(lab: Lab) -> None:
         "message_id": denied.id,
         "tenant_id": "acme",
         "type": "delete",
+        "channel": "",
+        "user": "",
+        "priority": 1,
+        "payload": None,
         "attempt": 1,
+        "approved": frozenset(),
     }
     (data,) = (data for kind, data in lab.history(denied.id) if kind == REJECTED)
     assert (data["reason"], data["policies"]) == ("not here", ["p1"])

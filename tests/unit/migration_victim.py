@@ -21,12 +21,13 @@ import sqlalchemy  # noqa: F401
 
 from holdfast.store import migrate
 
-SECOND = '''
+NEXT = f"{int(migrate.HEAD) + 1:04}"
+LATER = f'''
 """A later revision: new table, new column, and rows that are rewritten."""
 import sqlalchemy as sa
 from alembic import op
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT}"
+down_revision = "{migrate.HEAD}"
 
 def upgrade():
     op.create_table("later", sa.Column("id", sa.Integer, primary_key=True))
@@ -37,12 +38,12 @@ def upgrade():
 '''
 
 
-def with_second_revision(folder: Path) -> None:
-    """Let this process believe in a revision 0002."""
+def with_later_revision(folder: Path) -> None:
+    """Let this process believe in another revision."""
     shutil.copytree(migrate.MIGRATIONS, folder / "migrations")
-    (folder / "migrations/versions/0002_later.py").write_text(SECOND)
+    (folder / f"migrations/versions/{NEXT}_later.py").write_text(LATER)
     migrate.MIGRATIONS = folder / "migrations"
-    migrate.HEAD = "0002"
+    migrate.HEAD = NEXT
 
 
 def state(path: Path) -> Any:
@@ -102,7 +103,7 @@ def kill(folder: Path, mode: str) -> list[dict[str, Any]]:
         migrate.ensure_schema(start)
         with closing(sqlite3.connect(start)) as conn, conn:
             conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
-        with_second_revision(folder)
+        with_later_revision(folder)
     elif mode == "alembic":
         migrate._run_spine = lambda conn: None
     old = state(start)

@@ -10,6 +10,7 @@ import holdfast
 PUBLIC = {
     "__version__",
     "App",
+    "Ask",
     "AuthorizationError",
     "BinaryParser",
     "Config",

@@ -143,6 +143,29 @@ async def test_only_ended_tasks_go_with_their_effects(attic):
     }
 
 
+async def test_answered_approvals_go_after_their_tasks(attic):
+    for state in ("approved", "rejected", "expired", "pending"):
+        for name, days in (("old", 31), ("new", 29)):
+            await attic.put(
+                "INSERT INTO approvals (id, tenant_id, subscription, message_id, queue_name,"
+                " payload_sha256, rule, state, asked_at, expires_at, answered_at)"
+                " VALUES (?, 'acme', 'q', ?, 'q', x'00', 'r', ?, ?, ?, ?)",
+                (
+                    uuid7_bytes(),
+                    f"{name} {state}",
+                    state,
+                    attic.ago(days),
+                    attic.ago(days),
+                    None if state == "pending" else attic.ago(days),
+                ),
+            )
+    await attic.task("old approved", "parked", days=31)
+    assert (await attic.sweep())["approvals"] == 2
+    left = await attic.all("SELECT message_id FROM approvals")
+    assert {name for name in left if name.startswith("old")} == {"old approved", "old pending"}
+    assert sum(name.startswith("new") for name in left) == 4
+
+
 async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(attic):
     for state in ("open", "replayed", "discarded"):
         await attic.letter(f"old {state}", state, days=91)
@@ -165,6 +188,7 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
     assert gone == {
         "idempotency_keys": 0,
         "queue_executions": 0,
+        "approvals": 0,
         "deliveries": 1,
         "dead_letters": 2,
         "queue_metrics": 1,

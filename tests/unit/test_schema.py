@@ -23,6 +23,7 @@ from holdfast.core.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
 from holdfast.store import migrate, schema
 from holdfast.store.migrate import HEAD, current_revision, ensure_schema
 
+NEXT = f"{int(HEAD) + 1:04}"
 VICTIM = Path(__file__).with_name("migration_victim.py")
 
 # ── what is agreed on ────────────────────────────────────────────────────────────────────────────
@@ -207,6 +208,7 @@ def test_every_business_table_has_a_tenant_and_its_indexes_begin_with_it(db: Pat
         "idx_tasks_running",
         "idx_outbox_due",
         "idx_tasks_parked",
+        "idx_approvals_pending",
         "idx_deliveries_pending",
         *(name for name in shape.indexes if name.startswith("idx_messages_")),
     }
@@ -455,19 +457,32 @@ def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A later holdfast: one more revision, whose statement can be chosen."""
     folder = tmp_path / "50% later"
     shutil.copytree(migrate.MIGRATIONS, folder)
-    file = folder / "versions" / "0002_later.py"
+    file = folder / "versions" / f"{NEXT}_later.py"
     monkeypatch.setattr(migrate, "MIGRATIONS", folder)
-    monkeypatch.setattr(migrate, "HEAD", "0002")
+    monkeypatch.setattr(migrate, "HEAD", NEXT)
     return file
 
 
-REVISION = """
+REVISION = f"""
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "{NEXT}", "{HEAD}"
 def upgrade():
     op.execute("ALTER TABLE roles ADD COLUMN note TEXT")
-    op.execute("{statement}")
+    op.execute("{{statement}}")
 """
+
+
+def test_a_file_of_the_first_revision_is_upgraded_with_its_rows(tmp_path: Path, db: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(sqlite3.connect(old, isolation_level=None)) as conn:
+        conn.executescript(f"BEGIN;\n{migrate.render('sqlite', '0001')}\nCOMMIT;")
+        conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
+    assert current_revision(old) == "0001"
+    assert ensure_schema(old) is True
+    assert current_revision(old) == HEAD
+    assert statements(dump(old)) == statements(dump(db))
+    with closing(sqlite3.connect(old)) as conn:
+        assert conn.execute("SELECT role FROM roles").fetchall() == [("reaper",)]
 
 
 def test_older_schema_is_upgraded_with_its_rows(db: Path, second: Path) -> None:
@@ -475,7 +490,7 @@ def test_older_schema_is_upgraded_with_its_rows(db: Path, second: Path) -> None:
         conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
     second.write_text(REVISION.format(statement="UPDATE roles SET note = role"))
     assert ensure_schema(db) is True
-    assert current_revision(db) == "0002"
+    assert current_revision(db) == NEXT
     assert ensure_schema(db) is False
     with closing(sqlite3.connect(db)) as conn:
         assert conn.execute("SELECT role, note FROM roles").fetchall() == [("reaper", "reaper")]
@@ -494,7 +509,7 @@ def test_new_file_goes_on_where_the_spine_ends(tmp_path: Path, second: Path) -> 
     second.write_text(REVISION.format(statement="UPDATE roles SET note = role"))
     path = tmp_path / "new.db"
     assert ensure_schema(path) is True
-    assert current_revision(path) == "0002"
+    assert current_revision(path) == NEXT
 
 
 # ── killed, and at once ──────────────────────────────────────────────────────────────────────────

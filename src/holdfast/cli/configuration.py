@@ -51,8 +51,12 @@ def show(session: Session, prefix: str | None, origin: bool) -> None:
 @command_options
 def check(session: Session) -> None:
     """Check the configuration, and name every mistake at once (exit code 10)."""
+    from holdfast.config.rule_file import load_rules
+
     try:
         found = session.config
+        if found.rules is not None:
+            load_rules(found.rules)
     except ConfigError as error:
         session.out.data({"ok": False, "problems": error.problems})
         for problem in error.problems:

@@ -33,8 +33,12 @@ _WATCH = {
 }
 _PEOPLE = {
     "dlq": Entry("dead_letters:dlq", "Look at dead letters; replay, edit or discard them."),
+    "approvals": Entry(
+        "approvals:approvals", "Look at what waits for a yes; approve or reject it."
+    ),
     "parked": Entry("parked:parked", "Look at parked messages; resume or discard them."),
     "queues": Entry("queues:queues", "List, pause and resume queues."),
+    "rules": Entry("rules:rules", "Check and try the rules that decide before each run."),
 }
 _HEALTH = {
     "doctor": Entry("doctor:doctor", "Check this deployment for what would lose messages."),

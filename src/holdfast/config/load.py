@@ -44,14 +44,14 @@ def load_config(
     cwd = Path(os.path.abspath(cwd or "."))
     problems = Problems()
     if path is None and not environ.get("HOLDFAST_CONFIG"):
-        file, named = _find(None, _variables(environ, [cwd], problems), cwd, problems)
+        file, named = _find(None, variables_of(environ, [cwd], problems), cwd, problems)
     else:
         file, named = _find(path, environ, cwd, problems)
     folder = file.parent if file else cwd
-    variables = _variables(environ, [folder, cwd], problems)
+    variables = variables_of(environ, [folder, cwd], problems)
     root = Node(value={}, where=Where(named))
     if file is not None:
-        root = _tree(file, named, variables, problems)
+        root = tree_of(file, named, variables, problems)
     _unwrap(root)
     for segments, leaf in overrides_of(variables, overrides or {}, problems):
         graft(root, _Document, segments, leaf, problems)
@@ -80,8 +80,8 @@ def load_queue_trigger_config(
     file = Path(os.path.abspath(config_path))
     environ = os.environ if environ is None else environ
     problems = Problems()
-    variables = _variables(environ, [file.parent, Path.cwd()], problems)
-    root = _tree(file, str(config_path), variables, problems, only="queue_trigger")
+    variables = variables_of(environ, [file.parent, Path.cwd()], problems)
+    root = tree_of(file, str(config_path), variables, problems, only="queue_trigger")
     section = root.value.get("queue_trigger") if isinstance(root.value, dict) else None
     if section is None and not problems:
         text = "the section is missing; write `queue_trigger:` and its settings below it"
@@ -113,13 +113,14 @@ def _find(
     return None, str(asked)
 
 
-def _tree(
+def tree_of(
     file: Path,
     named: str,
     variables: Mapping[str, str],
     problems: Problems,
     only: str | None = None,
 ) -> Node:
+    """The tree of a YAML file; broken, with the reason said, if it is none."""
     from .document import parse  # PyYAML is loaded only when there is something to read
 
     try:
@@ -138,7 +139,7 @@ def _tree(
     return root
 
 
-def _variables(
+def variables_of(
     environ: Mapping[str, str], folders: list[Path], problems: Problems
 ) -> dict[str, str]:
     """The environment over the first `.env` that there is."""

@@ -82,6 +82,14 @@ class Reader:
         self.origins: dict[str, str] = {}
         """Where each single value came from."""
 
+    def say(self, path: str, text: str, fallback: Where) -> None:
+        """A mistake, at the place where the value stands, or else the section around it."""
+        place, at = path, self.places.get(path)
+        while at is None and place:
+            place = place[: max(place.rfind("."), place.rfind("["), 0)]
+            at = self.places.get(place)
+        self.problems.add(at or fallback, path, text)
+
     def section(self, node: Node, struct: type[S], path: str) -> S:
         """The struct, with the defaults for what is not there or is wrong."""
         if node.value is None or node.broken:

@@ -42,12 +42,7 @@ class _Rules:
         self.fallback = fallback
 
     def say(self, path: str, text: str) -> None:
-        """A mistake, at the place where the value stands, or else the section around it."""
-        place, at = path, self.reader.places.get(path)
-        while at is None and place:
-            place = place[: max(place.rfind("."), place.rfind("["), 0)]
-            at = self.reader.places.get(place)
-        self.reader.problems.add(at or self.fallback, path, text)
+        self.reader.say(path, text, self.fallback)
 
     def url(self, setting: str, url: str) -> str:
         where = self.reader.places.get(setting)

@@ -193,6 +193,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     ledger: Ledger = Ledger()
     metrics: Metrics = Metrics()
+    rules: Path | None = None
+    """The file with the rules that are asked before each run; null: there are none."""
     on_dedup_unavailable: Literal["stop", "continue"] = "stop"
     """continue: runs go on without dedup, which switches off the promise of one run per key."""
     log: Log = Log()

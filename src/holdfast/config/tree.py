@@ -29,11 +29,14 @@ class Problems:
 
     def __init__(self) -> None:
         self._found: list[tuple[str, int, str]] = []
+        self.paths: set[str] = set()
+        """What they are about."""
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, where: Where, path: str, text: str) -> None:
+        self.paths.add(path)
         at = f"{where}: {path}" if path else str(where)
         self._found.append((where.name, where.line or 0, f"{at}: {text}"))
 

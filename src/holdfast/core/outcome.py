@@ -61,6 +61,15 @@ NO_HANDLER = "no handler for type"
 has words of its own, and is not resumed because that handler is still there."""
 
 
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """May this message run? The answer holds for this rule and this payload."""
+
+    rule: str
+    payload_sha256: bytes
+    expires_s: float
+    four_eyes: bool = False
+
+
 class Done(msgspec.Struct, frozen=True):
     """The handler returned."""
 
@@ -88,6 +97,8 @@ class Park(msgspec.Struct, frozen=True):
 
     kind: str
     reason: str = ""
+    question: Question | None = None
+    """What a person is asked, if that is what it waits for."""
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from .errors import DecodeError
 from .events import Listener
 from .message import Message
 from .outcome import Outcome
+from .quota import Quota, QuotasOf
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 Decode = Callable[[Delivery], Candidate]
 
 
+class Approved(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's yes: for one rule, and for one payload."""
+
+    id: str
+    rule: str
+    payload_sha256: bytes
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that was granted: run it, then finish it under this token."""
 
@@ -70,6 +79,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Earlier failed attempts: attempt, at, error."""
     body: bytes = b""
     body_info: str = ""
+    approvals: tuple[Approved, ...] = ()
+    """What people allowed, of a message that waited for them."""
+    quotas: tuple[Quota, ...] = ()
+    """What this run is counted under."""
 
     @property
     def failures(self) -> int:
@@ -227,6 +240,12 @@ class Claims(Protocol):
 
     expiry_paused: bool
     """True while a jump of the clock makes times to live doubtful: nothing expires."""
+
+    governed: bool
+    """True: a run brings along what people answered about its message (`Run.approvals`)."""
+
+    quotas_of: QuotasOf | None
+    """Asked at each claim under which quotas a message is counted; None: there are none."""
 
     def beat(self, worker: Worker) -> None:
         """A sign of life. Called from the lease's own thread: may block, but not for long."""

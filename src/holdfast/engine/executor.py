@@ -44,7 +44,7 @@ from holdfast.core.store import Finished, Run
 from .breaker import Breaker, BreakerPolicy, Passage
 from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
-from .guard import Guard
+from .guard import Guard, ask_guard
 from .handlers import Handler, Handlers
 
 log = logging.getLogger("holdfast.engine")
@@ -204,9 +204,9 @@ class Executor:
         """Guard and handler. Nothing that they raise goes further, but the loss of the claim."""
         try:
             if self._guard is not None:
-                denied = await self._ask(self._guard, active)
-                if denied is not None:
-                    return denied
+                stopped = await ask_guard(self._guard, active.run, timeout_s=self._guard_timeout_s)
+                if stopped is not None:
+                    return stopped
             return _done(await self._call(active, handler, context))
         except ParkMessage as error:
             return Park(kind=error.kind, reason=str(error))
@@ -220,23 +220,6 @@ class Executor:
             if isinstance(error, StoreUnavailable):
                 return Retry(after_s=1.0, reason=describe(error))
             return self._failed(handler, active.run, as_failure(error))
-
-    async def _ask(self, guard: Guard, active: Active) -> Outcome | None:
-        """None: allowed. A guard that raises or hangs never means allow."""
-        message = active.run.message
-        asked = {
-            "source": "queue_trigger",
-            "queue": active.run.queue,
-            "message_id": message.id,
-            "tenant_id": message.tenant_id,
-            "type": message.type,
-            "attempt": active.run.attempt,
-        }
-        async with asyncio.timeout(self._guard_timeout_s):
-            decision = await guard(asked)
-        if decision.allowed is True:  # nothing else that looks like a yes
-            return None
-        return Rejected(reason=decision.reason, policies=tuple(decision.policies))
 
     def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
         """The handler's call, middleware and time limit around it, to be awaited."""

@@ -1,20 +1,66 @@
-"""The guard port: governance decides before a run whether it may happen."""
+"""Asking the guard: its decision becomes an outcome, or the run goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any
 
-import msgspec
+from holdfast.core.errors import HandlerFailed
+from holdfast.core.guard import Ask, Decision, Guard
+from holdfast.core.json_text import hash_payload
+from holdfast.core.outcome import Outcome, Park, ParkKind, Question, Rejected
+from holdfast.core.store import Run
+
+__all__ = ["Ask", "Decision", "Guard", "ask_guard"]
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard says."""
+async def ask_guard(guard: Guard, run: Run, *, timeout_s: float) -> Outcome | None:
+    """None: allowed. A guard that raises or hangs never means allow: that is raised."""
+    async with asyncio.timeout(timeout_s):
+        decision = await guard(_context(run))
+    if decision.allowed is True:  # nothing else that looks like a yes
+        return None
+    if decision.ask is None:
+        return Rejected(reason=decision.reason, policies=tuple(decision.policies))
+    return _asked(decision.ask, decision.reason, run)
 
-    allowed: bool
-    reason: str = ""
-    policies: tuple[str, ...] = ()
+
+def _context(run: Run) -> dict[str, Any]:
+    message = run.message
+    user = message.metadata.get("user_id")
+    return {
+        "source": "queue_trigger",
+        "queue": run.queue,
+        "message_id": message.id,
+        "tenant_id": message.tenant_id,
+        "type": message.type,
+        "channel": message.channel,
+        "user": "" if user is None else str(user),
+        "priority": message.priority,
+        "payload": message.payload,
+        "attempt": run.attempt,
+        "approved": _approved(run),
+    }
 
 
-Guard = Callable[[dict[str, Any]], Awaitable[Decision]]
-"""Called with {source, queue, message_id, tenant_id, type, attempt}. An error never means allow."""
+def _approved(run: Run) -> frozenset[str]:
+    """Rules that a person said yes to for exactly this payload: another one is asked about anew."""
+    if not run.approvals:
+        return frozenset()
+    digest = hash_payload(run.message.payload)
+    return frozenset(each.rule for each in run.approvals if each.payload_sha256 == digest)
+
+
+def _asked(ask: Ask, reason: str, run: Run) -> Outcome:
+    if ask.rule in _approved(run):  # it would ask for ever
+        raise HandlerFailed(
+            f"the guard asks for an approval of {ask.rule!r}, which this message has: "
+            "a guard finds what was approved in context['approved']"
+        )
+    question = Question(
+        rule=ask.rule,
+        payload_sha256=hash_payload(run.message.payload),
+        expires_s=ask.expires_s,
+        four_eyes=ask.four_eyes,
+    )
+    return Park(kind=ParkKind.WAITING_APPROVAL, reason=reason, question=question)

@@ -35,6 +35,7 @@ WAITING = (
     "UPDATE outbox SET due_at = due_at + ?1",
     "UPDATE deliveries SET due_at = due_at + ?1 WHERE status = 'pending'",
     "UPDATE idempotency_keys SET expires_at = expires_at + ?1 WHERE expires_at IS NOT NULL",
+    "UPDATE approvals SET expires_at = expires_at + ?1 WHERE state = 'pending'",
 )
 
 

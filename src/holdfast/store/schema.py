@@ -10,7 +10,7 @@ Exceptions to "every business table has a UUID primary key", on purpose:
    UUIDv7 of its row and has no index of its own.
 3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
 4. `alembic_version` belongs to Alembic.
-`effects`, `sources`, `roles`, `workers` and `messages` are the engine's own machinery.
+`effects`, `quotas`, `sources`, `roles`, `workers` and `messages` are the engine's own machinery.
 
 Both dialects have the same tables, but for what belongs to one of them alone (`info={"only": …}`):
 the SQLite broker's queue and witness; the beats of workers on PostgreSQL, where no locked file says
@@ -353,6 +353,50 @@ _partial(
     deliveries.c.priority,
     deliveries.c.due_at,
     where="status = 'pending'",
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("id", row_id(), primary_key=True, nullable=False),
+    tenant(),
+    Column("subscription", NAME, nullable=False),
+    Column("message_id", NAME, nullable=False),
+    Column("queue_name", NAME, nullable=False),
+    Column("event_name", NAME),
+    Column("payload_sha256", LargeBinary(32), nullable=False),
+    Column("rule", NAME, nullable=False),
+    Column("reason", Text),
+    Column("state", String(20), nullable=False, server_default=text("'pending'")),
+    Column("four_eyes", Integer, nullable=False, server_default=text("0")),
+    Column("keep_rejected", Integer, nullable=False, server_default=text("0")),
+    Column("asked_at", moment(), nullable=False),
+    Column("expires_at", moment(), nullable=False),
+    Column("first_by", NAME),
+    Column("first_at", moment()),
+    Column("answered_by", NAME),
+    Column("answered_at", moment()),
+    Column("note", Text),
+    Index("idx_approvals_tenant_message", "tenant_id", "message_id"),
+    Index("idx_approvals_tenant_state", "tenant_id", "state", "asked_at"),
+)
+_partial("idx_approvals_pending", approvals.c.expires_at, where="state = 'pending'")
+
+# What a tenant used in the window that is running, and up to when others were put off.
+quotas = Table(
+    "quotas",
+    metadata,
+    tenant(),
+    Column("name", NAME, nullable=False),
+    Column("window_us", BigInteger, nullable=False),
+    Column("window_start", moment(), nullable=False),
+    Column("runs", BigInteger, nullable=False, server_default=text("0")),
+    Column("llm_calls", BigInteger, nullable=False, server_default=text("0")),
+    Column("tokens", BigInteger, nullable=False, server_default=text("0")),
+    Column("cost", Double, nullable=False, server_default=text("0")),
+    Column("deferred_until", moment()),
+    Column("deferred", BigInteger, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("tenant_id", "name"),
 )
 
 workers = Table(

@@ -208,3 +208,43 @@ CREATE TABLE witness (
 );
 INSERT INTO witness (id, commits) VALUES (1, 0);
 INSERT INTO alembic_version (version_num) VALUES ('0001');
+-- Running upgrade 0001 -> 0002
+CREATE TABLE approvals (
+    id BLOB NOT NULL,
+    tenant_id VARCHAR(64) DEFAULT 'default' NOT NULL,
+    subscription VARCHAR(255) NOT NULL,
+    message_id VARCHAR(255) NOT NULL,
+    queue_name VARCHAR(255) NOT NULL,
+    event_name VARCHAR(255),
+    payload_sha256 BLOB NOT NULL,
+    rule VARCHAR(255) NOT NULL,
+    reason TEXT,
+    state VARCHAR(20) DEFAULT 'pending' NOT NULL,
+    four_eyes INTEGER DEFAULT 0 NOT NULL,
+    keep_rejected INTEGER DEFAULT 0 NOT NULL,
+    asked_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    first_by VARCHAR(255),
+    first_at BIGINT,
+    answered_by VARCHAR(255),
+    answered_at BIGINT,
+    note TEXT,
+    PRIMARY KEY (id)
+);
+CREATE INDEX idx_approvals_tenant_message ON approvals (tenant_id, message_id);
+CREATE INDEX idx_approvals_tenant_state ON approvals (tenant_id, state, asked_at);
+CREATE INDEX idx_approvals_pending ON approvals (expires_at) WHERE state = 'pending';
+CREATE TABLE quotas (
+    tenant_id VARCHAR(64) DEFAULT 'default' NOT NULL,
+    name VARCHAR(255) NOT NULL,
+    window_us BIGINT NOT NULL,
+    window_start BIGINT NOT NULL,
+    runs BIGINT DEFAULT 0 NOT NULL,
+    llm_calls BIGINT DEFAULT 0 NOT NULL,
+    tokens BIGINT DEFAULT 0 NOT NULL,
+    cost DOUBLE DEFAULT 0 NOT NULL,
+    deferred_until BIGINT,
+    "deferred" BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (tenant_id, name)
+);
+UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num = '0001';

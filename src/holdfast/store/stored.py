@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,7 +20,7 @@ ENDED = tuple(status.value for status in Status if status in FINAL)
 FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
 _COPY = ("sent_at_us", "priority", "key")
 _INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.items()}
-decode_json = msgspec.json.Decoder().decode
+_decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32
 
 
@@ -62,6 +64,11 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
+def decode_history(history: str | None) -> tuple[Mapping[str, Any], ...]:
+    """Earlier failed attempts, as they were stored."""
+    return tuple(_decode_json(history)) if history else ()
+
+
 def stored_message(
     sub: Subscription, message_id: str, body: bytes | None, info: str | None, check: int | None
 ) -> Message:
@@ -74,7 +81,7 @@ def stored_message(
             "on disk and is not run"
         )
     try:
-        form = decode_json(info)
+        form = _decode_json(info)
         codec = CODECS[form["codec"]]
         headers = dict(form.get("headers") or {})
         copy = {name: form["copy"][name] for name in _COPY} if "copy" in form else {}

@@ -12,6 +12,7 @@ from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -100,6 +101,8 @@ class PostgresStore:
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self.governed = False
+        self.quotas_of: QuotasOf | None = None
 
     async def open(self) -> None:
         if self._opened is None:

@@ -16,7 +16,7 @@ from holdfast.core.store import Candidate, Run, Token
 from holdfast.store.stored import (
     body_info,
     crc,
-    decode_json,
+    decode_history,
     expires_us,
     idem_key,
     stored_message,
@@ -172,7 +172,7 @@ def claimed_run(
         crashes=crashes,
         claimed_at_us=now_us,
         delivery=delivery,
-        history=tuple(decode_json(history)) if history else (),
+        history=decode_history(history),
         body=delivery.body,
         body_info=body_info(task.candidate),
     )
@@ -191,7 +191,7 @@ def stored_run(sub: Subscription, row: Ready, worker_id: int, now_us: int) -> Ru
         attempt=row.attempt,
         crashes=row.crashes,
         claimed_at_us=now_us,
-        history=tuple(decode_json(row.history)) if row.history else (),
+        history=decode_history(row.history),
         body=row.body or b"",
         body_info=row.info or "",
     )

@@ -25,6 +25,7 @@ from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
 from . import ends, tasks
+from .approvals import approved_of
 from .claiming import Claiming
 from .keys import Holder, end_as_duplicate, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
@@ -302,6 +303,8 @@ class Claims:
         lost = take_keys(claim, keys) if keys else {}
         entries: list[Entry] = []
         verdicts = [self._ready(claim, row, lost, entries) for row in found]
+        if claim.governed:
+            verdicts = _with_approvals(claim, verdicts)
         self._append(claim, entries)
         return verdicts
 
@@ -365,6 +368,22 @@ class Claims:
 
     def _append(self, claim: Claiming, entries: Sequence[Entry]) -> None:
         self._ledger.append(claim.conn, claim.worker_id, entries, claim.now_us)
+
+
+def _with_approvals(claim: Claiming, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The same verdicts; runs of messages that a person said yes to know of it."""
+    runs = [verdict.run for verdict in verdicts if verdict.run is not None]
+    known = approved_of(claim, [(run.message.tenant_id, run.message.id) for run in runs])
+    if not known:
+        return list(verdicts)
+    replace = msgspec.structs.replace
+    return [
+        verdict
+        if (run := verdict.run) is None
+        or (yes := known.get((run.message.tenant_id, run.message.id))) is None
+        else replace(verdict, run=replace(run, approvals=yes))
+        for verdict in verdicts
+    ]
 
 
 def next_due(claim: Claiming) -> int | None:

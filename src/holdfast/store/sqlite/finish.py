@@ -31,6 +31,7 @@ from holdfast.store.letter import letter_of, storable
 from holdfast.store.outcomes import failure, failures_after, final_entry, runs_again
 from holdfast.store.outgoing import delivery_row, outbox_row
 
+from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
@@ -144,8 +145,11 @@ class Finisher:
                 if item.keep_rejected:
                     found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
                 return found
-            case Park(kind, reason):
-                return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
+            case Park(kind, reason, question):
+                aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
+                if question is None:
+                    return [aside]
+                return [aside, approvals.ask(conn, item, question, now_us)]
             case Discarded(reason):
                 return [final_entry(item, status, {"reason": storable(reason)})]
             case Released():

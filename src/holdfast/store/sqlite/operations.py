@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from holdfast.core import events
+from holdfast.core.approvals import Approval
 from holdfast.core.broker import Transactional
 from holdfast.core.clock import from_us
 from holdfast.core.errors import Conflict, HoldfastError, NotFound
@@ -24,17 +25,16 @@ from holdfast.core.records import EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 from holdfast.store.letter import storable
-from holdfast.store.outcomes import final_data
 from holdfast.store.outgoing import outbox_row
 
-from .keys import free_key, resolve_key
-from .lanes import advance_lane
+from . import approvals, parked
+from .approvals import Answering
 from .ledger import Entry
 from .outbox_rows import OUTBOX
 from .store import SqliteStore
 
 T = TypeVar("T")
-_TASK = " WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
+_TASK = parked.TASK
 
 
 class SqliteOperations:
@@ -160,7 +160,13 @@ class SqliteOperations:
         now_us: int,
     ) -> None:
         identity = (task.tenant_id, task.subscription, task.message_id)
-        kind = _parked_kind(conn, identity)
+        kind = parked.parked_kind(conn, identity)
+        question = approvals.pending_of(conn, identity)
+        if question is not None:
+            raise Conflict(
+                f"message {task.message_id} waits for an answer: 'holdfast approvals approve "
+                f"{question}' lets it run, 'holdfast approvals reject {question}' ends it"
+            )
         entries: list[Entry] = []
         for effect in effects:
             entries.append(self._settle_effect(conn, identity, effect, now_us))
@@ -171,12 +177,7 @@ class SqliteOperations:
                 "happened. Look, and say so: "
                 + " ".join(f"--effect {name}=done|not-done" for name in unknown)
             )
-        conn.execute(
-            "UPDATE queue_executions SET status = 'ready', due_at = ?, parked_kind = NULL"
-            f"{_TASK} AND status = 'parked'",
-            (now_us, *identity),
-        )
-        entries.append((*identity, events.RESUMED, {"kind": kind, "by": self._by}))
+        entries.append(parked.resume(conn, identity, by=self._by, now_us=now_us))
         self._append(conn, entries, now_us)
         self._store.file.wake_after_commit()
 
@@ -215,25 +216,45 @@ class SqliteOperations:
         self, conn: sqlite3.Connection, task: Identity, reason: str, now_us: int
     ) -> None:
         identity = (task.tenant_id, task.subscription, task.message_id)
-        kind = _parked_kind(conn, identity)
-        queue, event_name, trace_id, key, lane = conn.execute(
-            "UPDATE queue_executions SET status = 'discarded', completed_at = ?,"
-            f" error_message = ?, body = NULL{_TASK} AND status = 'parked'"
-            " RETURNING queue_name, event_name, trace_id, idem_key, lane",
-            (now_us, storable(reason), *identity),
-        ).fetchone()
-        data = final_data(
-            queue, task.tenant_id, task.message_id, event_name, trace_id, Status.DISCARDED
+        data = {"kind": parked.parked_kind(conn, identity), "by": self._by}
+        entries = parked.end(
+            conn,
+            identity,
+            Status.DISCARDED,
+            reason=reason,
+            data=data,
+            keep_letter=False,
+            now_us=now_us,
         )
-        data.update(reason=storable(reason), kind=kind, by=self._by)
-        entries: list[Entry] = [(*identity, events.DISCARDED, data)]
-        if key is not None:
-            free_key(conn, task.tenant_id, task.subscription, key, task.message_id)
-            entries += resolve_key(conn, task.tenant_id, task.subscription, key, now_us)
-        if lane is not None:
-            advance_lane(conn, task.tenant_id, task.subscription, lane, now_us)
+        approvals.withdraw(conn, identity, by=self._by, now_us=now_us)
         self._append(conn, entries, now_us)
         self._store.file.wake_after_commit()
+
+    # -- approvals --------------------------------------------------------------------------------
+
+    async def approve(self, approval_id: str, *, by: str, note: str = "") -> Approval:
+        return await self._answer(approvals.approve, approval_id, by, note)
+
+    async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
+        return await self._answer(approvals.reject, approval_id, by, note)
+
+    async def _answer(
+        self,
+        say: Callable[[sqlite3.Connection, str, Answering], tuple[Approval, list[Entry]]],
+        approval_id: str,
+        by: str,
+        note: str,
+    ) -> Approval:
+        def op(conn: sqlite3.Connection, now_us: int) -> Approval:
+            answer = Answering(
+                by=by, note=note, now_us=now_us, expiry_us=self._store.expiry_us(now_us)
+            )
+            approval, entries = say(conn, approval_id, answer)
+            self._append(conn, entries, now_us)
+            self._store.file.wake_after_commit()
+            return approval
+
+        return await self._write(op)
 
     # -- queues -----------------------------------------------------------------------------------
 
@@ -304,19 +325,6 @@ def _settle(
     when = "" if settled_at is None else f" at {from_us(settled_at):%Y-%m-%d %H:%M:%S} UTC"
     as_what = f" as message {as_id}" if as_id else ""
     return Conflict(f"dead letter {letter_id} was {was}{as_what}{when}; it is not open any more")
-
-
-def _parked_kind(conn: sqlite3.Connection, identity: tuple[str, str, str]) -> str | None:
-    """Why it is parked. Raises NotFound, or Conflict if it is not."""
-    found = conn.execute(
-        f"SELECT status, parked_kind FROM queue_executions{_TASK}", identity
-    ).fetchone()
-    if found is None:
-        raise NotFound(f"there is no message {identity[2]}")
-    if found[0] != Status.PARKED:
-        raise Conflict(f"message {identity[2]} is not parked, it is {found[0]}")
-    kind: str | None = found[1]
-    return kind
 
 
 def _unknown_effects(conn: sqlite3.Connection, identity: tuple[str, str, str]) -> list[str]:

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.core import records
+from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.records import LetterFilter
 from holdfast.sqlite.file import SqliteFile
 from holdfast.sqlite.liveness import is_alive
 from holdfast.sqlite.wake import OUTGOING, WORK
 
-from . import counts, views
+from . import approvals, counts, views
 
 
 class SqliteRecords:
@@ -87,6 +88,16 @@ class SqliteRecords:
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[records.Waiting]:
         return await self._queue.read(lambda conn: views.waiting_with(conn, text, limit))
+
+    async def approvals(
+        self, where: ApprovalFilter, *, limit: int, after: str | None = None
+    ) -> Sequence[Approval]:
+        return await self._file.read(lambda conn: approvals.listed(conn, where, limit, after))
+
+    async def approvals_named(
+        self, name: str, *, tenant_id: str | None, limit: int
+    ) -> Sequence[Approval]:
+        return await self._file.read(lambda conn: approvals.named(conn, name, tenant_id, limit))
 
     async def queues(self) -> Sequence[records.QueueState]:
         sent = await self._queue.read(counts.queued)

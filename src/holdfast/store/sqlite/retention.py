@@ -4,6 +4,7 @@
 |------------------|-----------------------------------------------------------------------------|
 | idempotency keys | their window is over; never while their message runs or the clock jumps     |
 | tasks, effects   | ended `tasks_days` ago; not while a dead letter of theirs is open           |
+| approvals        | answered `tasks_days` ago, and their task is gone                           |
 | deliveries       | sent `deliveries_days` ago                                                  |
 | dead letters     | replayed or discarded `dead_letters_days` ago                               |
 | metrics          | written `metrics_days` ago                                                  |
@@ -61,6 +62,15 @@ _TASKS = _Rule(
     ),
     born="t.started_at",
 )
+_APPROVALS = _Rule(
+    table="approvals",
+    over=(
+        "t.state <> 'pending' AND t.answered_at < ?1 AND NOT EXISTS (SELECT 1 FROM queue_executions"
+        " q WHERE q.tenant_id = t.tenant_id AND q.subscription = t.subscription"
+        " AND q.message_id = t.message_id)"
+    ),
+    born="t.asked_at",
+)
 _DELIVERIES = _Rule(
     table="deliveries",
     over="t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < ?1",
@@ -92,6 +102,7 @@ class Retention:
             (rule, days)
             for rule, days in (
                 (_TASKS, keep.tasks_days),
+                (_APPROVALS, keep.tasks_days),
                 (_DELIVERIES, keep.deliveries_days),
                 (_DEAD_LETTERS, keep.dead_letters_days),
                 (_METRICS, keep.metrics_days),

@@ -16,6 +16,7 @@ from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -38,6 +39,7 @@ from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
+from . import approvals
 from .claiming import Claiming
 from .claims import Claims, next_due
 from .finish import Finisher
@@ -96,6 +98,8 @@ class SqliteStore:
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self.governed = False
+        self.quotas_of: QuotasOf | None = None
 
     async def open(self) -> None:
         if self._opened is None:
@@ -218,9 +222,21 @@ class SqliteStore:
             # Nobody would reap what a dead number claims. The worker registers again, and asks.
             raise StoreUnavailable(f"worker {worker.worker_id} was declared dead; nothing claimed")
         now = self.clock.now_us()
+        return Claiming(
+            conn,
+            sub,
+            worker.worker_id,
+            now,
+            self.expiry_us(now),
+            held,
+            self.governed,
+            worker.name,
+        )
+
+    def expiry_us(self, now_us: int) -> int:
+        """What expires up to here is over: nothing, while the clock is in doubt."""
         doubtful = self.expiry_paused or self.file.clock_in_doubt
-        expiry = NOTHING_EXPIRES if doubtful else now
-        return Claiming(conn, sub, worker.worker_id, now, expiry, held, worker.name)
+        return NOTHING_EXPIRES if doubtful else now_us
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
         def op(conn: sqlite3.Connection) -> list[bool]:
@@ -356,6 +372,23 @@ class SqliteStore:
             ).fetchone()
         )
         return await self._commit(op) if some else 0
+
+    async def has_overdue_approvals(self) -> bool:
+        now = self.clock.now_us()
+        found = await self.file.read(
+            lambda conn: conn.execute(approvals.OVERDUE, (now, 1)).fetchone()
+        )
+        return found is not None
+
+    async def expire_approvals(self, *, worker: Worker) -> int:
+        def op(conn: sqlite3.Connection, now_us: int) -> int:
+            entries = approvals.expire(conn, self.expiry_us(now_us))
+            self._ledger.append(conn, worker.worker_id, entries, now_us)
+            if entries:
+                self.file.wake_after_commit()
+            return sum(kind == events.APPROVAL_EXPIRED for _, _, _, kind, _ in entries)
+
+        return await self._write(op)
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         marks = msgspec.json.encode(list(subscriptions)).decode()

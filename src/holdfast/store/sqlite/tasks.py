@@ -13,7 +13,14 @@ from holdfast.core.clock import to_us
 from holdfast.core.message import Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run, Token
-from holdfast.store.stored import body_info, crc, decode_json, expires_us, idem_key, stored_message
+from holdfast.store.stored import (
+    body_info,
+    crc,
+    decode_history,
+    expires_us,
+    idem_key,
+    stored_message,
+)
 
 from .claiming import Claiming
 
@@ -168,7 +175,7 @@ def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
         crashes=crashes,
         claimed_at_us=claim.now_us,
         row=rowid,
-        history=tuple(decode_json(history)) if history else (),
+        history=decode_history(history),
         body=body,
         body_info=info,
     )

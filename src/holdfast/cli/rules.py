@@ -1,0 +1,142 @@
+"""`holdfast rules`: what governs the runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.core.errors import ConfigError, InvalidMessage
+
+from .examples import examples
+from .output import safe
+from .root import Group
+from .session import Exit, Session, command_options, stop
+
+if TYPE_CHECKING:
+    from holdfast.core.message import Message
+    from holdfast.core.quota import Quota
+    from holdfast.governance.rules import Rule, Ruling
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_TRUTHS = {True: "matches", False: "does not match", None: "cannot be known"}
+
+
+@click.group(
+    cls=Group,
+    epilog=examples("holdfast rules check", "holdfast rules test rules.yaml message.json"),
+)
+def rules() -> None:
+    """Check and try the rules that decide before each run."""
+
+
+@rules.command(epilog=examples("holdfast rules check", "holdfast rules check rules.yaml --json"))
+@click.argument("file", type=_FILE, required=False)
+@command_options
+def check(session: Session, file: Path | None) -> None:
+    """Check a rule file, and name every mistake at once (exit code 10).
+
+    Without FILE, the one that the configuration names.
+    """
+    from holdfast.config.rule_file import load_rules
+
+    path = file or session.config.rules
+    if path is None:
+        raise click.UsageError("Name a FILE, or set `rules:` in holdfast.yaml.")
+    try:
+        found = load_rules(path)
+    except ConfigError as error:
+        session.out.data({"ok": False, "file": path, "problems": error.problems})
+        for problem in error.problems:
+            session.out.line(safe(problem))
+        stop(Exit.CHECK_FAILED)
+    record = {"ok": True, "file": path, "problems": [], "rules": len(found.rules)}
+    session.out.data(record, f"ok: {len(found.rules)} rules ({safe(path)})")
+
+
+@rules.command(
+    epilog=examples(
+        "holdfast rules test rules.yaml message.json",
+        "holdfast rules test rules.yaml - --queue orders --json < message.json",
+        "holdfast rules test rules.yaml message.json --approved big-payouts",
+    )
+)
+@click.argument("file", type=_FILE)
+@click.argument("message", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("--queue", default="default", show_default=True, help="The queue that it came over.")
+@click.option("--tenant", help="Whose message it is, if it does not say so.")
+@click.option("--type", "type_", help="Its type, if it does not say so.")
+@click.option(
+    "--attempt", type=click.IntRange(1), default=1, show_default=True, help="Which attempt it is."
+)
+@click.option("--approved", multiple=True, help="A rule that a person said yes to; repeatable.")
+@command_options
+def test(
+    session: Session,
+    file: Path,
+    message: str,
+    queue: str,
+    tenant: str | None,
+    type_: str | None,
+    attempt: int,
+    approved: Sequence[str],
+) -> None:
+    """Show what the rules of FILE decide about a message, and which rule does.
+
+    MESSAGE is a file with one standard message as JSON: {"message_type": "payout", "payload": {…},
+    "metadata": {"tenant_id": "acme"}}; '-' is standard input. Nothing is sent and nothing is run.
+    """
+    from holdfast.config.rule_file import load_rules
+    from holdfast.governance.rules import Action, decide, facts_of, quotas_for
+
+    found = load_rules(file)
+    facts = facts_of(_message(message, tenant, type_), queue=queue, attempt=attempt)
+    ruling = decide(found, facts, approved=approved)
+    quotas = quotas_for(found, facts)
+    session.out.data(_record(ruling, quotas), _sentence(ruling))
+    decided = False
+    for rule in found.rules:
+        if decided and rule.action is not Action.QUOTA:
+            continue  # nobody asks it
+        truth = _TRUTHS[rule.matches(facts)]
+        mark = _mark(rule, ruling, quotas)
+        session.out.line(f"  {safe(rule.name)} ({rule.action}): {truth}{mark}")
+        decided = decided or rule is ruling.rule
+
+
+def _message(name: str, tenant: str | None, type_: str | None) -> Message:
+    from holdfast.admin.sending import Defaults, Line, message_of
+
+    try:
+        text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise InvalidMessage(f"{name} cannot be read: {error.strerror}") from None
+    return message_of(Line(number=1, text=text), Defaults(type=type_, tenant_id=tenant))
+
+
+def _record(ruling: Ruling, quotas: Sequence[Quota]) -> dict[str, Any]:
+    return {
+        "decision": ruling.action,
+        "rule": None if ruling.rule is None else ruling.rule.name,
+        "reason": ruling.reason,
+        "unsure": ruling.unsure,
+        "approved": ruling.passed,
+        "quotas": quotas,
+    }
+
+
+def _sentence(ruling: Ruling) -> str:
+    who = "no rule" if ruling.rule is None else f"rule {ruling.rule.name}"
+    unsure = "; what it asks for cannot be known of this message" if ruling.unsure else ""
+    return safe(f"{ruling.action}: {who} ({ruling.reason}{unsure})")
+
+
+def _mark(rule: Rule, ruling: Ruling, quotas: Sequence[Quota]) -> str:
+    if rule is ruling.rule:
+        return ", and decides"
+    if rule.name in ruling.passed:
+        return ", and was approved"
+    return ", and counts it" if rule.quota in quotas else ""

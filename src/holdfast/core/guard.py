@@ -1,0 +1,37 @@
+"""The guard port: governance decides before a run whether it may happen."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+EXPIRES_S = 86_400.0
+"""How long a question waits for its answer, unless it says so itself."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A question to a person: may this message run?"""
+
+    rule: str
+    """Who asks. The answer holds for this rule and this payload, and for nothing else."""
+    expires_s: float = EXPIRES_S
+    """No answer by then is a no."""
+    four_eyes: bool = False
+    """Two different people must say yes."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guard says."""
+
+    allowed: bool
+    reason: str = ""
+    policies: tuple[str, ...] = ()
+    ask: Ask | None = None
+    """Not allowed yet: set the message aside and ask a person."""
+
+
+Guard = Callable[[dict[str, Any]], Awaitable[Decision]]
+"""Called with {source, queue, message_id, tenant_id, type, channel, user, priority, payload,
+attempt, approved}. An error never means allow."""
