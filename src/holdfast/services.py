@@ -10,13 +10,15 @@ from holdfast.core.store import Worker
 from holdfast.delivery.terminal import Terminal
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
+from holdfast.store.keep import Keep
 from holdfast.store.ledger_key import ledger_key
+from holdfast.store.outbox import Outbox
 from holdfast.store.sqlite.anchors import Anchors
 from holdfast.store.sqlite.deliveries import SqliteDeliveries
 from holdfast.store.sqlite.metric_rows import SqliteMetricRows
-from holdfast.store.sqlite.outbox import Outbox
+from holdfast.store.sqlite.outbox import SqliteOutboxRows
 from holdfast.store.sqlite.prune import Pruner
-from holdfast.store.sqlite.retention import Keep, Retention
+from holdfast.store.sqlite.retention import Retention
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -120,7 +122,11 @@ def _rules(file: RuleFile) -> Relay:
 
 
 def _outbox(app: App) -> Relay:
-    outbox = Outbox(app.store, app.broker, codec_of=lambda queue: app.config.queue(queue).codec)
+    outbox = Outbox(
+        SqliteOutboxRows(app.store),
+        app.broker,
+        codec_of=lambda queue: app.config.queue(queue).codec,
+    )
     return Relay(
         name="outbox",
         every_s=LOOK_S,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.core import events
 from holdfast.core.broker import Subscription
 from holdfast.core.clock import to_us
@@ -24,14 +26,13 @@ from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
 from . import arrays, ends, lanes, tasks
+from .approvals import approved_of
 from .change import Change
 from .database import Tx
 from .keys import Holder, Wanted, end_as_duplicates, free_keys, take_keys
-from .tasks import PK, Existing, Identity, Ready, Task
+from .tasks import NOW, PK, Existing, Identity, Ready, Task
 
 _ANY_CRASHES = 1_000_000
-NOW = "(SELECT clock_timestamp())"
-"""Once per statement: asked for each row, no index could be searched by it."""
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
@@ -75,6 +76,8 @@ class Claiming(NamedTuple):
     """False while the clock is in doubt: nothing expires."""
     worker: str
     """The worker's name."""
+    governed: bool
+    """Runs bring along what people answered about their messages."""
 
     def is_over(self, expires_us: int | None, now_us: int) -> bool:
         return self.expiry and expires_us is not None and expires_us <= now_us
@@ -306,6 +309,8 @@ class Claims:
         await claim.tx.require_alive(claim.worker_id)
         rows = sorted((Ready(*row) for row in found), key=lambda r: (-r.priority, r.due_at))
         verdicts = [*again, *(await self._ready(claim, rows) if rows else [])]
+        if claim.governed:
+            verdicts = await _with_approvals(claim, verdicts)
         claim.tx.if_unknown = lambda: self._doubt(verdicts)
         return verdicts
 
@@ -374,6 +379,23 @@ async def _take(claim: Claiming, runs: Sequence[Run]) -> dict[tuple[str, str], H
     if not wanted:
         return {}
     return await take_keys(claim.tx, claim.sub.name, wanted, expiry=claim.expiry)
+
+
+async def _with_approvals(claim: Claiming, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The same verdicts; runs of messages that a person said yes to know of it."""
+    runs = [verdict.run for verdict in verdicts if verdict.run is not None]
+    asked = [(run.message.tenant_id, run.message.id) for run in runs]
+    known = await approved_of(claim.tx, claim.sub.name, asked) if asked else {}
+    if not known:
+        return list(verdicts)
+    replace = msgspec.structs.replace
+    return [
+        verdict
+        if (run := verdict.run) is None
+        or (yes := known.get((run.message.tenant_id, run.message.id))) is None
+        else replace(verdict, run=replace(run, approvals=yes))
+        for verdict in verdicts
+    ]
 
 
 async def _expire(claim: Claiming, run: Run, now_us: int) -> None:

@@ -38,7 +38,7 @@ from holdfast.store.outcomes import (
 from holdfast.store.outgoing import delivery_row, outbox_row
 from holdfast.store.stored import crc
 
-from . import arrays
+from . import approvals, arrays
 from .arrays import moment
 from .change import Change
 from .database import Tx
@@ -306,8 +306,11 @@ def _events_of(tx: Tx, item: Finished, now_us: int) -> list[Entry]:  # noqa: PLR
             if item.keep_rejected:
                 found.append(bury(tx, letter_of(run, "rejected", reason), now_us))
             return found
-        case Park(kind, reason):
-            return [(*head, events.PARKED, {"kind": kind, "reason": storable(reason)})]
+        case Park(kind, reason, question):
+            aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
+            if question is None:
+                return [aside]
+            return [aside, approvals.ask(tx, item, question, now_us)]
         case Discarded(reason):
             return [final_entry(item, Status.DISCARDED, {"reason": storable(reason)})]
         case Released():

@@ -30,15 +30,15 @@ from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import crc, none_of
 
-from . import arrays, ends, keys, lanes, reaper, roll, runs
+from . import approvals, arrays, ends, keys, lanes, reaper, roll, runs
 from .address import Address
 from .change import Change
-from .claims import NEXT_DUE, NOW, Claiming, Claims
+from .claims import NEXT_DUE, Claiming, Claims
 from .database import Database, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
 from .notices import Teller
-from .tasks import PK
+from .tasks import NOW, PK
 from .wake import OUTGOING, WORK, Bells
 
 T = TypeVar("T")
@@ -240,7 +240,13 @@ class PostgresStore:
 
     def _claiming(self, tx: Tx, change: Change, sub: Subscription, worker: Worker) -> Claiming:
         return Claiming(
-            tx, change, sub, worker.worker_id, expiry=not self.expiry_paused, worker=worker.name
+            tx,
+            change,
+            sub,
+            worker.worker_id,
+            expiry=not self.expiry_paused,
+            worker=worker.name,
+            governed=self.governed,
         )
 
     async def next_due_s(self, sub: Subscription) -> float | None:
@@ -372,6 +378,15 @@ class PostgresStore:
             return len(found)
 
         return await self.write(op, worker_id=worker.worker_id)
+
+    async def has_overdue_approvals(self) -> bool:
+        return not self.expiry_paused and bool(await self.read(approvals.OVERDUE))
+
+    async def expire_approvals(self, *, worker: Worker) -> int:
+        """Questions that nobody answered in time are a no; returns how many there were."""
+        if self.expiry_paused:
+            return 0
+        return await self.write(approvals.expire, worker_id=worker.worker_id)
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         names = arrays.texts(list(subscriptions))

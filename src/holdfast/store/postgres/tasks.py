@@ -27,6 +27,8 @@ from .arrays import moment
 
 Identity = tuple[str, str, str]
 """tenant_id, subscription, message_id"""
+NOW = "(SELECT clock_timestamp())"
+"""Once per statement: asked for each row, no index could be searched by it."""
 PK = "tenant_id = $1 AND subscription = $2 AND message_id = $3"
 CLAIM = (
     # A copy of what is there changes nothing, but locks its row: what is said of it stays true.

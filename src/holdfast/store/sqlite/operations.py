@@ -24,11 +24,11 @@ from holdfast.core.outcome import Status
 from holdfast.core.records import EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
+from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
 from holdfast.store.outgoing import outbox_row
 
 from . import approvals, parked
-from .approvals import Answering
 from .ledger import Entry
 from .outbox_rows import OUTBOX
 from .store import SqliteStore
