@@ -165,7 +165,7 @@ async def test_an_anchor_lists_only_what_moved(signed):
 
 
 async def test_a_ledger_of_many_windows_is_anchored_exactly(book, monkeypatch):
-    monkeypatch.setattr(seals, "WINDOW", 7)
+    monkeypatch.setattr(rows_of_seals, "WINDOW", 7)
     await book.write(10)
     await book.anchor()
     await book.write(10)

@@ -28,7 +28,7 @@ from holdfast.store.approval import (
     why_not,
 )
 from holdfast.store.letter import storable
-from holdfast.store.seen import text_id
+from holdfast.store.seen import text_id, uuid_text
 
 from . import arrays, parked
 from .arrays import moment
@@ -52,7 +52,7 @@ _ASK = (
     f" {moment('$12::bigint')}, {moment('$13::bigint')})"
 )
 _OPEN = (
-    " WHERE id::text = $1 AND state = 'pending' AND (expires_at > clock_timestamp() OR $2::bool)"
+    " WHERE id = $1::uuid AND state = 'pending' AND (expires_at > clock_timestamp() OR $2::bool)"
 )
 _ANSWER = (
     "UPDATE approvals SET state = $3, answered_by = $4, answered_at = clock_timestamp(), note = $5"
@@ -129,7 +129,7 @@ async def approved_of(
 async def approve(tx: Tx, change: Change, approval_id: str, answer: Answering) -> Approval:
     """A yes; with four eyes the first of two. Raises NotFound or Conflict."""
     late = answer.expiry_us == 0
-    name, note = approval_id.lower(), storable(answer.note)
+    name, note = uuid_text(approval_id), storable(answer.note)
     rows = await tx.rows(APPROVE, name, late, "approved", answer.by, note)
     if rows:
         approval = of_row(rows[0])
@@ -148,7 +148,7 @@ async def approve(tx: Tx, change: Change, approval_id: str, answer: Answering) -
 async def reject(tx: Tx, change: Change, approval_id: str, answer: Answering) -> Approval:
     """A no: the message ends. Raises NotFound or Conflict."""
     late, note = answer.expiry_us == 0, storable(answer.note)
-    rows = await tx.rows(REJECT, approval_id.lower(), late, "rejected", answer.by, note)
+    rows = await tx.rows(REJECT, uuid_text(approval_id), late, "rejected", answer.by, note)
     if not rows:
         raise await _why_not(tx, approval_id, answer)
     *columns, keep = rows[0]
@@ -208,7 +208,7 @@ async def _deny(
 
 async def _why_not(tx: Tx, approval_id: str, answer: Answering) -> Exception:
     rows = await tx.rows(
-        f"SELECT {COLUMNS} FROM approvals WHERE id::text = $1", approval_id.lower()
+        f"SELECT {COLUMNS} FROM approvals WHERE id = $1::uuid", uuid_text(approval_id)
     )
     return why_not(of_row(rows[0]) if rows else None, approval_id, answer)
 

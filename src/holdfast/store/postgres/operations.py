@@ -24,6 +24,7 @@ from holdfast.core.store import Worker
 from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
 from holdfast.store.outgoing import outbox_row
+from holdfast.store.seen import uuid_text
 
 from . import approvals, parked
 from .change import Change
@@ -38,9 +39,9 @@ log = logging.getLogger("holdfast.store")
 
 _SETTLE = (
     "UPDATE dead_letters SET state = $2, settled_at = clock_timestamp(), replay_id = $3"
-    " WHERE id::text = $1 AND state = 'open' RETURNING tenant_id, subscription, message_id"
+    " WHERE id = $1::uuid AND state = 'open' RETURNING tenant_id, subscription, message_id"
 )
-_LETTER = "SELECT state, settled_at, replay_id FROM dead_letters WHERE id::text = $1"
+_LETTER = "SELECT state, settled_at, replay_id FROM dead_letters WHERE id = $1::uuid"
 _UNKNOWN = f"SELECT name FROM effects WHERE {PK} AND state = 'begun' ORDER BY name"
 _EFFECT_DONE = (
     "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
@@ -268,11 +269,11 @@ async def _settle(
 
     None: an attempt of this very call did it, whose answer was lost.
     """
-    changed = await tx.rows(_SETTLE, letter_id.lower(), state, replay_id)
+    changed = await tx.rows(_SETTLE, uuid_text(letter_id), state, replay_id)
     if changed:
         tenant_id, subscription, message_id = changed[0]
         return tenant_id, subscription, message_id
-    found = await tx.rows(_LETTER, letter_id.lower())
+    found = await tx.rows(_LETTER, uuid_text(letter_id))
     if not found:
         return NotFound(f"there is no dead letter {letter_id}")
     was, settled_at, as_id = found[0]

@@ -10,12 +10,14 @@ from holdfast.core import records
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.clock import to_us
 from holdfast.core.records import LetterFilter
+from holdfast.store.approval import of_row
 from holdfast.store.seen import (
     HIGHEST,
     event_of_row,
     letter_of_row,
     task_of_row,
     text_id,
+    uuid_text,
 )
 from holdfast.store.stored import UNCOMMON
 
@@ -26,7 +28,7 @@ from .tail import Tail, position_of
 from .wake import OUTGOING, WORK
 
 _HEX_BETWEEN = "replace(id::text, '-', '') BETWEEN $5::text AND $6::text"
-_NAMED_SO = "(id::text = $1::text OR message_id = $4::text)"
+_NAMED_SO = "(id = $1::uuid OR message_id = $4::text)"
 _BEGIN_SO = f'(message_id COLLATE "C" BETWEEN $1::text AND $4::text OR {_HEX_BETWEEN})'
 
 
@@ -74,7 +76,7 @@ class PostgresRecords:
         """By row id or message id; if none is called so, those whose id begins so."""
         tail = " ORDER BY id DESC LIMIT $3::int"
         exact = await self._read(
-            f"{head} AND {_NAMED_SO}{tail}", name.lower(), tenant_id, str(limit), name
+            f"{head} AND {_NAMED_SO}{tail}", uuid_text(name), tenant_id, str(limit), name
         )
         if exact:
             return exact
@@ -90,7 +92,7 @@ class PostgresRecords:
         )
 
     async def letter(self, letter_id: str) -> records.DeadLetter | None:
-        found = await self._read(f"{views.LETTER} WHERE id::text = $1", letter_id.lower())
+        found = await self._read(f"{views.LETTER} WHERE id = $1::uuid", uuid_text(letter_id))
         return letter_of_row(found[0]) if found else None
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[records.DeadLetter]:
@@ -212,7 +214,7 @@ class PostgresRecords:
         head = (
             f"SELECT {approvals.COLUMNS} FROM approvals WHERE ($2::text IS NULL OR tenant_id = $2)"
         )
-        return [approvals.of_row(row) for row in await self._named(head, name, tenant_id, limit)]
+        return [of_row(row) for row in await self._named(head, name, tenant_id, limit)]
 
     # -- what belongs to a message ----------------------------------------------------------------
 

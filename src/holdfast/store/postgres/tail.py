@@ -62,7 +62,7 @@ class Tail:
 
     async def last(self, back: int) -> int:
         """Where the ledger ends, or `back` events before that."""
-        rows: Sequence[tuple[bytes, int]] = await self._store.read(  # type: ignore[assignment]
+        rows: Sequence[tuple[bytes, int]] = await self._store.read(
             f"{_LAST} ORDER BY created_at DESC, id DESC OFFSET $1::int LIMIT 1", str(back)
         )
         return position_of(*rows[0]) if rows else 0
