@@ -239,6 +239,27 @@ class Extends(Protocol):
 
 
 @runtime_checkable
+class Bound(Protocol):
+    """Optional role: a queue that several machines reach, and therefore several stores could."""
+
+    async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
+        """The subscription is this store's, for so long; else the name of the store whose it is.
+
+        Two stores would each let a message run: what a key promises holds within one.
+        """
+        ...
+
+
+@runtime_checkable
+class Trims(Protocol):
+    """Optional role: a queue whose messages stay after they were read."""
+
+    async def trim(self, queue: str, *, older_than_s: float) -> int:
+        """Remove what is older, and nothing that a group has yet to read; returns how many."""
+        ...
+
+
+@runtime_checkable
 class TakesOver(Protocol):
     """Optional role: a source whose reader in order is replaced while messages are in its hands."""
 
