@@ -160,6 +160,22 @@ async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
     ]
 
 
+async def test_failures_at_somebody_elses_count(home: Path, server: RedisServer, client: Any):
+    app, attempts = make_app(home, server), []
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        attempts.append((ctx.message.id, ctx.retry_count))
+        raise TemporaryError("again")
+
+    client.xadd("stream:task", {**task("t-1"), "retry_count": "1"})
+    client.xadd("stream:task", {**task("t-2"), "retry_count": "999999999"})
+    await until_idle(app)
+    assert sorted(attempts) == [("t-1", 1), ("t-1", 2), ("t-2", 2)]
+    told = {result["task_id"]: result["retry_count"] for result in entries(client, "stream:result")}
+    assert told == {"t-1": "3", "t-2": "3"}
+
+
 async def test_a_broken_task_is_told_under_the_name_that_its_sender_knows(
     home: Path, server: RedisServer, client: Any
 ):

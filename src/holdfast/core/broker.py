@@ -110,6 +110,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
     """Use the message id as idempotency key where the message has none."""
+    max_retries: int = 3
+    """Of failures elsewhere, which a message may tell of, so many count."""
     notices: Notices | None = None
     keep_acked: bool = False
     """Others read this queue, too, and not in groups: nothing is removed from it."""

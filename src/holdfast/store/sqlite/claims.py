@@ -222,7 +222,7 @@ class Claims:
         entries = _created(claim, [task.message for _, task in new])
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = tasks.new_run(claim, task)
+            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
             if delivery.taken_from is not None:
                 entries.append(_reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
@@ -237,6 +237,21 @@ class Claims:
                 entries.append(_claimed(run, task.created_us))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
         self._append(claim, entries)
+
+    def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
+        """A task that somebody else's worker tried before: its failures count here, too."""
+        if claim.sub.codec != TASK or not run.message.metadata.get("retry_count"):
+            return run
+        failures = min(int(run.message.metadata["retry_count"]), claim.sub.max_retries)
+        if failures <= run.failures:
+            return run
+        attempt = run.attempt + failures - run.failures
+        claim.conn.execute(
+            "UPDATE queue_executions SET attempt = ?, retry_count = ? WHERE rowid = ?",
+            (attempt, failures, run.row),
+        )
+        message = msgspec.structs.replace(run.message, attempt=attempt)
+        return msgspec.structs.replace(run, message=message, attempt=attempt)
 
     def _known(self, claim: Claiming, candidate: Candidate, message: Message) -> Verdict:
         """A copy of a task that exists already."""
@@ -283,6 +298,7 @@ class Claims:
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
+        run = self._failed_elsewhere(claim, run)
         self._append(claim, [_claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
