@@ -208,6 +208,10 @@ class Claims(Protocol):
         they are handed back then, as the others are, without spending an attempt or a crash."""
         ...
 
+    async def identity(self) -> str:
+        """The name of this store, made when it was, and never another's."""
+        ...
+
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]: ...
@@ -261,6 +265,10 @@ class Claims(Protocol):
 
     async def resolve(self, *, worker: Worker) -> int:
         """The net under keys and lanes: end or wake everything that waits for what is over."""
+        ...
+
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        """Running messages of this worker that somebody wants stopped: tenant, subscription, id."""
         ...
 
     async def resume_parked(

@@ -17,6 +17,7 @@ from holdfast.core.meter import Meter
 from holdfast.core.outcome import ParkKind
 from holdfast.core.store import Answer, Claims, Commit, Finished, Run, Verdict, Worker
 
+from .binding import Binding
 from .decoder import decoder
 from .executor import Executor
 from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
@@ -106,6 +107,9 @@ class EngineWorker:
             sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._binding = Binding(
+            store, None if fused else broker, self._subscriptions, for_s=3 * settings.lease_s
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._fetchers: list[FusedFetcher | BrokerFetcher | StoreFetcher] = []
         self._kept_paused = paused
@@ -129,6 +133,7 @@ class EngineWorker:
         """Register and begin to fetch."""
         if self.phase is not Phase.NEW:
             raise RuntimeError("the worker was started before")
+        await self._binding.step(self.worker)
         await self._register()
         self.phase = Phase.RUNNING
         await self._read_paused(self.worker)
@@ -294,6 +299,8 @@ class EngineWorker:
             Relay(name="resolver", every_s=5.0, step=self._resolve),
             Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
+            Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
+            Relay(name="binding", every_s=settings.lease_s, step=self._binding.step),
             *self._lease_relays(),
         ]
 
@@ -336,6 +343,12 @@ class EngineWorker:
 
     async def _read_paused(self, worker: Worker) -> None:
         self._paused = self._kept_paused | await self._store.paused()
+
+    async def _cancel_asked(self, worker: Worker) -> None:
+        """Somebody elsewhere wants a run stopped."""
+        if self._executor.running:
+            for tenant_id, subscription, message_id in await self._store.to_cancel(worker=worker):
+                self._executor.cancel(message_id, tenant_id=tenant_id, subscription=subscription)
 
     async def _resume_parked(self, worker: Worker) -> None:
         """A handler that was missing is here now: what waited for it goes on."""

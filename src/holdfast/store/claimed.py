@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from holdfast.core import events
 from holdfast.core.broker import Subscription
 from holdfast.core.clock import to_us
@@ -32,6 +34,21 @@ def created(sub: Subscription, messages: Sequence[Message]) -> list[Entry]:
         )
         for message in messages
     ]
+
+
+def failed_elsewhere(sub: Subscription, run: Run) -> Run:
+    """A task that somebody else's worker tried before: its failures count here, too.
+
+    The same run, if there is nothing to count.
+    """
+    if sub.codec != TASK or not run.message.metadata.get("retry_count"):
+        return run
+    failures = min(int(run.message.metadata["retry_count"]), sub.max_retries)
+    if failures <= run.failures:
+        return run
+    attempt = run.attempt + failures - run.failures
+    message = msgspec.structs.replace(run.message, attempt=attempt)
+    return msgspec.structs.replace(run, message=message, attempt=attempt)
 
 
 def reclaimed(sub: Subscription, worker: str, message: Message, taken_from: str) -> Entry:

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.ids import derived_id
+from holdfast.core.notices import End
 from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
 from holdfast.core.store import Finished, Run
 from holdfast.store.letter import storable
@@ -109,3 +110,19 @@ def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events
         events.EVENT_OF_STATUS[status],
         data,
     )
+
+
+def recorded(end: End) -> list[events.Entry]:
+    """The events of a task that somebody else's worker ended."""
+    identity = (end.tenant_id, end.subscription, end.task_id)
+    tool = end.tool_name or None
+    data = final_data(end.subscription, end.tenant_id, end.task_id, tool, None, end.status)
+    data.update(retry_count=end.retry_count, consumer=storable(end.consumer), foreign=True)
+    if end.error:
+        data["error"] = storable(end.error)
+    if end.duplicate_of is not None:
+        data["first_id"] = end.duplicate_of
+    return [
+        (*identity, events.CREATED, {"foreign": True}),
+        (*identity, events.EVENT_OF_STATUS[end.status], data),
+    ]

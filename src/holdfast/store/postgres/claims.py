@@ -21,7 +21,7 @@ from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Run, Verdict
-from holdfast.store.claimed import claimed, created, reclaimed
+from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
@@ -59,6 +59,7 @@ _STILL_MINE = (
     "SELECT 1 FROM queue_executions q"
     f" WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int AND status = 'running' FOR UPDATE"
 )
+_COUNT = f"UPDATE queue_executions SET attempt = $4::int, retry_count = $5::int WHERE {PK}"
 _WAIT_FOR_KEY = (
     "UPDATE queue_executions SET status = 'waiting_key', worker_id = NULL, attempt = attempt - 1"
     f" WHERE {PK}"
@@ -150,9 +151,13 @@ class Claims:
             row = found.get(identity)
             if row is None:
                 rest.append((at, task.candidate, task.message))
-            else:
-                run = tasks.claimed_run(claim.sub, task, row, claim.worker_id, now_us)
-                granted.append((at, task, run))
+                continue
+            run = tasks.claimed_run(claim.sub, task, row, claim.worker_id, now_us)
+            counted = failed_elsewhere(claim.sub, run)
+            if counted is not run:
+                values = (counted.attempt, counted.failures)
+                await claim.tx.send(_COUNT, *_of(run), *(str(value) for value in values))
+            granted.append((at, task, counted))
         return granted
 
     async def _grant(
@@ -363,6 +368,10 @@ _LOCK = (
     " ON t.tenant_id = u.tenant AND t.subscription = $1 AND t.message_id = u.message"
     " FOR UPDATE OF t"
 )
+
+
+def _of(run: Run) -> Identity:
+    return run.message.tenant_id, run.subscription, run.message.id
 
 
 def _columns(pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:

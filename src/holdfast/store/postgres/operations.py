@@ -18,15 +18,16 @@ from holdfast.core.approvals import Approval
 from holdfast.core.clock import from_us, to_us
 from holdfast.core.errors import Conflict, HoldfastError, NotFound, StoreUnavailable
 from holdfast.core.message import DEFAULT_TENANT
+from holdfast.core.notices import End
 from holdfast.core.outcome import Status
-from holdfast.core.records import EffectWord, Identity, Replay, Resumption
+from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Worker
 from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.seen import uuid_text
 
-from . import approvals, parked
+from . import approvals, orchestration, parked
 from .change import Change
 from .database import Tx
 from .finish import OUTBOX, outbox_values
@@ -235,6 +236,19 @@ class PostgresOperations:
             return await say(tx, change, approval_id, answer)
 
         return await self._write(op)
+
+    # -- tasks of an orchestrator -----------------------------------------------------------------
+
+    async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
+        why = {"reason": storable(reason), "by": self._by}
+        identity = (task.tenant_id, task.subscription, task.message_id)
+        return await self._write(
+            lambda tx, change: orchestration.cancel(tx, change, identity, queue, why)
+        )
+
+    async def record(self, ends: Sequence[End]) -> int:
+        worker = self._worker.worker_id if self._worker is not None else 0
+        return await self._write(lambda tx, change: orchestration.record(tx, change, ends, worker))
 
     # -- queues -----------------------------------------------------------------------------------
 

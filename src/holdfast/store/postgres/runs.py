@@ -30,6 +30,7 @@ _DONE = (
     "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
     f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
 )
+_CONSUMER = "SELECT name FROM workers WHERE worker_id = $1::bigint"
 _CLEAR = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun'"
 
 
@@ -67,8 +68,10 @@ async def effect_clear(tx: Tx, change: Change, run: Run, name: str) -> None:
 
 async def heartbeat(tx: Tx, change: Change, run: Run, data: Mapping[str, Any]) -> None:
     await fence(tx, run)
-    entry = (*_identity(run), events.HEARTBEAT, {"attempt": run.attempt, **data})
-    change.entries.append(entry)
+    found = await tx.rows(_CONSUMER, str(run.token.worker_id))
+    consumer = found[0][0] if found else ""
+    told = {"attempt": run.attempt, "consumer": consumer, **data}
+    change.entries.append((*_identity(run), events.HEARTBEAT, told))
 
 
 async def reply_now(tx: Tx, change: Change, run: Run, reply: Reply, n: int) -> str:

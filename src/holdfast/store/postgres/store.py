@@ -11,6 +11,7 @@ from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, StoreError
+from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
@@ -57,6 +58,14 @@ _HOLD_ROLE = (
     " (SELECT worker_id FROM workers WHERE state = 'alive') RETURNING 1"
 )
 _ROLE = "SELECT 1 FROM roles WHERE role = $1 AND worker_id = $2::bigint"
+_NAME_STORE = (
+    "INSERT INTO roles (role, state) VALUES ('_store', to_json($1::text))"
+    " ON CONFLICT (role) DO NOTHING"
+)
+_TO_CANCEL = (
+    "SELECT tenant_id, subscription, message_id FROM queue_executions"
+    " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
+)
 _SUSPECTS = (
     "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= $2::int"
     f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1"
@@ -169,6 +178,12 @@ class PostgresStore:
             lambda tx, change: reaper.reap(tx, change, me=worker, crash_budget=crash_budget),
             worker_id=me,
         )
+
+    async def identity(self) -> str:
+        """The name of this store, made when it was, and never another's."""
+        await self.read(_NAME_STORE, new_id())
+        ((found,),) = await self.read("SELECT state #>> '{}' FROM roles WHERE role = '_store'")
+        return str(found)
 
     # -- claim ------------------------------------------------------------------------------------
 
@@ -355,6 +370,10 @@ class PostgresStore:
         return await self.write(op, worker_id=run.token.worker_id)
 
     # -- relays -----------------------------------------------------------------------------------
+
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        found = await self.read(_TO_CANCEL, str(worker.worker_id))
+        return [(tenant_id, sub, message_id) for tenant_id, sub, message_id in found]
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker

@@ -20,7 +20,7 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
-from holdfast.store.claimed import claimed, created, reclaimed
+from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import ENDED, none_of
 
@@ -222,7 +222,7 @@ class Claims:
         entries = created(claim.sub, [task.message for _, task in new])
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = tasks.new_run(claim, task)
+            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
             expires = task.expires_us
@@ -237,6 +237,17 @@ class Claims:
                 entries.append(claimed(run, task.created_us))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
         self._append(claim, entries)
+
+    def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
+        """A task that somebody else's worker tried before: its failures count here, too."""
+        counted = failed_elsewhere(claim.sub, run)
+        if counted is run:
+            return run
+        claim.conn.execute(
+            "UPDATE queue_executions SET attempt = ?, retry_count = ? WHERE rowid = ?",
+            (counted.attempt, counted.failures, run.row),
+        )
+        return counted
 
     def _known(self, claim: Claiming, candidate: Candidate, message: Message) -> Verdict:
         """A copy of a task that exists already."""
@@ -283,6 +294,7 @@ class Claims:
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
+        run = self._failed_elsewhere(claim, run)
         self._append(claim, [claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 

@@ -15,6 +15,7 @@ from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
@@ -69,6 +70,10 @@ BUSY = (
     f" AND {UNCOMMON} AND subscription {_OURS}) END"
 )
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
+TO_CANCEL = (
+    "SELECT tenant_id, subscription, message_id FROM queue_executions"
+    " WHERE worker_id = ? AND status = 'running' AND cancel_at IS NOT NULL"
+)
 _ENDS = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED}
 
 
@@ -159,6 +164,16 @@ class SqliteStore:
         self._roll.forget(found.workers)
         return found
 
+    async def identity(self) -> str:
+        def op(conn: sqlite3.Connection) -> str:
+            conn.execute(
+                "INSERT OR IGNORE INTO roles (role, state) VALUES ('_store', ?)", (new_id(),)
+            )
+            found = conn.execute("SELECT state FROM roles WHERE role = '_store'").fetchone()
+            return str(found[0])
+
+        return await self.file.write(op)
+
     # -- claim ------------------------------------------------------------------------------------
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
@@ -185,10 +200,12 @@ class SqliteStore:
             claim = self._claiming(conn, sub, worker)
             if not own_source(conn, sub.name, worker.worker_id):
                 return None
+            if not batch:  # only asked whether this worker is the one that reads
+                return []
             self.file.wake_after_commit()
             return self._claims.adopt_in_order(claim, batch)
 
-        return await self._commit(op)
+        return await self._commit(op, durable=bool(batch))
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
@@ -340,6 +357,12 @@ class SqliteStore:
         return await self._write(op)
 
     # -- relays -----------------------------------------------------------------------------------
+
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        found = await self.file.read(
+            lambda conn: conn.execute(TO_CANCEL, (worker.worker_id,)).fetchall()
+        )
+        return [(tenant_id, sub, message_id) for tenant_id, sub, message_id in found]
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
