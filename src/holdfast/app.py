@@ -19,7 +19,7 @@ import msgspec
 from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
-from holdfast.core.broker import Broker, Inspectable, Subscription, Transactional
+from holdfast.core.broker import Broker, Inspectable, Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
@@ -43,8 +43,6 @@ from holdfast.store.sqlite.store import SqliteStore
 log = logging.getLogger("holdfast.app")
 T = TypeVar("T")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
-
-DEFAULT_QUEUE = "default"
 
 
 class App:
@@ -91,7 +89,7 @@ class App:
         self,
         type: str,
         *,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | None = None,
         retries: int | None = None,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
@@ -104,6 +102,7 @@ class App:
         """
         if isolation not in ("none", "process"):
             raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
+        queue = self._queue(queue)
         check_name("queue", queue)
         policy = retry or self.config.retry_policy(queue)
         if retries is not None:
@@ -176,6 +175,7 @@ class App:
             queue=broker if one_file and isinstance(broker, Transactional) else None,
             clock=self.clock,
             suspect_at=self._suspect_at,
+            notices=functools.cache(self._notices),
         )
         try:
             await broker.open()
@@ -237,7 +237,7 @@ class App:
         type: str,
         payload: Any = None,
         *,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | None = None,
         **options: Any,
     ) -> Receipt:
         """Returns when the message is durable. Raises, and has accepted nothing, if it cannot be.
@@ -245,18 +245,20 @@ class App:
         Options: id, tenant_id, idempotency_key, ordering_key, priority, delay_s, ttl_s,
         correlation_id, channel, source, trace, headers, metadata.
         """
-        send = self._sender.outgoing(type, payload, queue, options)
+        send = self._sender.outgoing(type, payload, self._queue(queue), options)
         return await self._sender.publish(self.broker, send)
 
-    async def send_message(self, message: Message, *, queue: str = DEFAULT_QUEUE) -> Receipt:
+    async def send_message(self, message: Message, *, queue: str | None = None) -> Receipt:
         """Send a message that exists already (a replay, a line of a file)."""
-        return await self._sender.publish(self.broker, self._sender.encoded(message, queue))
+        send = self._sender.encoded(message, self._queue(queue))
+        return await self._sender.publish(self.broker, send)
 
     async def send_many(
-        self, messages: Sequence[Message], *, queue: str = DEFAULT_QUEUE
+        self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
         """As `send_message`, for many in one go. Refuses all before accepting any."""
-        sends = [self._sender.encoded(message, queue) for message in messages]
+        to = self._queue(queue)
+        sends = [self._sender.encoded(message, to) for message in messages]
         broker = self.broker
         return list(await asyncio.gather(*(self._sender.publish(broker, s) for s in sends)))
 
@@ -278,11 +280,14 @@ class App:
         type: str,
         payload: Any,
         *,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | None = None,
         **options: Any,
     ) -> Send:
         """The message as it would be sent, checked. Raises InvalidMessage."""
-        return self._sender.outgoing(type, payload, queue, options)
+        return self._sender.outgoing(type, payload, self._queue(queue), options)
+
+    def _queue(self, named: str | None) -> str:
+        return self.config.default_queue if named is None else named
 
     async def _hold_back(self, send: Send) -> None:
         await self.store.hold_back(send)
@@ -319,8 +324,19 @@ class App:
         for trigger in config.triggers:
             config.check_trigger(trigger)
         triggers = (trigger.queue_name for trigger in config.triggers)
-        names = {*self.handlers.queues, *config.queues, *triggers} or {DEFAULT_QUEUE}
-        return [config.subscription(name) for name in sorted(names)]
+        names = {*self.handlers.queues, *config.queues, *triggers} or {config.default_queue}
+        return [self._told(config.subscription(name)) for name in sorted(names)]
+
+    def _told(self, sub: Subscription) -> Subscription:
+        """Where the broker can, it tells of a success together with its acknowledgement."""
+        on_ack = self._broker is not None and self._broker.capabilities.once
+        if sub.notices is None or not on_ack:
+            return sub
+        notices = msgspec.structs.replace(sub.notices, on_ack=True)
+        return msgspec.structs.replace(sub, notices=notices)
+
+    def _notices(self, subscription: str) -> Notices | None:
+        return self._told(self.config.subscription(subscription)).notices
 
     def worker(
         self,
@@ -357,6 +373,7 @@ class App:
                 stall_limit_s=settings.stall_limit_s,
                 recycle_grace_s=settings.recycle_grace_s,
                 max_message_bytes=config.max_message_bytes,
+                extend_s=config.tasks.heartbeat_interval_s,
                 solo=solo,
             ),
             relays=relays,

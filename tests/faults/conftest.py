@@ -53,10 +53,10 @@ def make_fleet(
     settings_of: dict[str, object] = {}
     if broker == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
-        # Read by every worker, unless a test says otherwise: an ordered queue has one reader.
         settings_of = {
             "BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}",
-            "QUEUES__DEFAULT__ORDERED": "false",
+            "TASKS__STREAM": "default",
+            "TASKS__RETRY_DELAYS_S": "[0.01, 0.05, 0.1]",
         }
 
     def make(**settings: object) -> Fleet:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -39,6 +40,7 @@ SETTINGS = {
     "BREAKER__FAILURES": "1000000",
     "SEND_TIMEOUT_S": "60",
 }
+_TASKS = "SELECT message_id FROM queue_executions"
 FINAL = "('succeeded', 'failed', 'rejected', 'expired', 'discarded', 'duplicate')"
 
 
@@ -353,7 +355,26 @@ class Fleet:
         report = check(story, seed=self.seed)
         print(f"\n{report.table()}")
         assert report.ok, f"{report.table()}\n{self.dump()}"
+        if self.variables.get("HOLDFAST__BROKER", "").startswith(("redis:", "unix:")):
+            self._check_results(self.variables["HOLDFAST__BROKER"])
         return report
+
+    def _check_results(self, url: str) -> None:
+        """Every task that ended was told of on the stream of results, once."""
+        from redis import Redis
+
+        ended = {name for (name,) in self.rows(f"{_TASKS} WHERE status IN {FINAL}")}
+        with Redis.from_url(url.partition("?")[0]) as client:
+
+            def told() -> list[str]:
+                found: Any = client.xrange("stream:result")
+                return [fields[b"task_id"].decode() for _, fields in found]
+
+            self.wait_for(lambda: ended <= set(told()), "every end is told")
+            twice = [name for name, times in Counter(told()).items() if times > 1]
+            assert not twice, f"told more than once: {twice[:10]}"
+            assert set(told()) <= ended, "told of a task that did not end"
+        print(f"{len(ended)} results, one for each task")
 
 
 async def _send(app: App, messages: Sequence[Mapping[str, Any]], at_once: int) -> list[Sent]:

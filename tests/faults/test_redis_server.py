@@ -225,7 +225,7 @@ def test_workers_outlast_a_server_that_stands_still(
 
 def is_settled(server: RedisServer) -> bool:
     with SyncRedis.from_url(server.url) as client:
-        return bool(client.xpending("default", "holdfast")["pending"] == 0)
+        return bool(client.xpending("default", "cg:workers")["pending"] == 0)
 
 
 async def test_connections_are_cut_under_load(

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from holdfast.app import App
-from holdfast.config import Config, Worker
+from holdfast.config import Config, Queue, Worker
 from holdfast.engine.context import Context
 from tests.servers.redis import RedisServer
 
@@ -37,7 +37,7 @@ async def test_two_workers_on_redis_are_one_consumer(home: Path, log: str) -> No
 def readers(url: str) -> None:
     """A consumer exists once it has read: the second worker must not have."""
     with Redis.from_url(url) as client:
-        found: Any = client.xinfo_consumers("default", "holdfast")
+        found: Any = client.xinfo_consumers("stream:task", "cg:workers")
     names = {each["name"] for each in found} - {b"_released"}
     assert len(names) == 1, names
 
@@ -47,6 +47,7 @@ async def two_workers(home: Path, broker: str, look: Callable[[], None] | None =
         home=home,
         broker=broker,
         store=f"sqlite:///{home}/holdfast.db",
+        queues={"stream:task": Queue(ordered=True)},
         worker=Worker(slots=3, lease_s=5.0, shutdown_timeout_s=5.0),
     )
     ran: dict[str, list[int]] = defaultdict(list)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import App, Context
-from holdfast.config import Config, Queue, Retry
+from holdfast.config import Config, Queue, Tasks
 from tests.servers.redis import RedisServer
 
 STREAM = "stream:task"
@@ -25,7 +25,7 @@ def make_app(home: Path, server: RedisServer, *, visibility_s: float = 30.0) -> 
             home=home,
             broker=f"{server.url}?visibility_timeout_s={visibility_s}",
             queues={STREAM: Queue(codec="task")},
-            retry=Retry(max_retries=2, base_delay_s=0.01, jitter=0.0),
+            tasks=Tasks(max_retries=2, retry_delays_s=(0.01,)),
         )
     )
 
@@ -127,7 +127,7 @@ async def test_a_run_that_is_longer_than_the_visibility_timeout_stays_ours(
         young = 0
         while young < 8:  # looked at over several timeouts, it was never old enough to be taken
             await asyncio.sleep(0.5)
-            (pending,) = client.xpending_range(STREAM, "holdfast", "-", "+", 10)
+            (pending,) = client.xpending_range(STREAM, "cg:workers", "-", "+", 10)
             assert pending["time_since_delivered"] < 1000
             assert pending["times_delivered"] == 1
             young += 1

@@ -25,6 +25,7 @@ from holdfast.config import (
     validate_config,
 )
 from holdfast.config.substitution import parse_dotenv, substitute
+from holdfast.core.broker import Notices
 from holdfast.core.errors import ConfigError
 from holdfast.core.retry import RetryPolicy
 
@@ -113,6 +114,54 @@ def test_without_a_file_everything_has_a_default(load, tmp_path):
     assert (kept.events_days, kept.dead_letters_days) == (None, None)
     assert config.on_dedup_unavailable == "stop"
     assert config.retry_policy() == config.retry_policy("any") == RetryPolicy()
+
+
+def test_a_redis_broker_is_all_that_a_task_worker_needs(load):
+    config = load("broker: redis://localhost\n")
+    assert config.default_queue == "stream:task"
+    sub = config.subscription("stream:task")
+    assert (sub.codec, sub.group, sub.ordered) == ("task", "cg:workers", False)
+    assert sub.dedup_window_s == 30 * 86_400
+    assert sub.notices == Notices(results="stream:result", dead_letters="stream:dlq")
+    policy = config.retry_policy("stream:task")
+    assert (policy.max_retries, tuple(policy.table)) == (3, (60, 300, 900))
+    other = config.subscription("orders")
+    assert (other.codec, other.group, other.ordered) == ("standard", "holdfast", True)
+    assert other.notices is None
+    assert load("").default_queue == "default"
+
+
+def test_what_a_task_queue_says_itself_is_kept(load):
+    config = load(
+        "tasks: {stream: jobs, results: done, max_retries: 7}\n"
+        "queues:\n"
+        "  jobs: {dead_letters: '', ordered: true}\n"
+        "  steps: {codec: task, group: mine, waits_s: [1], max_retries: 2, results: steps-done}\n"
+    )
+    jobs, steps = config.subscription("jobs"), config.subscription("steps")
+    assert (jobs.codec, jobs.ordered, jobs.notices) == ("task", True, Notices(results="done"))
+    assert config.retry_policy("jobs").max_retries == 7
+    assert (steps.group, steps.notices) == (
+        "mine",
+        Notices(results="steps-done", dead_letters="stream:dlq"),
+    )
+    assert config.retry_policy("steps").max_retries == 2
+    assert tuple(config.retry_policy("steps").table) == (1,)
+
+
+def test_the_variables_of_the_task_protocol(load):
+    config = load("", {"MAX_RETRIES": "5", "HEARTBEAT_INTERVAL_S": "12.5"})
+    assert (config.tasks.max_retries, config.tasks.heartbeat_interval_s) == (5, 12.5)
+    assert (
+        load("", {"MAX_RETRIES": "5", "HOLDFAST__TASKS__MAX_RETRIES": "2"}).tasks.max_retries == 2
+    )
+    with pytest.raises(ConfigError, match="MAX_RETRIES"):
+        load("", {"MAX_RETRIES": "many"})
+
+
+def test_queues_do_not_tell_of_each_other_for_ever(load):
+    with pytest.raises(ConfigError, match="a circle"):
+        load("queues:\n  a: {results: b}\n  b: {results: a}\n")
 
 
 def test_nothing_is_written_by_loading(load, tmp_path):

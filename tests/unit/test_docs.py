@@ -16,7 +16,8 @@ from msgspec import Meta
 
 import holdfast
 from holdfast.cli.root import cli
-from holdfast.config.settings import NOT_SETTINGS, Config, Queue, Trigger
+from holdfast.config.queues import Queue
+from holdfast.config.settings import NOT_SETTINGS, Config, Trigger
 from holdfast.core import errors, events
 from holdfast.observe import metrics
 
@@ -53,7 +54,7 @@ def default_of(value: Any) -> str:
         case int() | float():
             return number(value)
         case tuple() | dict():
-            return "[]" if isinstance(value, tuple) else "{}"
+            return str([int(each) for each in value]) if isinstance(value, tuple) else "{}"
         case "":
             return '""'
         case _:

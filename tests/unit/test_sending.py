@@ -29,7 +29,7 @@ BAD: list[dict[str, Any]] = [
     {"queue": "no/such name"},
     {"queue": ""},
     {"queue": 7},
-    {"queue": None},
+    {"queue": 7},
     {"queue": []},
     {"id": ""},
     {"id": 7},

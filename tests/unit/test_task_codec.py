@@ -103,7 +103,6 @@ def test_what_is_no_set_of_fields_is_refused(body: bytes):
 @pytest.mark.parametrize(
     "message",
     [
-        Message(type="t", payload={}),
         Message(type="t", payload=[1], idempotency_key="k"),
         Message(type="t", payload=b"x", idempotency_key="k"),
     ],
@@ -111,6 +110,12 @@ def test_what_is_no_set_of_fields_is_refused(body: bytes):
 def test_what_the_protocol_cannot_carry_is_refused(message: Message):
     with pytest.raises(InvalidMessage):
         TASK.encode(message)
+
+
+def test_a_task_without_a_key_is_its_own_key():
+    body, _ = TASK.encode(Message(id="t-1", type="t"))
+    message = read(body)
+    assert (message.idempotency_key, message.payload) == ("t-1", {})
 
 
 @given(

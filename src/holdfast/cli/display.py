@@ -152,7 +152,7 @@ class Display:
         for queue in sorted(self._app.handlers.queues):
             types = [name for name in self._app.handlers.types(queue) if name != "*"]
             kind = types[0] if types else "chat"
-            to = "" if queue == "default" else f" --queue {shlex.quote(queue)}"
+            to = "" if queue == self._app.config.default_queue else f" --queue {shlex.quote(queue)}"
             return f'send{to} --type {shlex.quote(kind)} --payload \'{{"text": "hello"}}\''
         return 'send --type chat --payload \'{"text": "hello"}\''
 

@@ -38,7 +38,7 @@ _SPOOL_BYTES = 16 * 1024 * 1024
         "generate | holdfast send --file - --strict --json",
     )
 )
-@click.option("--queue", default="default", show_default=True, help="Where it goes.")
+@click.option("--queue", help="Where it goes: default, or stream:task on Redis.")
 @click.option("--type", "type_", help="Message type; with --file, for lines without one.")
 @click.option("--payload", type=Json(), help="JSON; '-' reads it from standard input.")
 @click.option("--file", help="JSON lines, one standard message each; '-' is standard input.")
@@ -182,7 +182,7 @@ def _line_encoder(app: App, options: Mapping[str, Any]) -> Callable[[Message], S
         if options[option] is not None
     }
     encode = encoder(app, **transport)
-    return lambda message: encode(message, options["queue"])
+    return lambda message: encode(message, options["queue"] or app.config.default_queue)
 
 
 def _check_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.triggers.config import QueueTriggerConfig, validate_config
 
 from .load import load_config, load_queue_trigger_config
+from .queues import Queue, Retry, Tasks
 from .secret import Secret, is_secret_name, mask_text
 from .settings import (
     Adapter,
@@ -13,9 +14,7 @@ from .settings import (
     Ledger,
     Log,
     Metrics,
-    Queue,
     Retention,
-    Retry,
     Setting,
     Trigger,
     TriggerMetrics,
@@ -35,6 +34,7 @@ __all__ = [
     "Retry",
     "Secret",
     "Setting",
+    "Tasks",
     "Trigger",
     "TriggerMetrics",
     "Worker",

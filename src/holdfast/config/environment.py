@@ -30,6 +30,7 @@ def overrides_of(
             continue
         found.append((segments, _variable(name, variables[name], problems)))
     found += _home(variables, problems)
+    found += _protocol(variables)
     for path, value in arguments.items():
         segments = ["".join(step) for step in _STEP.findall(path)]
         found.append((segments, _plain(value, Where(f"argument {path}", origin="argument"))))
@@ -54,6 +55,16 @@ def _home(variables: Mapping[str, str], problems: Problems) -> list[tuple[list[s
     if variables.get(PREFIX + "HOME", home) != home:
         problems.add(where, "home", f"{PREFIX}HOME names another folder; unset one of the two")
     return [(["HOME"], Node(value=home, text=home, where=where))]
+
+
+def _protocol(variables: Mapping[str, str]) -> list[tuple[list[str], Node]]:
+    """The names that the task protocol gives its settings. Ours are stronger."""
+    found = []
+    for name in ("MAX_RETRIES", "HEARTBEAT_INTERVAL_S"):
+        text = variables.get(name)
+        if text and f"{PREFIX}TASKS__{name}" not in variables:
+            found.append((["TASKS", name], _variable(name, text, Problems())))
+    return found
 
 
 def _variable(name: str, text: str, problems: Problems) -> Node:

@@ -60,8 +60,14 @@ class _Rules:
                 self.say(path, f"no name for a queue: {_NAME_RULE}")
             if queue.tenant is not None and NAME.match(queue.tenant) is None:
                 self.say(join(path, "tenant"), f"no name for a tenant: {_NAME_RULE}")
-            if queue.codec not in CODECS:
+            if queue.codec and queue.codec not in CODECS:
                 self.say(join(path, "codec"), _codec(queue.codec))
+            for field in ("results", "dead_letters"):
+                to = getattr(queue, field)
+                if to and NAME.match(to) is None:
+                    self.say(join(path, field), f"no name for a queue: {_NAME_RULE}")
+                elif to and self.config.queue(to).notices is not None:
+                    self.say(join(path, field), "must not tell of its own messages' ends: a circle")
 
     def waits(self) -> None:
         """The first wait may not be above the longest one."""

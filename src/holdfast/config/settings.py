@@ -19,17 +19,10 @@ from holdfast.core.retry import RetryPolicy
 from holdfast.triggers.config import QueueTriggerConfig
 
 from .endpoints import ADAPTERS, SERVERS, lacks_adapter, sqlite_file
+from .queues import Queue, Retry, Tasks
+from .ranges import YEAR, Days, Span, Time
 from .secret import Secret, masked
 from .tree import join
-
-_YEAR = 31_536_000
-Time = Annotated[float, Meta(ge=0, le=_YEAR)]
-Span = Annotated[float, Meta(gt=0, le=_YEAR)]
-Days = Annotated[float, Meta(gt=0, le=36_500)]
-Retries = Annotated[int, Meta(ge=0, le=1_000_000)]
-Factor = Annotated[float, Meta(ge=1, le=1000)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-AckPolicy = Literal["ack", "nack", "requeue", "dlq"]
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,51 +47,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Child processes for messages that crashed their worker, one message each."""
     guard_timeout_s: Span = 10.0
     """A guard that does not answer for so long has failed."""
-
-
-class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long to wait, unless a queue says otherwise."""
-
-    max_retries: Retries = 3
-    """Retries after the first attempt."""
-    base_delay_s: Time = 1.0
-    max_delay_s: Time = 60.0
-    backoff_factor: Factor = 2.0
-    waits_s: tuple[Time, ...] = ()
-    """The waits one by one, instead of the growing ones; the last one repeats."""
-    jitter: Share = 0.1
-    """Up to this share is added to a wait."""
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue. Its retry settings are those of `retry` where nothing is said here."""
-
-    codec: str = "standard"
-    """Wire form of the messages: standard, json, text or binary."""
-    tenant: str | None = None
-    """The tenant of every message; null: each message names its own."""
-    ordered: bool = True
-    """Messages with an ordering key run one after the other."""
-    ack_policy: AckPolicy = "dlq"
-    """What the broker is told when a message finally fails."""
-    dedup: bool = True
-    dedup_window_s: Span = 3600.0
-    max_retries: Retries | None = None
-    base_delay_s: Time | None = None
-    max_delay_s: Time | None = None
-    backoff_factor: Factor | None = None
-    waits_s: tuple[Time, ...] | None = None
-    jitter: Share | None = None
-    ttl_s: Span | None = None
-    """Messages without an expiry of their own expire after so long."""
-    timeout_s: Span | None = None
-    """Limit of one run, unless the handler has its own."""
-    on_parked: Literal["wait", "skip"] = "wait"
-    """Whether a parked message holds up its conversation."""
-    paused: bool = False
-
-
-_AS_IT_COMES = Queue()
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +149,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
             dedup_window_s=float(self.idempotency_window),
             max_retries=self.max_retries,
             base_delay_s=self.retry_backoff_base,
-            max_delay_s=float(_YEAR),
+            max_delay_s=float(YEAR),
             backoff_factor=self.retry_backoff_multiplier,
             jitter=0.0,
         )
@@ -210,6 +158,9 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
         """The value that `QueueTrigger` takes."""
         fields = QueueTriggerConfig.__dataclass_fields__
         return QueueTriggerConfig(**{name: getattr(self, name) for name in fields})
+
+
+DEFAULT_QUEUE = "default"
 
 
 class Setting(NamedTuple):
@@ -233,6 +184,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """`sqlite` (the broker's file, else in `home`) or `sqlite:///path`."""
     worker: Worker = Worker()
     queues: dict[str, Queue] = {}
+    tasks: Tasks = Tasks()
     retry: Retry = Retry()
     breaker: Breaker = Breaker()
     max_message_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 262_144
@@ -287,10 +239,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def queue(self, name: str) -> Queue:
         """The settings of a queue: its own, its trigger's, or the defaults."""
         found = self.queues.get(name)
-        if found is not None:
-            return found
-        trigger = self.trigger(name)
-        return _AS_IT_COMES if trigger is None else trigger.queue()
+        if found is None:
+            trigger = self.trigger(name)
+            found = Queue() if trigger is None else trigger.queue()
+        return self.tasks.complete(name, found)
+
+    @property
+    def default_queue(self) -> str:
+        """The queue of handlers and messages that name none."""
+        return self.tasks.stream if self.broker_kind == "redis" else DEFAULT_QUEUE
 
     def trigger(self, queue: str) -> Trigger | None:
         """The entry of `triggers` that reads this queue."""
@@ -324,12 +281,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         found = Subscription(
             name=queue,
             queue=queue,
+            group=own.group or "",
             codec=own.codec,
             tenant=own.tenant,
-            ordered=own.ordered,
+            ordered=own.ordered is not False,
             ack_policy=own.ack_policy,
             dedup=own.dedup,
-            dedup_window_s=own.dedup_window_s,
+            dedup_window_s=own.dedup_window_s or 0.0,
+            notices=own.notices,
         )
         trigger = self.trigger(queue)
         if trigger is None:

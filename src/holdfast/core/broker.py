@@ -18,6 +18,9 @@ from .errors import HoldfastError
 
 FLAT = "x-holdfast-flat"
 """Header: the body is a JSON object of texts. A broker whose messages have fields spreads it."""
+ONCE = "x-holdfast-once"
+"""Header: a mark. Of all messages to one queue with the same mark, one is published. A broker that
+cannot know (`Capabilities.once`) publishes each."""
 
 
 class Durability(StrEnum):
@@ -59,6 +62,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How long an unsettled delivery stays ours; None: until the connection or process ends."""
     max_batch: int = 1000
     max_body: int | None = None
+    once: bool = False
+    """Of messages with the same `ONCE` mark one is published; `Settlement.notices` are, too."""
     hold_limit_s: float | None = None
     """How long a run may keep its broker copy unsettled before the engine adopts it."""
 
@@ -74,6 +79,15 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     key: str | None = None
     """Ordering key: a partition or group key where the broker has one."""
+
+
+class Notices(msgspec.Struct, frozen=True, kw_only=True):
+    """Queues that are told how the tasks of a subscription end (`core/notices.py`)."""
+
+    results: str | None = None
+    dead_letters: str | None = None
+    on_ack: bool = False
+    """A success goes out together with its acknowledgement, not through the store's outbox."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +110,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
     """Use the message id as idempotency key where the message has none."""
+    notices: Notices | None = None
+    keep_acked: bool = False
+    """Others read this queue, too, and not in groups: nothing is removed from it."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +132,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_us: int | None = None
     intact: bool = True
     """False: the broker's checksum says that the body is not the one that was published."""
+    taken_from: str | None = None
+    """Whose it was: another consumer had it, and gave no sign of life for too long."""
 
 
 class Verb(StrEnum):
@@ -133,6 +152,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why: for REJECT what failed, for an ACK without a run the store's verdict."""
     delay_s: float = 0.0
+    notices: Sequence[tuple[str, Outgoing]] = ()
+    """Queue and message: published, once each, before the ACK is made (`Capabilities.once`)."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

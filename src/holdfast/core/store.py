@@ -172,6 +172,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     keep_rejected: bool = False
     """A rejected message is kept as a dead letter, too (ack_policy dlq)."""
     crash_budget: int = 3
+    told_on_ack: bool = False
+    """The broker publishes its result with the acknowledgement: no notice in the outbox."""
     details: Mapping[str, Any] = {}
     """Added to the event's data."""
 

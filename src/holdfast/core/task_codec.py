@@ -61,16 +61,16 @@ class TaskCodec:
         )
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        if not isinstance(message.payload, dict):
+        payload = {} if message.payload is None else message.payload
+        if not isinstance(payload, dict):
             raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
-        if message.idempotency_key is None:
-            raise InvalidMessage("codec 'task' needs an idempotency_key: every task carries one")
         metadata = dict(message.metadata)
         written: dict[str, Any] = {
             "task_id": message.id,
             "tool_name": message.type,
-            "payload": dumps(message.payload).decode(),
-            "idempotency_key": message.idempotency_key,
+            "payload": dumps(payload).decode(),
+            # Every task carries a key: one that was given none is its own.
+            "idempotency_key": message.idempotency_key or message.id,
             "retry_count": str(metadata.pop("retry_count", message.attempt - 1)),
             "created_at": fields.iso(message.created_at),
         }

@@ -314,7 +314,7 @@ class Executor:
             if isinstance(outcome.result, dict):
                 found = outcome.result.get("run_id")
                 agent_run_id = None if found is None else str(found)
-        handler = active.handler
+        handler, notices = active.handler, active.sub.notices
         return Finished(
             run=run,
             outcome=LOST if outcome is None else outcome,
@@ -329,6 +329,12 @@ class Executor:
             on_parked=handler.on_parked if handler is not None else "wait",
             keep_rejected=active.sub.ack_policy == "dlq",
             crash_budget=self._crash_budget,
+            told_on_ack=(
+                notices is not None
+                and notices.on_ack
+                and run.delivery is not None
+                and isinstance(outcome, Done)
+            ),
             details=details,
         )
 

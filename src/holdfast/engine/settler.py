@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.current import current_message
 from holdfast.core.errors import BrokerError, StoreError
-from holdfast.core.outcome import Dead, Expired, Released
+from holdfast.core.notices import End, Notice, notices_of
+from holdfast.core.outcome import Dead, Expired, Released, Status
 from holdfast.core.store import Claims, Commit, Finished, Run, Worker
 
 from .executor import LOST
@@ -155,7 +156,25 @@ class Settler:
                 verb, reason = Verb.REJECT, getattr(finished.outcome, "reason", "expired")
             elif sub.ack_policy == "requeue":
                 verb = Verb.RELEASE
-        return Settlement(delivery=delivery, verb=verb, reason=reason)
+        notices = self._notices(finished, sub) if finished.told_on_ack else ()
+        return Settlement(delivery=delivery, verb=verb, reason=reason, notices=notices)
+
+    def _notices(self, finished: Finished, sub: Subscription) -> Sequence[Notice]:
+        """A success is told with its acknowledgement: that spares it the way through the outbox."""
+        run = finished.run
+        assert sub.notices is not None  # noqa: S101 - it said that it is told
+        end = End(
+            tenant_id=run.message.tenant_id,
+            subscription=run.subscription,
+            task_id=run.message.id,
+            status=Status.SUCCEEDED,
+            result=finished.result,
+            retry_count=run.failures,
+            idempotency_key=run.message.idempotency_key,
+            finished_at_us=finished.finished_at_us,
+            consumer=self._worker().name,
+        )
+        return notices_of(sub.notices, end)
 
     @property
     def _can_reject(self) -> bool:

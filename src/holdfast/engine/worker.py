@@ -35,10 +35,6 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-EXTEND_S = 30.0
-"""At least so often a broker with leases hears of what runs (HEARTBEAT_INTERVAL_S)."""
-
-
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker behaves. Seconds throughout."""
 
@@ -51,6 +47,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     recycle_grace_s: float = 10.0
     clock_hold_s: float = 300.0
     max_message_bytes: int | None = None
+    extend_s: float = 30.0
+    """At least so often a broker with leases hears of what runs."""
     solo: bool = False
     """Run suspects only, one at a time."""
 
@@ -315,7 +313,9 @@ class EngineWorker:
             for sub, deliveries in held.values():
                 await broker.extend(sub, deliveries)
 
-        return [Relay(name="leases", every_s=min(lease_s / 4, EXTEND_S), step=extend)]
+        return [
+            Relay(name="leases", every_s=min(lease_s / 4, self._settings.extend_s), step=extend)
+        ]
 
     async def _reap(self, worker: Worker) -> None:
         found = await self._store.reap(

@@ -146,6 +146,9 @@ class BrokerConformance(BrokerHarness):
     async def test_lease(self) -> None:
         await self.check(capabilities.lease)
 
+    async def test_once(self) -> None:
+        await self.check(capabilities.once)
+
     async def test_restart_keeps_messages(self) -> None:
         await self.check(restarts.restart_keeps_messages)
 

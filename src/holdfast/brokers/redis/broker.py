@@ -13,6 +13,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from holdfast.core.broker import (
+    ONCE,
     Capabilities,
     Delivery,
     Durability,
@@ -39,8 +40,10 @@ from holdfast.core.ids import new_id
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .checks import durability, judge, look, unsafe
+from .debts import Debt
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
+from .once import once_command
 from .pending import OURS
 from .wire import AnswerUnknown, Command, Wire
 
@@ -92,6 +95,7 @@ class RedisBroker:
             lease_s=lease_s,
             max_batch=500,
             max_body=MAX_BODY,
+            once=True,
         )
 
     @classmethod
@@ -156,19 +160,33 @@ class RedisBroker:
         results: dict[int, Result] = {}
         commands: list[Command] = []
         asked: list[int] = []
+        """For each message the number of its answer."""
+        answered_by: list[int] = []
+        marked: list[int] = []
         for n, out in enumerate(batch):
             try:
-                commands.append(_xadd(queue, out))
-                asked.append(n)
+                command = _xadd(queue, out)
             except InvalidMessage as error:
                 results[n] = Result(id=out.id, error=error)
+                continue
+            if ONCE in out.headers:
+                marked.append(n)
+                continue
+            asked.append(n)
+            answered_by.append(len(commands))
+            commands.append(command)
+        if marked:
+            asked += marked
+            answered_by += [len(commands)] * len(marked)
+            commands.append(once_command(queue, [batch[n] for n in marked]))
         answers: Sequence[object] = ()
         if commands:
             try:
                 answers = await wire.ask(*commands)
             except AnswerUnknown as error:
                 raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
-        for n, answer in zip(asked, answers, strict=True):
+        for n, place in zip(asked, answered_by, strict=True):
+            answer = answers[place]
             refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
             results[n] = Result(id=batch[n].id, error=refused)
         return [results[n] for n in range(len(batch))]
@@ -179,8 +197,12 @@ class RedisBroker:
         return await self._group(sub).receive(limit, wait)
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        verbs = {item.delivery.tag: item.verb for item in batch if item.verb is not Verb.REJECT}
-        await self._group(sub).settle(verbs)
+        owed = {
+            item.delivery.tag: Debt(item.verb, item.notices)
+            for item in batch
+            if item.verb is not Verb.REJECT
+        }
+        await self._group(sub).settle(owed)
         return [_settled(item) for item in batch]
 
     async def take_over(self, sub: Subscription) -> None:
@@ -202,7 +224,7 @@ class RedisBroker:
                 self._consumer,
                 lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
                 scan=bool(self._scan),
-                delete_acked=self._delete_acked,
+                delete_acked="never" if sub.keep_acked else self._delete_acked,
             )
         return group
 
@@ -259,12 +281,10 @@ class RedisBroker:
         ours = [group for group in groups if _value(group, b"name") in read] or groups
         pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
         unread = max(0, length - pending)
-        if len(groups) > 1 or self._delete_acked == "never":  # what is done may still be there
-            told = (_number(group, b"lag") for group in ours)  # before 7.0 nothing is
-            unread = min(
-                unread, max((unread if lag is None else lag for lag in told), default=unread)
-            )
-        return unread, pending
+        # What is done may still be there: strangers acknowledge and do not delete.
+        told = (_number(group, b"lag") for group in ours)  # before 7.0 nothing is
+        lags = [unread if lag is None else lag for lag in told]
+        return min(unread, max(lags, default=unread)), pending
 
 
 def _xadd(queue: str, out: Outgoing) -> Command:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from holdfast.core.broker import Verb
+from holdfast.core.broker import Outgoing, Verb
 from holdfast.core.errors import BrokerUnavailable
+from holdfast.core.notices import Notice
 
+from .once import once_command
 from .pending import ACK, MOVE, RELEASED, RELEASED_MS
 from .wire import Wire
 
+log = logging.getLogger("holdfast.brokers.redis")
+
 Place = tuple[int, bytes]
 """Level and entry id."""
+
+
+class Debt(NamedTuple):
+    """What its holder said of one entry."""
+
+    verb: Verb
+    notices: Sequence[Notice] = ()
+    """To be published before the entry is acknowledged."""
 
 
 class Debts:
@@ -29,20 +42,21 @@ class Debts:
         self._group = group
         self._consumer = consumer
         self._delete_acked = delete_acked
-        self._owed: dict[Place, Verb] = {}
+        self._owed: dict[Place, Debt] = {}
 
     def __bool__(self) -> bool:
         return bool(self._owed)
 
-    def add(self, verbs: Mapping[Place, Verb]) -> None:
-        self._owed.update(verbs)
+    def add(self, debts: Mapping[Place, Debt]) -> None:
+        self._owed.update(debts)
 
-    async def pay(self) -> Mapping[Place, Verb]:
+    async def pay(self) -> Mapping[Place, Debt]:
         """Tell the server of all of them; returns what it knows now."""
         owed, self._owed = self._owed, {}
-        acked = [place for place, verb in owed.items() if verb is Verb.ACK]
-        released = [place for place, verb in owed.items() if verb is Verb.RELEASE]
         try:
+            untold = await self._tell(owed)
+            acked = [p for p, debt in owed.items() if debt.verb is Verb.ACK and p not in untold]
+            released = [p for p, debt in owed.items() if debt.verb is Verb.RELEASE]
             commands = [*self._ack_commands(acked), *self.release_commands(released)]
             for answer in await self._wire.ask(*commands) if commands else ():
                 if isinstance(answer, ResponseError) and "NOGROUP" not in str(answer):
@@ -50,7 +64,31 @@ class Debts:
         except (BrokerUnavailable, asyncio.CancelledError):
             self._owed = {**owed, **self._owed}
             raise
-        return owed
+        return {place: debt for place, debt in owed.items() if place not in untold}
+
+    async def _tell(self, owed: Mapping[Place, Debt]) -> set[Place]:
+        """Publish the notices; returns the entries of those that were refused.
+
+        These stay pending. When they come back by their age, the store finds them done and tells
+        of them itself: they hold up nobody meanwhile.
+        """
+        queues: dict[str, list[tuple[Place, Outgoing]]] = {}
+        for place, debt in owed.items():
+            for queue, out in debt.notices:
+                queues.setdefault(queue, []).append((place, out))
+        if not queues:
+            return set()
+        commands = [once_command(q, [out for _, out in told]) for q, told in queues.items()]
+        untold: set[Place] = set()
+        answers = await self._wire.ask(*commands)
+        for (queue, told), answer in zip(queues.items(), answers, strict=True):
+            if isinstance(answer, ResponseError):
+                refused = self._wire.refused(answer)
+                if isinstance(refused, BrokerUnavailable):
+                    raise refused
+                log.error("%d results for %s are not published yet: %s", len(told), queue, refused)
+                untold.update(place for place, _ in told)
+        return untold
 
     def _ack_commands(self, places: Iterable[Place]) -> list[Sequence[Any]]:
         return [

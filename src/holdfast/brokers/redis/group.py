@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from holdfast.core.broker import Delivery, Verb
 from holdfast.core.errors import BrokerError
 
-from .debts import Debts, Place
+from .debts import Debt, Debts, Place
 from .entries import LEVELS, NORMAL, delivery_of, key_of
 from .pending import (
     CHUNK,
@@ -189,8 +190,15 @@ class Group:
             found += len(entries)
         return found
 
-    def _keep(self, level: int, entry: bytes, fields: list[bytes] | None, count: int = 1) -> None:
-        self._buffer[level][entry] = delivery_of(self._queue, level, entry, fields, count)
+    def _keep(
+        self, level: int, entry: bytes, fields: list[bytes] | None, owned: Owned | None = None
+    ) -> None:
+        """`owned`: whose it was before it was taken over."""
+        count = 1 if owned is None else owned.deliveries + 1
+        delivery = delivery_of(self._queue, level, entry, fields, count)
+        if owned is not None and owned.consumer not in (RELEASED, self._consumer):
+            delivery = msgspec.structs.replace(delivery, taken_from=owned.consumer)
+        self._buffer[level][entry] = delivery
 
     def _level_of(self, key: bytes) -> int:
         text = key.decode()
@@ -307,8 +315,7 @@ class Group:
         taken = []
         for entry, fields in filter(None, claimed):
             self._held[level].discard(entry)
-            count = before[entry].deliveries if entry in before else 1
-            self._keep(level, entry, fields, count + 1)
+            self._keep(level, entry, fields, before.get(entry, Owned(self._consumer, 1)))
             taken.append(entry)
         return taken
 
@@ -350,16 +357,16 @@ class Group:
 
     # -- settle -----------------------------------------------------------------------------------
 
-    async def settle(self, verbs: Mapping[Place, Verb]) -> None:
+    async def settle(self, debts: Mapping[Place, Debt]) -> None:
         """ACK or RELEASE. What the server does not hear of now it is told at the next read."""
-        self._debts.add(verbs)
+        self._debts.add(debts)
         await self._pay()
 
     async def _pay(self) -> None:
         paid = await self._debts.pay()
         for level, entry in paid:
             self._held[level].discard(entry)
-        if Verb.RELEASE in paid.values():
+        if any(debt.verb is Verb.RELEASE for debt in paid.values()):
             self._looked_at = float("-inf")  # they are there for the taking
 
     async def extend(self, places: Iterable[Place]) -> None:

@@ -19,5 +19,7 @@ class Claiming(NamedTuple):
     """What expires up to here is over; 0 while the clock is in doubt."""
     held: str = "store"
     """Who keeps the message once claimed: `store` (one file with the queue) or `broker`."""
+    worker: str = ""
+    """The worker's name."""
     governed: bool = False
     """Runs bring along what people answered about their messages."""

@@ -61,6 +61,8 @@ REOPEN = (
     " attempt = attempt + 1 WHERE rowid = ? AND status = 'open'"
 )
 _ANY_CRASHES = 1_000_000
+TASK = "task"
+"""The codec of the task protocol."""
 
 
 _New = tuple[int, tasks.Task]
@@ -141,7 +143,11 @@ class Claims:
 
     def adopt_in_order(self, claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
         """Take keyed messages over, in broker order. All of them may be acknowledged then."""
-        for candidate in append_to_lanes(claim, candidates):
+        known = append_to_lanes(claim, candidates)
+        others = {id(candidate) for candidate in known}
+        new = [c.message for c in candidates if c.message is not None and id(c) not in others]
+        self._append(claim, _created(claim, new))
+        for candidate in known:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
             else:
@@ -213,10 +219,12 @@ class Claims:
             if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
-        entries: list[Entry] = []
+        entries = _created(claim, [task.message for _, task in new])
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = tasks.new_run(claim, task)
+            if delivery.taken_from is not None:
+                entries.append(_reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -236,12 +244,15 @@ class Claims:
         row = tasks.find(claim.conn, claim.sub, message)
         if row is None:
             raise StoreCorrupt(f"task {message.id} vanished inside its own transaction")
-        if row.sha256 != candidate.sha256:
+        if row.sha256 is not None and row.sha256 != candidate.sha256:
             self._append(claim, ends.id_conflict(claim, candidate, message))
             return Verdict(answer=Answer.DEAD, delivery=delivery)
         if row.status in FINAL:
             if row.status == Status.FAILED:
                 ends.complete_letter(claim, candidate, message)
+            elif row.status == Status.SUCCEEDED and self._ledger.notices is not None:
+                identity = (message.tenant_id, claim.sub.name, message.id)
+                self._ledger.notices.again(claim.conn, identity, claim.now_us)
             return Verdict(answer=Answer.FINAL, delivery=delivery)
         if row.status == Status.OPEN:
             return self._reopen(claim, candidate, message, row)
@@ -379,6 +390,35 @@ def next_due(claim: Claiming) -> int | None:
     """When the next task that waits in the store is due (µs)."""
     found = claim.conn.execute(NEXT_DUE, (claim.sub.name, claim.now_us))
     return min((due for (due,) in found if due is not None), default=None)
+
+
+def _created(claim: Claiming, messages: Sequence[Message]) -> list[Entry]:
+    """The task protocol asks for this event, whoever sent the task: here it is heard of first.
+
+    Elsewhere `task.claimed` tells when a message was made, and one row less is a quarter of them.
+    """
+    if claim.sub.codec != TASK:
+        return []
+    return [
+        (
+            message.tenant_id,
+            claim.sub.name,
+            message.id,
+            events.CREATED,
+            {"created_at": to_us(message.created_at), "tool_name": message.type},
+        )
+        for message in messages
+    ]
+
+
+def _reclaimed(claim: Claiming, message: Message, taken_from: str) -> Entry:
+    """A stranger had it and let go of it: of what our own workers ran, the reaper tells."""
+    data = {
+        "original_consumer": taken_from,
+        "new_consumer": claim.worker,
+        "message_id": message.id,
+    }
+    return message.tenant_id, claim.sub.name, message.id, events.RECLAIMED, data
 
 
 def _claimed(run: Run, created_us: int) -> Entry:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.broker import Transactional
-from holdfast.core.ids import derived_id, uuid7_bytes
+from holdfast.core.ids import derived_id
 from holdfast.core.outcome import (
     RECORD_WORDS,
     Dead,
@@ -32,11 +32,12 @@ from holdfast.core.store import Commit, Finished, Run
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 
-from . import approvals, tasks
+from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury, letter_of, storable
+from .outbox_rows import OUTBOX, outbox_row
 from .outcome_rows import (
     all_done_statement,
     all_done_values,
@@ -47,9 +48,6 @@ from .outcome_rows import (
     write_of,
 )
 
-_encode = msgspec.json.Encoder().encode
-
-
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
     " AND worker_id = ? AND epoch = ? AND status = 'running'"
@@ -57,10 +55,6 @@ _SET = (
 DELIVERY = (
     "INSERT OR IGNORE INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient,"
     " content, conversation, priority, due_at, created_at)"
-)
-OUTBOX = (
-    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
-    " ordering_key, ttl_us, due_at, created_at)"
 )
 
 
@@ -97,7 +91,12 @@ class Finisher:
         self._keys(conn, committed, entries, now_us)
         self._lanes(conn, committed, now_us)
         self._follow_ups(conn, committed, now_us)
-        self._ledger.append(conn, worker_id, entries, now_us)
+        told = {
+            (item.run.message.tenant_id, item.run.subscription, item.run.message.id)
+            for item in committed
+            if item.told_on_ack
+        }
+        self._ledger.append(conn, worker_id, entries, now_us, told=told)
         return commits
 
     def _all_done(self, conn: sqlite3.Connection, batch: Sequence[Finished], now_us: int) -> bool:
@@ -304,23 +303,4 @@ def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry
         message.id,
         events.EVENT_OF_STATUS[status],
         data,
-    )
-
-
-def outbox_row(send: Any, now_us: int) -> tuple[Any, ...]:
-    """Values for `OUTBOX`: a message that a relay brings to its broker."""
-    out = send.outgoing
-    return (
-        uuid7_bytes(),
-        send.tenant_id,
-        send.queue,
-        out.id,
-        _encode(dict(out.headers)).decode(),
-        out.body,
-        tasks.crc(out.body),
-        out.priority,
-        out.key,
-        None if out.ttl_s is None else int(out.ttl_s * 1e6),
-        now_us + int(out.delay_s * 1e6),
-        now_us,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -16,6 +16,8 @@ from holdfast.core import events
 from holdfast.core.ids import uuid7_block
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
+
+from .notices import NoticeWriter
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
@@ -43,6 +45,8 @@ class Ledger:
         self._heads: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._given_out: set[int] = set()
         self._begun: set[tuple[str, int]] = set()
+        self.notices: NoticeWriter | None = None
+        """Tells others what ended, where a subscription asks for it."""
         self.heard: list[Entry] | None = None
         """While it is a list, what is appended is noted there, too."""
         file.on_rollback(self._heads.clear)
@@ -57,9 +61,15 @@ class Ledger:
         return worker_id in self._given_out and not begun
 
     def append(
-        self, conn: sqlite3.Connection, worker_id: int, entries: Sequence[Entry], now_us: int
+        self,
+        conn: sqlite3.Connection,
+        worker_id: int,
+        entries: Sequence[Entry],
+        now_us: int,
+        *,
+        told: Collection[tuple[str, str, str]] = (),
     ) -> None:
-        """Write the events, in order."""
+        """Write the events, in order. `told`: tasks of which others hear by another way."""
         if not entries:
             return
         written = []
@@ -78,6 +88,8 @@ class Ledger:
             written.append((*record[:6], row_id, digest))
         self._heads[(tenant or "", worker_id)] = (seq, digest)
         rows.insert(conn, _INSERT, written, shared=(now_us, worker_id))
+        if self.notices is not None:
+            self.notices.tell(conn, entries, told, now_us)
         if self.heard is not None:
             self.heard.extend(entries)
         self._file.ledger_head = digest

@@ -27,9 +27,9 @@ from holdfast.sqlite import rows
 
 from . import approvals, parked
 from .approvals import Answering
-from .finish import OUTBOX, outbox_row
 from .ledger import Entry
 from .letters import storable
+from .outbox_rows import OUTBOX, outbox_row
 from .store import SqliteStore
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ _RUNNING = (
     " held, idem_key, lane, history, body, body_info, trace_id FROM queue_executions"
     " WHERE worker_id = ? AND status = 'running'"
 )
-PRESENT = "SELECT worker_id, state FROM workers WHERE state IN ('alive', 'leaving')"
+PRESENT = "SELECT worker_id, state, name FROM workers WHERE state IN ('alive', 'leaving')"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -37,9 +37,10 @@ def reap(
     now_us: int,
 ) -> Reclaimed:
     """Declare workers dead whose sign of life is gone; give back what they ran."""
+    names = {worker_id: name for worker_id, _, name in conn.execute(PRESENT)}
     dead = {
         worker_id: state
-        for worker_id, state in conn.execute(PRESENT).fetchall()
+        for worker_id, state, _ in conn.execute(PRESENT).fetchall()
         if worker_id != me and not alive(worker_id)
     }
     back = quarantined = 0
@@ -56,7 +57,7 @@ def reap(
         entries: list[Entry] = []
         for task in found:
             crash = _Crash(task, worker_id, crash_budget, now_us)
-            entries.append(crash.reclaimed(me))
+            entries.append(crash.reclaimed(me, names))
             if crash.spent_the_budget:
                 entries += _quarantine(conn, crash)
                 quarantined += 1
@@ -125,10 +126,12 @@ class _Crash:
         ]
         self._worker_id = worker_id
 
-    def reclaimed(self, me: int) -> Entry:
+    def reclaimed(self, me: int, names: Mapping[int, str]) -> Entry:
         data = {
             "worker": self._worker_id,
             "by": me,
+            "original_consumer": names[self._worker_id],
+            "new_consumer": names.get(me, ""),
             "message_id": self.task.message_id,
             "crashes": self.crashes,
         }

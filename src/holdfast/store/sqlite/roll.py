@@ -96,7 +96,7 @@ class Roll:
     async def is_someone_missing(self, me: Worker, lease_s: float) -> bool:
         """A look without the write lock: most often everyone is there."""
         known = await self._file.read(lambda conn: conn.execute(reaper.PRESENT).fetchall())
-        return any(n != me.worker_id and not self._lives(n, lease_s) for n, _ in known)
+        return any(n != me.worker_id and not self._lives(n, lease_s) for n, _, _ in known)
 
     def reap(
         self, conn: sqlite3.Connection, me: Worker, lease_s: float, crash_budget: int

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Subscription, Transactional
+from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.outcome import NO_HANDLER, Dead
@@ -39,10 +39,12 @@ from holdfast.sqlite.wake import OUTGOING
 from . import approvals
 from .claiming import Claiming
 from .claims import Claims, next_due
-from .finish import OUTBOX, Finisher, outbox_row
+from .finish import Finisher
 from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
+from .notices import NoticeWriter
+from .outbox_rows import OUTBOX, outbox_row
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
 from .tasks import UNCOMMON, UNENDED, crc
@@ -82,11 +84,14 @@ class SqliteStore:
         queue: Transactional | None = None,
         clock: Clock | None = None,
         suspect_at: int = 2,
+        notices: Callable[[str], Notices | None] | None = None,
     ) -> None:
+        """`notices`: by a subscription's name, who is told of its tasks' ends."""
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
         self._suspect_at = suspect_at
+        self._notices = notices
         self._opened: SqliteFile | None = None
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
@@ -98,6 +103,10 @@ class SqliteStore:
         if self._opened is None:
             file = await asyncio.to_thread(open_file, self.path, self.clock)
             self._ledger = Ledger(file)
+            if self._notices is not None:
+                self._ledger.notices = NoticeWriter(
+                    self._notices, self._queue, file.wake_after_commit
+                )
             self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
             self._finisher = Finisher(self._ledger, self._queue, file.wake_after_commit)
             self._runs = RunWriter(self._ledger)
@@ -218,6 +227,7 @@ class SqliteStore:
             now,
             self.expiry_us(now),
             held,
+            worker.name,
             self.governed,
         )
 

@@ -66,7 +66,8 @@ class Existing(NamedTuple):
     rowid: int
     status: str
     held: str
-    sha256: bytes
+    sha256: bytes | None
+    """None: it ended before a copy of it came."""
     epoch: int
     attempt: int
     crashes: int

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from unittest import SkipTest
 
-from holdfast.core.broker import Broker, Delivery, Extends, Outgoing, Subscription, Verb
+from holdfast.core.broker import (
+    ONCE,
+    Broker,
+    Delivery,
+    Extends,
+    Outgoing,
+    Settlement,
+    Subscription,
+    Verb,
+)
 from holdfast.core.ids import new_id
 from holdfast.testing.harness import Trial, bodies, expect, expect_same, outgoing
 
@@ -164,3 +173,40 @@ async def lease(trial: Trial) -> None:
     expect(back.body == held.body, "another message came back")
     expect(back.identity == held.identity, "it came back under another name")
     await trial.settle(broker, sub, [back], Verb.ACK)
+
+
+async def once(trial: Trial) -> None:
+    """Of messages with one mark one is published, whoever sends them; a notice goes with an ACK."""
+    broker = await trial.broker()
+    sub = await trial.queue(broker)
+    first, again = [_marked(b"first", "a"), _marked(b"other", "b")], _marked(b"again", "a")
+    await trial.publish(broker, sub, [*first, again])
+    await trial.publish(broker, sub, [again])
+    if not broker.capabilities.once:
+        came = await trial.receive(broker, sub, 4, ack=True)
+        wanted = [b"first", b"other", b"again", b"again"]
+        expect_same(wanted, bodies(came), "`once` is not claimed: a mark has no effect")
+        return
+    came = await trial.receive(broker, sub, 2)
+    expect_same([b"first", b"other"], bodies(came), "one message for each mark")
+    await trial.expect_silence(broker, sub, "what is marked alike was published before")
+    told = await trial.queue(broker, "told")
+    ends = [
+        Settlement(
+            delivery=delivery,
+            verb=Verb.ACK,
+            notices=[(told.queue, _marked(b"of " + delivery.body, delivery.body.decode()))],
+        )
+        for delivery in came
+    ]
+    for _ in range(2):  # an answer may get lost, and is asked for again
+        results = await broker.settle(sub, ends)
+        expect(all(result.ok for result in results), "an ACK with a notice was refused")
+    notices = await trial.receive(broker, told, 2, ack=True)
+    expect_same([b"of first", b"of other"], bodies(notices), "one notice for each ACK")
+    await trial.expect_silence(broker, told, "each notice was published before")
+    await trial.expect_silence(broker, sub, "everything is acknowledged")
+
+
+def _marked(body: bytes, mark: str) -> Outgoing:
+    return Outgoing(id=new_id(), body=body, headers={ONCE: mark})

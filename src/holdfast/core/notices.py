@@ -1,0 +1,178 @@
+"""Notices: what others are told of a task's end, once each.
+
+A subscription may name a queue for results and one for dead letters. Every task that ends leaves
+one entry in the first, every dead letter one in the second, in the fields of the task protocol. The
+broker publishes a notice at most once: its mark (`ONCE`) says of which task it speaks.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from .broker import FLAT, ONCE, Notices, Outgoing
+from .clock import from_us, to_us
+from .errors import DecodeError, InvalidMessage
+from .fields import iso, moment
+from .json_text import dumps, loads
+from .message import DEFAULT_TENANT, MAX_ID
+from .outcome import Status
+
+Notice = tuple[str, Outgoing]
+"""A queue, and what goes there."""
+
+PROTOCOL_STATUS = {Status.SUCCEEDED: "succeeded", Status.DUPLICATE: "succeeded"}
+"""The task protocol knows two ends; every other word of ours is `failed` there."""
+_encode = msgspec.json.Encoder().encode
+
+
+class End(msgspec.Struct, kw_only=True):
+    """A task that is over, as far as others are told of it."""
+
+    tenant_id: str
+    subscription: str
+    task_id: str
+    tool_name: str = ""
+    status: Status
+    result: bytes | None = None
+    """The handler's result as JSON; a duplicate has the first one's."""
+    error: str = ""
+    retry_count: int = 0
+    idempotency_key: str | None = None
+    finished_at_us: int
+    consumer: str = ""
+    duplicate_of: str | None = None
+    payload: str = ""
+    """As JSON; only dead letters tell it."""
+    letter: str | None = None
+    """The id of the dead letter that it left."""
+    letter_task_id: str = ""
+    """How its sender named it, where the store has another name for it (broken, or a clash)."""
+
+
+def notices_of(to: Notices, end: End) -> list[Notice]:
+    """What is published of this end."""
+    found: list[Notice] = []
+    if to.results is not None:
+        mark = f"{end.tenant_id}/{end.subscription}/{end.task_id}"
+        found.append((to.results, _outgoing(end, _result(end), mark)))
+    if to.dead_letters is not None and end.letter is not None:
+        found.append((to.dead_letters, _outgoing(end, _letter(end), end.letter)))
+    return found
+
+
+def _result(end: End) -> dict[str, str]:
+    written = {
+        "task_id": end.task_id,
+        "status": PROTOCOL_STATUS.get(end.status, "failed"),
+        "result": "null" if end.result is None else end.result.decode(),
+        "error": error_text(end.status, end.error),
+        "retry_count": str(end.retry_count),
+        "idempotency_key": end.idempotency_key or "",
+        "finished_at": iso(from_us(end.finished_at_us)),
+        "consumer": end.consumer,
+    }
+    if end.duplicate_of is not None:
+        written["duplicate_of"] = end.duplicate_of
+    if end.tenant_id != DEFAULT_TENANT:
+        written["tenant_id"] = end.tenant_id
+    return written
+
+
+def _letter(end: End) -> dict[str, str]:
+    written = {
+        "task_id": end.letter_task_id or end.task_id,
+        "tool_name": end.tool_name,
+        "payload": end.payload,
+        "error": error_text(end.status, end.error),
+        "retry_count": str(end.retry_count),
+        "failed_at": iso(from_us(end.finished_at_us)),
+        "idempotency_key": end.idempotency_key or "",
+    }
+    if end.tenant_id != DEFAULT_TENANT:
+        written["tenant_id"] = end.tenant_id
+    return written
+
+
+def _outgoing(end: End, written: dict[str, str], mark: str) -> Outgoing:
+    return Outgoing(id=end.task_id, body=_encode(written), headers={FLAT: "1", ONCE: mark})
+
+
+def error_text(status: Status, error: str) -> str:
+    """Ends that the protocol has no word for say theirs here."""
+    if status in PROTOCOL_STATUS:
+        return ""
+    if status is Status.FAILED:
+        return error
+    return f"{status}: {error}" if error else status.value
+
+
+def read_result(body: bytes, subscription: str) -> End:
+    """A result that somebody published, of a task of this subscription. Raises DecodeError."""
+    found = loads(body)
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise DecodeError("a result is a set of fields, each a text")
+    task_id, word = found.get("task_id", ""), found.get("status", "")
+    if not 0 < len(task_id) <= MAX_ID:
+        raise DecodeError("a result names its task in task_id")
+    if word not in ("succeeded", "failed"):
+        raise DecodeError(f"the result of task {task_id} has the status {word!r:.40}")
+    result = found.get("result", "").encode()
+    first = found.get("duplicate_of")
+    try:
+        loads(result)
+    except DecodeError:
+        result = dumps(found.get("result"))
+    finished = moment("finished_at", found.get("finished_at")) or datetime.now(UTC)
+    count = found.get("retry_count", "")
+    return End(
+        tenant_id=found.get("tenant_id") or DEFAULT_TENANT,
+        subscription=subscription,
+        task_id=task_id,
+        tool_name=found.get("tool_name", ""),
+        status=Status.DUPLICATE if first else Status(word),
+        result=result,
+        error=found.get("error", ""),
+        retry_count=int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0,
+        idempotency_key=found.get("idempotency_key") or None,
+        finished_at_us=to_us(finished),
+        consumer=found.get("consumer", ""),
+        duplicate_of=first,
+    )
+
+
+def letter_fields(end: End, body: bytes, codec: str, reason: str) -> None:
+    """Fill in what a dead letter's stored body says of the task, however broken it is."""
+    found: Mapping[str, Any] = {}
+    if codec in ("task", "standard"):
+        try:
+            read = loads(body)
+        except DecodeError:
+            read = None
+        found = read if isinstance(read, dict) else {}
+    if codec == "task":
+        end.payload = _text_of(found.get("payload", ""))
+        end.tool_name = end.tool_name or _text_of(found.get("tool_name", ""))
+        end.idempotency_key = end.idempotency_key or _text_of(found.get("idempotency_key", ""))
+        end.letter_task_id = _text_of(found.get("task_id", ""))[:MAX_ID]
+        if reason == "undecodable" and end.letter_task_id:
+            end.task_id = end.letter_task_id  # whoever sent it waits for an answer under this name
+    elif codec == "standard" and "payload" in found:
+        end.payload = _text_of(found["payload"], always_json=True)
+    elif codec == "binary":
+        end.payload = base64.b64encode(body).decode()
+    else:
+        end.payload = body.decode("utf-8", "backslashreplace")
+
+
+def _text_of(value: Any, *, always_json: bool = False) -> str:
+    if isinstance(value, str) and not always_json:
+        return value
+    try:
+        return dumps(value).decode()
+    except InvalidMessage:
+        return ""

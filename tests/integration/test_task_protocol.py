@@ -1,0 +1,320 @@
+"""The task protocol beside a plain Redis client: results and dead letters, one each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import App, Context
+from holdfast.config import Config, Queue, Tasks
+from holdfast.core.errors import TemporaryError
+from holdfast.core.outcome import Rejected
+from holdfast.core.records import Identity
+from holdfast.store.sqlite.operations import SqliteOperations
+from tests.servers.redis import RedisServer
+
+LIMIT_S = 60.0
+RESULT_FIELDS = [
+    "task_id",
+    "status",
+    "result",
+    "error",
+    "retry_count",
+    "idempotency_key",
+    "finished_at",
+    "consumer",
+]
+LETTER_FIELDS = ["task_id", "tool_name", "payload", "error", "retry_count", "failed_at"]
+
+
+def task(task_id: str, *, key: str = "", tool: str = "search", **more: str) -> dict[str, str]:
+    return {
+        "task_id": task_id,
+        "tool_name": tool,
+        "payload": '{"q": 1}',
+        "idempotency_key": key or f"key-{task_id}",
+        "retry_count": "0",
+        **more,
+    }
+
+
+def make_app(home: Path, server: RedisServer, **queue: Any) -> App:
+    queues = {"stream:task": Queue(**queue)} if queue else {}
+    return App(
+        Config(
+            home=home,
+            broker=f"{server.url}?visibility_timeout_s=30",
+            tasks=Tasks(max_retries=2, retry_delays_s=(0.01,)),
+            queues=queues,
+        )
+    )
+
+
+async def until_idle(app: App) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        await app.work(until_idle=True)
+
+
+def entries(client: Any, stream: str) -> list[dict[str, str]]:
+    return [
+        {name.decode(): value.decode() for name, value in fields.items()}
+        for _, fields in client.xrange(stream)
+    ]
+
+
+def events_of(home: Path, task_id: str) -> list[str]:
+    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+        found = conn.execute(
+            "SELECT event_type FROM event_log WHERE task_id = ? ORDER BY rowid", (task_id,)
+        ).fetchall()
+    return [kind for (kind,) in found]
+
+
+@pytest.fixture(params=["broker", "store"])
+def held(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Who holds the message while it runs: the broker's copy, or the store (ordered)."""
+    return {} if request.param == "broker" else {"ordered": True}
+
+
+async def test_a_broker_url_is_all_that_a_worker_needs(
+    home: Path, server: RedisServer, client: Any, held: dict[str, Any]
+):
+    app = make_app(home, server, **held)
+
+    @app.on("search")
+    async def search(ctx: Context) -> dict[str, Any]:
+        return {"found": ctx.payload["q"]}
+
+    client.xadd("stream:task", task("t-1", ordering_key="c-1"))
+    await until_idle(app)
+    (result,) = entries(client, "stream:result")
+    assert list(result) == RESULT_FIELDS
+    assert (result["task_id"], result["status"]) == ("t-1", "succeeded")
+    assert json.loads(result["result"]) == {"found": 1}
+    assert (result["error"], result["retry_count"]) == ("", "0")
+    assert result["idempotency_key"] == "key-t-1"
+    assert result["finished_at"].endswith("Z")
+    assert result["consumer"].startswith("app@")
+    assert events_of(home, "t-1") == ["task.created", "task.claimed", "task.succeeded"]
+    groups = client.xinfo_groups("stream:task")
+    assert [(group["name"], group["pending"]) for group in groups] == [(b"cg:workers", 0)]
+    assert entries(client, "stream:dlq") == []
+
+
+async def test_a_duplicate_gets_the_first_result_without_a_run(
+    home: Path, server: RedisServer, client: Any
+):
+    app, runs = make_app(home, server), []
+
+    @app.on("search")
+    async def search(ctx: Context) -> str:
+        runs.append(ctx.message.id)
+        return f"by {ctx.message.id}"
+
+    for task_id in ("t-1", "t-2", "t-1"):
+        client.xadd("stream:task", task(task_id, key="same"))
+        await until_idle(app)
+    assert runs == ["t-1"]
+    told = [
+        (result["task_id"], result["status"], result["result"], result.get("duplicate_of"))
+        for result in entries(client, "stream:result")
+    ]
+    assert told == [
+        ("t-1", "succeeded", '"by t-1"', None),
+        ("t-2", "succeeded", '"by t-1"', "t-1"),
+    ]
+
+
+async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server)
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        raise TemporaryError("the index is away")
+
+    client.xadd("stream:task", task("t-1"))
+    await until_idle(app)
+    (result,) = entries(client, "stream:result")
+    assert (result["status"], result["retry_count"]) == ("failed", "3")
+    assert "the index is away" in result["error"]
+    (letter,) = entries(client, "stream:dlq")
+    assert list(letter)[:6] == LETTER_FIELDS
+    assert (letter["task_id"], letter["tool_name"]) == ("t-1", "search")
+    assert json.loads(letter["payload"]) == {"q": 1}
+    assert "the index is away" in letter["error"]
+    assert letter["retry_count"] == "3"
+    assert events_of(home, "t-1") == [
+        "task.created",
+        *["task.claimed", "task.retried"] * 2,
+        "task.claimed",
+        "task.failed",
+        "task.dlq",
+    ]
+
+
+async def test_a_broken_task_is_told_under_the_name_that_its_sender_knows(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server)
+    client.xadd("stream:task", {"task_id": "t-1", "payload": "[1]", "idempotency_key": "k"})
+    client.xadd("stream:task", {"nothing": "of use"})
+    await until_idle(app)
+    told = {result["task_id"]: result for result in entries(client, "stream:result")}
+    assert told["t-1"]["status"] == "failed"
+    assert "missing required fields: tool_name" in told["t-1"]["error"]
+    first, second = entries(client, "stream:dlq")
+    assert (first["task_id"], first["tool_name"], first["payload"]) == ("t-1", "", "[1]")
+    assert "missing required fields: tool_name" in first["error"]
+    assert second["task_id"].startswith("stream:task/")
+    assert "missing required fields: task_id" in second["error"]
+
+
+async def test_ends_without_a_word_in_the_protocol_are_failed_and_say_theirs(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server, ack_policy="ack")
+
+    @app.on("search")
+    async def search(ctx: Context) -> Any:
+        return Rejected(reason="not on Sundays")
+
+    client.xadd("stream:task", task("t-1"))
+    client.xadd("stream:task", task("t-2", tool="nobody has it"))
+    await until_idle(app)
+    async with app, SqliteOperations(app.store, None, by="ada") as operations:
+        parked = Identity(tenant_id="default", subscription="stream:task", message_id="t-2")
+        await operations.discard_parked(parked, reason="no longer wanted")
+    await until_idle(app)
+    told = {result["task_id"]: result for result in entries(client, "stream:result")}
+    assert {(name, result["status"], result["error"]) for name, result in told.items()} == {
+        ("t-1", "failed", "rejected: not on Sundays"),
+        ("t-2", "failed", "discarded: no longer wanted"),
+    }
+
+
+async def test_the_same_id_with_another_payload_does_not_answer_for_the_first(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server)
+
+    @app.on("search")
+    async def search(ctx: Context) -> int:
+        return 7
+
+    client.xadd("stream:task", task("t-1"))
+    await until_idle(app)
+    client.xadd("stream:task", task("t-1", payload='{"q": 2}'))
+    await until_idle(app)
+    results = [r for r in entries(client, "stream:result") if r["task_id"] == "t-1"]
+    assert [result["status"] for result in results] == ["succeeded"]
+    (letter,) = entries(client, "stream:dlq")
+    assert (letter["task_id"], letter["payload"]) == ("t-1", '{"q": 2}')
+
+
+async def test_a_result_that_could_not_be_published_is_when_its_entry_comes_back(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server)
+    runs, done = [], asyncio.Event()
+
+    @app.on("search")
+    async def search(ctx: Context) -> int:
+        runs.append(ctx.message.id)
+        done.set()
+        return 7
+
+    client.set("stream:result", "in the way")
+    client.xadd("stream:task", task("t-1"))
+    async with asyncio.timeout(LIMIT_S):
+        async with app:
+            worker = app.worker()
+            await worker.begin()
+            await done.wait()
+            await worker.drain()
+    assert client.xpending("stream:task", "cg:workers")["pending"] == 1
+    client.delete("stream:result")
+    await until_idle(app)
+    assert runs == ["t-1"]
+    assert [result["task_id"] for result in entries(client, "stream:result")] == ["t-1"]
+    assert client.xpending("stream:task", "cg:workers")["pending"] == 0
+
+
+async def test_what_a_stranger_lets_lie_is_taken_over(home: Path, server: RedisServer, client: Any):
+    app = make_app(home, server)
+
+    @app.on("search")
+    async def search(ctx: Context) -> int:
+        return 7
+
+    client.xgroup_create("stream:task", "cg:workers", "0", mkstream=True)
+    client.xadd("stream:task", task("t-1"))
+    ((_, [(entry, _)]),) = client.xreadgroup("cg:workers", "stranger", {"stream:task": ">"})
+    # It was silent for an hour.
+    client.xclaim("stream:task", "cg:workers", "stranger", 0, [entry], idle=3_600_000)
+    await until_idle(app)
+    (result,) = entries(client, "stream:result")
+    assert result["status"] == "succeeded"
+    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+        ((told,),) = conn.execute(
+            "SELECT data FROM event_log WHERE event_type = 'task.reclaimed'"
+        ).fetchall()
+    data = json.loads(told)
+    assert (data["original_consumer"], data["message_id"]) == ("stranger", "t-1")
+    assert data["new_consumer"] == result["consumer"]
+    assert events_of(home, "t-1") == [
+        "task.created",
+        "task.reclaimed",
+        "task.claimed",
+        "task.succeeded",
+    ]
+
+
+async def test_a_worker_of_another_kind_may_end_a_task(
+    home: Path, server: RedisServer, client: Any
+):
+    """What it acknowledged and told of is none of ours; we take the next one."""
+    app = make_app(home, server)
+
+    @app.on("search")
+    async def search(ctx: Context) -> int:
+        return 7
+
+    client.xgroup_create("stream:task", "cg:workers", "0", mkstream=True)
+    client.xadd("stream:task", task("t-1"))
+    ((_, [(entry, fields)]),) = client.xreadgroup(
+        "cg:workers", "stranger", {"stream:task": ">"}, count=1
+    )
+    client.xadd("stream:result", {"task_id": fields[b"task_id"], "status": "succeeded"})
+    client.xack("stream:task", "cg:workers", entry)
+    client.xadd("stream:task", task("t-2"))
+    await until_idle(app)
+    told = [result["task_id"] for result in entries(client, "stream:result")]
+    assert told == ["t-1", "t-2"]
+
+
+async def test_on_one_file_results_are_messages_of_their_queue(home: Path):
+    app = App(Config(home=home, queues={"default": Queue(results="done")}))
+    told: list[Any] = []
+
+    @app.on("search")
+    async def search(ctx: Context) -> int:
+        return 7
+
+    async with app:
+        sent = await app.send("search", {"q": 1})
+        await app.work(until_idle=True)
+        async with app:
+            await app.broker.open()
+            sub = app.config.subscription("done")
+            told = list(await app.broker.receive(sub, limit=10, wait=5.0))
+    (only,) = told
+    assert json.loads(only.body)["task_id"] == sent.id
+    assert json.loads(only.body)["result"] == "7"
