@@ -18,6 +18,7 @@ from holdfast.cli.session import operating
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.services import relays_of
+from holdfast.store.sqlite.clerk import SqliteClerk
 from tests.integration.lab import Lab
 
 BIG = {
@@ -183,7 +184,7 @@ async def test_a_late_answer_counts_for_nothing_even_before_the_relay_looks(one_
         with pytest.raises(Conflict, match=r"expired at .*; no answer in time is a no"):
             await approvals.approve(found, by="late")
         app.store.expiry_paused = True  # somebody sets the clock: nobody knows what is over
-        assert await app.store.expire_approvals(worker=one_file._workers[0].worker) == 0
+        assert await SqliteClerk(app.store).expire(worker=one_file._workers[0].worker) == 0
         await approvals.approve(found, by="in doubt")
     assert await one_file.ends("m-1") == ["succeeded"]
     assert len(ran) == 1

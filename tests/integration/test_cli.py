@@ -617,6 +617,8 @@ ALL = {" ".join(path): command for path, command in commands()}
 def test_the_commands_are_these():
     assert set(ALL) == {
         "run", "dev", "send", "tail", "trace", "stats",
+        "approvals", "approvals list", "approvals show", "approvals approve", "approvals reject",
+        "rules", "rules check", "rules test", "rules usage",
         "dlq", "dlq list", "dlq show", "dlq replay", "dlq edit", "dlq discard",
         "parked", "parked list", "parked show", "parked resume", "parked discard",
         "queues", "queues list", "queues pause", "queues resume",

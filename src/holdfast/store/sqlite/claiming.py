@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from holdfast.core.broker import Subscription
 
+from .quotas import QuotaBook
+
 
 class Claiming(NamedTuple):
     """One claim operation in the writer thread."""
@@ -23,3 +25,5 @@ class Claiming(NamedTuple):
     """The worker's name."""
     governed: bool = False
     """Runs bring along what people answered about their messages."""
+    book: QuotaBook | None = None
+    """Where runs are counted, if there are quotas."""
