@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from holdfast.core.guard import Ask, Decision
     from holdfast.core.message import Message, Priority
     from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
+    from holdfast.core.records import Cancelled
     from holdfast.core.retry import RetryPolicy
     from holdfast.engine.context import Context, SyncContext
     from holdfast.engine.sender import Receipt
+    from holdfast.orchestrator import Orchestrator, TaskResult
     from holdfast.queue_trigger import QueueTrigger
     from holdfast.triggers.config import QueueTriggerConfig, validate_config
     from holdfast.triggers.messages import MessageEnvelope, RawMessage
@@ -71,6 +73,9 @@ _HOME = {
     "NotFoundError": "holdfast.core.errors",
     "ParkMessage": "holdfast.core.errors",
     "ParseError": "holdfast.core.errors",
+    "Orchestrator": "holdfast.orchestrator",
+    "TaskResult": "holdfast.orchestrator",
+    "Cancelled": "holdfast.core.records",
     "QueueTrigger": "holdfast.queue_trigger",
     "QueueTriggerConfig": "holdfast.triggers.config",
     "validate_config": "holdfast.triggers.config",
@@ -90,6 +95,7 @@ __all__ = [
     "Ask",
     "AuthorizationError",
     "BinaryParser",
+    "Cancelled",
     "Config",
     "ConfigError",
     "Context",
@@ -106,6 +112,7 @@ __all__ = [
     "MessageParser",
     "MockQueueAdapter",
     "NotFoundError",
+    "Orchestrator",
     "Park",
     "ParkMessage",
     "ParseError",
@@ -121,6 +128,7 @@ __all__ = [
     "RetryPolicy",
     "RetryableError",
     "SyncContext",
+    "TaskResult",
     "TemporaryError",
     "TextParser",
     "ValidationError",

@@ -156,6 +156,12 @@ async def test_what_never_ran_is_given_back(one_file: Lab) -> None:
     assert one_file.status("asked") == "ready"
 
 
+async def has_run(lab: Lab, ran: list[str], wanted: int) -> None:
+    """Exactly so many ran, and were committed."""
+    await lab.until(lambda: list(lab.statuses().values()).count("succeeded") == wanted, lambda: ran)
+    assert len(ran) == wanted
+
+
 async def test_a_backlog_is_spread_over_the_windows_to_come(one_file: Lab) -> None:
     """Were all to look again at each window's end, each window would move the whole backlog."""
     clock = clock_at(1)
@@ -165,11 +171,7 @@ async def test_a_backlog_is_spread_over_the_windows_to_come(one_file: Lab) -> No
         await app.send("t", id=message_id)
     await one_file.start(app)
     for turn in range(7):
-        wanted = min(20, 3 * (turn + 1))
-        await one_file.until(lambda: len(ran) >= wanted, lambda: ran)
-        await one_file.until(
-            lambda: sum(s == "succeeded" for s in one_file.statuses().values()) == wanted
-        )
+        await has_run(one_file, ran, min(20, 3 * (turn + 1)))
         await one_file.until(lambda: len(one_file.statuses()) == 20)
         clock.advance(HOUR_US / 1e6)
     assert sorted(ran) == ids

@@ -511,6 +511,7 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (DropsExpired, {}, capabilities.ttl, "lost"),
     (MemoryBroker, {"ttl": False}, capabilities.ttl, "not claimed"),
     (MemoryBroker, {"lease_s": 5.0}, capabilities.lease, "lost"),
+    (MemoryBroker, {"once": True}, capabilities.once, "was published before"),
     (HandsOutTwice, {}, capabilities.lease, "no lease is claimed"),
     (ForgetsOnClose, {}, restarts.restart_keeps_messages, "lost with the restart"),
     (ForgetsAllOnClose, {}, restarts.restart_under_load, "accepted messages were lost"),

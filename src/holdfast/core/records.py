@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .errors import HoldfastError
+from .notices import End
 from .store import Send
 
 
@@ -230,6 +231,17 @@ class Identity(Record, frozen=True, kw_only=True):
     message_id: str
 
 
+class Cancelled(StrEnum):
+    """What came of a wish to cancel."""
+
+    ENDED = "ended"
+    """It is discarded, and will not run."""
+    ASKED = "asked"
+    """It runs, and was asked to stop; it ends as it ends."""
+    OVER = "over"
+    """It had ended before."""
+
+
 class Records(Protocol):
     """Looking."""
 
@@ -337,6 +349,14 @@ class Operations(Protocol):
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
         """A parked task ends; its key and its conversation are free."""
+        ...
+
+    async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
+        """End a task that does not run. One that nobody has heard of yet ends when it comes."""
+        ...
+
+    async def record(self, ends: Sequence[End]) -> int:
+        """Ends of tasks that others ran, and of which nothing is known here; returns how many."""
         ...
 
     async def pause(self, queue: str) -> bool:

@@ -271,6 +271,10 @@ class Claims(Protocol):
         """The net under keys and lanes: end or wake everything that waits for what is over."""
         ...
 
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        """Running messages of this worker that somebody wants stopped: tenant, subscription, id."""
+        ...
+
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:

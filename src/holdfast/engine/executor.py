@@ -139,10 +139,17 @@ class Executor:
         for active in self._active.values():
             self._cancel(active, cause)
 
-    def cancel(self, message_id: str) -> bool:
+    def cancel(
+        self, message_id: str, *, tenant_id: str | None = None, subscription: str | None = None
+    ) -> bool:
         """Ask one run to stop; it ends as discarded unless it ended first."""
         for active in self._active.values():
-            if active.run.message.id == message_id:
+            run = active.run
+            if (
+                run.message.id == message_id
+                and tenant_id in (None, run.message.tenant_id)
+                and subscription in (None, run.subscription)
+            ):
                 self._cancel(active, "cancel")
                 return True
         return False

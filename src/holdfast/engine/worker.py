@@ -294,6 +294,7 @@ class EngineWorker:
             Relay(name="resolver", every_s=5.0, step=self._resolve),
             Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
+            Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
             *self._lease_relays(),
         ]
 
@@ -336,6 +337,12 @@ class EngineWorker:
 
     async def _read_paused(self, worker: Worker) -> None:
         self._paused = self._kept_paused | await self._store.paused()
+
+    async def _cancel_asked(self, worker: Worker) -> None:
+        """Somebody elsewhere wants a run stopped."""
+        if self._executor.running:
+            for tenant_id, subscription, message_id in await self._store.to_cancel(worker=worker):
+                self._executor.cancel(message_id, tenant_id=tenant_id, subscription=subscription)
 
     async def _resume_parked(self, worker: Worker) -> None:
         """A handler that was missing is here now: what waited for it goes on."""

@@ -135,6 +135,7 @@ queue_executions = Table(
     Column("body_crc", BigInteger),
     Column("body_sha256", LargeBinary(32)),
     Column("result", LargeBinary),
+    Column("cancel_at", moment()),
     PrimaryKeyConstraint("tenant_id", "subscription", "message_id"),
     Index("idx_queue_executions_tenant_message_id", "tenant_id", "message_id"),
     Index(

@@ -248,3 +248,6 @@ CREATE TABLE quotas (
     PRIMARY KEY (tenant_id, name)
 );
 UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num = '0001';
+-- Running upgrade 0002 -> 0003
+ALTER TABLE queue_executions ADD COLUMN cancel_at BIGINT;
+UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';

@@ -20,12 +20,13 @@ from holdfast.core.broker import Transactional
 from holdfast.core.clock import from_us
 from holdfast.core.errors import Conflict, HoldfastError, NotFound
 from holdfast.core.message import DEFAULT_TENANT
+from holdfast.core.notices import End
 from holdfast.core.outcome import Status
-from holdfast.core.records import EffectWord, Identity, Replay, Resumption
+from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 
-from . import approvals, parked
+from . import approvals, orchestration, parked
 from .approvals import Answering
 from .ledger import Entry
 from .letters import storable
@@ -252,6 +253,31 @@ class SqliteOperations:
             self._append(conn, entries, now_us)
             self._store.file.wake_after_commit()
             return approval
+
+        return await self._write(op)
+
+    # -- tasks of an orchestrator -----------------------------------------------------------------
+
+    async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
+        def op(conn: sqlite3.Connection, now_us: int) -> Cancelled:
+            identity = (task.tenant_id, task.subscription, task.message_id)
+            why = {"reason": storable(reason), "by": self._by}
+            came, entries = orchestration.cancel(conn, identity, queue, why, now_us)
+            self._append(conn, entries, now_us)
+            if entries:
+                self._store.file.wake_after_commit()
+            return came
+
+        return await self._write(op)
+
+    async def record(self, ends: Sequence[End]) -> int:
+        def op(conn: sqlite3.Connection, now_us: int) -> int:
+            worker = self._worker.worker_id if self._worker is not None else 0
+            entries = orchestration.record(conn, ends, worker, now_us)
+            # They were told by whoever ran them: nobody is told again.
+            told = {(tenant_id, sub, task_id) for tenant_id, sub, task_id, _, _ in entries}
+            self._store.ledger.append(conn, worker, entries, now_us, told=told)
+            return len(told)
 
         return await self._write(op)
 

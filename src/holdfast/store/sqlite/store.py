@@ -67,6 +67,10 @@ BUSY = (
     f" AND {UNCOMMON} AND subscription {_OURS}) END"
 )
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
+TO_CANCEL = (
+    "SELECT tenant_id, subscription, message_id FROM queue_executions"
+    " WHERE worker_id = ? AND status = 'running' AND cancel_at IS NOT NULL"
+)
 _ENDS = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED}
 
 
@@ -339,6 +343,12 @@ class SqliteStore:
         return await self.write(op)
 
     # -- relays -----------------------------------------------------------------------------------
+
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        found = await self.file.read(
+            lambda conn: conn.execute(TO_CANCEL, (worker.worker_id,)).fetchall()
+        )
+        return [(tenant_id, sub, message_id) for tenant_id, sub, message_id in found]
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker

@@ -1,0 +1,241 @@
+"""`Orchestrator`: the sending side of the task protocol. Submits tasks, waits for them, cancels.
+
+async with Orchestrator() as tasks:                    # holdfast.yaml, as a worker has it
+    task = await tasks.submit("search", {"q": "kelp"})
+    result = await tasks.wait(task.id, timeout_s=60)
+
+What became of a task is in the store. A worker that shares it writes there itself; of others, which
+know only the broker and the protocol, the results are read from their queue and written down here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from holdfast.app import App
+from holdfast.core.broker import Delivery, Settlement, Subscription, Verb
+from holdfast.core.clock import from_us
+from holdfast.core.errors import DecodeError, HoldfastError
+from holdfast.core.message import DEFAULT_TENANT, Message
+from holdfast.core.notices import PROTOCOL_STATUS, End, error_text, read_result
+from holdfast.core.outcome import FINAL, ParkKind, Status
+from holdfast.core.records import Cancelled, Identity, Records, Task
+from holdfast.engine.sender import Receipt
+from holdfast.store.sqlite.operations import SqliteOperations
+from holdfast.store.sqlite.records import SqliteRecords
+
+log = logging.getLogger("holdfast.orchestrator")
+
+GROUP = "cg:orchestrators"
+BATCH = 500
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5
+"""How often a waiter looks by itself: results of other processes' workers ring no bell here."""
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task ended, in the words of the protocol."""
+
+    task_id: str
+    status: str
+    """`succeeded` or `failed`."""
+    result: Any = None
+    error: str = ""
+    """Why it failed; a rejected, expired or discarded one begins with that word."""
+    retry_count: int = 0
+    idempotency_key: str | None = None
+    finished_at: datetime | None = None
+    duplicate_of: str | None = None
+    """Its result is that of another task with the same key: it did not run itself."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "succeeded"
+
+
+class Orchestrator:
+    """Use it as an async context manager. It opens the app that it is given, or one of its own."""
+
+    def __init__(self, app: App | None = None, *, queue: str | None = None) -> None:
+        """`queue`: where the tasks go; the app's usual one, on Redis the stream of the protocol."""
+        self._app = App(name="orchestrator") if app is None else app
+        self._queue = queue or self._app.config.default_queue
+        self._operations: SqliteOperations | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        """Set, and replaced, when results came."""
+
+    async def __aenter__(self) -> Orchestrator:
+        await self._app.open()
+        operations = SqliteOperations(self._app.store, None, by=self._app.name)
+        self._operations = await operations.__aenter__()
+        results = self._results()
+        if results is not None:
+            self._reading = asyncio.create_task(self._read(results), name="holdfast results")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        operations, self._operations = self._operations, None
+        if operations is not None:
+            await operations.__aexit__(kind, error, trace)
+        await self._app.close()
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    async def submit(
+        self, tool_name: str, payload: Mapping[str, Any] | None = None, **options: Any
+    ) -> Receipt:
+        """Returns when the task is durable. Options: those of `App.send`, `id` being the task's.
+
+        Without an `idempotency_key` a task is its own: it runs once under its id.
+        """
+        return await self._app.send(tool_name, payload or {}, queue=self._queue, **options)
+
+    async def submit_many(self, tasks: Sequence[Message]) -> list[Receipt]:
+        """As `submit`, for many in one go. Refuses all before it accepts any."""
+        return await self._app.send_many(tasks, queue=self._queue)
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def status(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> str:
+        """queued, running, waiting_approval, succeeded or failed.
+
+        The store hears of a task when a worker claims it: until then, and for an id that nobody
+        ever submitted, the answer is `queued`.
+        """
+        task = await self._task(task_id, tenant_id)
+        return "queued" if task is None else _word(task)
+
+    async def result(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> TaskResult | None:
+        """How it ended; None: not yet."""
+        task = await self._task(task_id, tenant_id)
+        if task is None or task.status not in FINAL:
+            return None
+        first = None
+        if task.status == Status.DUPLICATE:
+            events = await self._records.events_of(tenant_id, task_id)
+            first = next((e.data["first_id"] for e in events if "first_id" in e.data), None)
+        return _result(task, first)
+
+    async def wait(
+        self, task_id: str, *, timeout_s: float | None = None, tenant_id: str = DEFAULT_TENANT
+    ) -> TaskResult:
+        """How it ended, as soon as it has. Raises TimeoutError; the task goes on."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ended(task_id, tenant_id)
+        except TimeoutError:
+            word = await self.status(task_id, tenant_id=tenant_id)
+            raise TimeoutError(f"task {task_id} is {word} after {timeout_s:g} s") from None
+
+    async def _ended(self, task_id: str, tenant_id: str) -> TaskResult:
+        pause = FIRST_LOOK_S
+        while True:
+            heard = self._heard
+            found = await self.result(task_id, tenant_id=tenant_id)
+            if found is not None:
+                return found
+            try:
+                async with asyncio.timeout(pause):
+                    await heard.wait()
+            except TimeoutError:
+                pause = min(LONGEST_LOOK_S, pause * 1.5)
+
+    async def cancel(
+        self, task_id: str, *, reason: str = "cancelled", tenant_id: str = DEFAULT_TENANT
+    ) -> Cancelled:
+        """`ended`: it will not run. `asked`: it runs, and was asked to stop. `over`: too late."""
+        name = Identity(tenant_id=tenant_id, subscription=self._queue, message_id=task_id)
+        return await self._desk.cancel(name, queue=self._queue, reason=reason)
+
+    async def _task(self, task_id: str, tenant_id: str) -> Task | None:
+        found = await self._records.tasks(tenant_id, task_id)
+        return next((task for task in found if task.subscription == self._queue), None)
+
+    @property
+    def _records(self) -> Records:
+        return SqliteRecords(self._app.store.file)
+
+    @property
+    def _desk(self) -> SqliteOperations:
+        if self._operations is None:
+            raise RuntimeError("the orchestrator is not open: use 'async with Orchestrator()'")
+        return self._operations
+
+    # -- results of other people's workers --------------------------------------------------------
+
+    def _results(self) -> Subscription | None:
+        """The queue of results, where others may write into it."""
+        notices = self._app.config.queue(self._queue).notices
+        if notices is None or notices.results is None or self._app.store.fused:
+            return None
+        to = notices.results
+        # Whoever waits without a group of its own reads them, too: they are not ours to remove.
+        return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
+
+    async def _read(self, sub: Subscription) -> None:
+        broker, pause = self._app.broker, 0.05
+        while True:
+            try:
+                found = await broker.receive(sub, limit=BATCH, wait=1.0)
+                if found:
+                    await self._write_down(found)
+                    acks = [Settlement(delivery=each, verb=Verb.ACK) for each in found]
+                    await broker.settle(sub, acks)
+                pause = 0.05
+            except HoldfastError as error:
+                log.warning("reading results from %s: %s", sub.queue, error)
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+
+    async def _write_down(self, found: Sequence[Delivery]) -> None:
+        ends: list[End] = []
+        for delivery in found:
+            try:
+                ends.append(read_result(delivery.body, self._queue))
+            except DecodeError as error:
+                log.warning("result %s is none: %s", delivery.identity, error)
+        if ends:
+            await self._desk.record(ends)
+        heard, self._heard = self._heard, asyncio.Event()
+        heard.set()
+
+
+def _word(task: Task) -> str:
+    if task.status in FINAL:
+        return PROTOCOL_STATUS.get(Status(task.status), "failed")
+    if task.status == Status.RUNNING:
+        return "running"
+    if task.status == Status.PARKED and task.parked_kind == ParkKind.WAITING_APPROVAL:
+        return "waiting_approval"
+    return "queued"
+
+
+def _result(task: Task, duplicate_of: str | None) -> TaskResult:
+    status = Status(task.status)
+    finished = task.completed_at_us
+    return TaskResult(
+        task_id=task.message_id,
+        status=PROTOCOL_STATUS.get(status, "failed"),
+        result=None if task.result is None else msgspec.json.decode(task.result),
+        error=error_text(status, task.error or ""),
+        retry_count=task.retry_count,
+        idempotency_key=task.idempotency_key,
+        finished_at=None if finished is None else from_us(finished),
+        duplicate_of=duplicate_of,
+    )

@@ -1,0 +1,193 @@
+"""The orchestrator: on Redis beside our workers and other people's, and on one file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import App, Cancelled, Context, Message, Orchestrator, TemporaryError
+from holdfast.config import Config, Retry, Tasks
+from holdfast.services import relays_of
+from tests.servers.redis import RedisServer
+
+LIMIT_S = 30.0
+MakeApp = Callable[[str], App]
+
+
+@pytest.fixture(params=["redis", "one file"])
+def make_app(request: pytest.FixtureRequest, home: Path) -> MakeApp:
+    """Apps of several processes, as far as they know: each opens its own."""
+    broker = "sqlite"
+    if request.param == "redis":
+        request.getfixturevalue("client")
+        server: RedisServer = request.getfixturevalue("server")
+        broker = f"{server.url}?visibility_timeout_s=30"
+
+    def make(name: str) -> App:
+        tasks = Tasks(max_retries=2, retry_delays_s=(0.01,))
+        retry = Retry(max_retries=2, base_delay_s=0.01)
+        return App(Config(home=home, broker=broker, tasks=tasks, retry=retry), name=name)
+
+    return make
+
+
+@asynccontextmanager
+async def working(app: App) -> AsyncIterator[None]:
+    async with app:
+        worker = app.worker(relays=relays_of(app, spawn_solo=False))
+        await worker.begin()
+        try:
+            yield
+        finally:
+            await worker.drain()
+
+
+async def test_tasks_are_submitted_and_waited_for(make_app: MakeApp):
+    app = make_app("worker")
+
+    @app.on("add")
+    async def add(ctx: Context) -> int:
+        return int(ctx.payload["a"]) + int(ctx.payload["b"])
+
+    @app.on("fail")
+    async def fail(ctx: Context) -> None:
+        raise TemporaryError("not today")
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S):
+        first = await tasks.submit("add", {"a": 1, "b": 2})
+        assert await tasks.status(first.id) == "queued"
+        assert await tasks.result(first.id) is None
+        async with working(app):
+            result = await tasks.wait(first.id)
+            assert (result.ok, result.status, result.result, result.error) == (
+                True,
+                "succeeded",
+                3,
+                "",
+            )
+            assert result.finished_at is not None
+            assert await tasks.status(first.id) == "succeeded"
+            failed = await tasks.submit("fail", {})
+            ended = await tasks.wait(failed.id)
+            assert (ended.ok, ended.retry_count) == (False, 3)
+            assert "not today" in ended.error
+            many = await tasks.submit_many(
+                [Message(type="add", payload={"a": n, "b": 1}) for n in range(50)]
+            )
+            results = await asyncio.gather(*(tasks.wait(each.id) for each in many))
+            assert [each.result for each in results] == list(range(1, 51))
+
+
+async def test_a_duplicate_has_the_first_result(make_app: MakeApp):
+    app = make_app("worker")
+
+    @app.on("once")
+    async def once(ctx: Context) -> str:
+        return ctx.message.id
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S), working(app):
+        first = await tasks.submit("once", {}, idempotency_key="k")
+        assert (await tasks.wait(first.id)).result == first.id
+        second = await tasks.submit("once", {}, idempotency_key="k")
+        result = await tasks.wait(second.id)
+        assert (result.ok, result.result, result.duplicate_of) == (True, first.id, first.id)
+
+
+async def test_waiting_ends_in_time_and_says_how_it_stands(make_app: MakeApp):
+    async with Orchestrator(make_app("boss")) as tasks:
+        task = await tasks.submit("nobody", {})
+        with pytest.raises(TimeoutError, match=f"task {task.id} is queued after 0.05 s"):
+            await tasks.wait(task.id, timeout_s=0.05)
+
+
+async def test_what_does_not_run_is_cancelled_at_once(make_app: MakeApp):
+    app, ran = make_app("worker"), []
+    failed = asyncio.Event()
+
+    @app.on("job")
+    async def job(ctx: Context) -> None:
+        ran.append(ctx.message.id)
+        if ctx.payload.get("fail"):
+            failed.set()
+            raise TemporaryError("later", retry_after_s=3600)
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S):
+        early = await tasks.submit("job", {})
+        assert await tasks.cancel(early.id, reason="changed my mind") is Cancelled.ENDED
+        assert await tasks.cancel(early.id) is Cancelled.OVER
+        async with working(app):
+            late = await tasks.submit("job", {"fail": True})
+            await failed.wait()
+            while await tasks.status(late.id) == "running":  # noqa: ASYNC110 - its commit
+                await asyncio.sleep(0.01)
+            assert await tasks.status(late.id) == "queued"
+            assert await tasks.cancel(late.id) is Cancelled.ENDED
+            last = await tasks.submit("job", {})
+            await tasks.wait(last.id)
+        for task, reason in ((early, "changed my mind"), (late, "cancelled")):
+            result = await tasks.wait(task.id)
+            assert (result.status, result.error) == ("failed", f"discarded: {reason}")
+    assert sorted(ran) == sorted([late.id, last.id]), "a cancelled task ran"
+
+
+async def test_what_runs_is_asked_to_stop(make_app: MakeApp):
+    app = make_app("worker")
+    runs = asyncio.Event()
+
+    @app.on("job")
+    async def job(ctx: Context) -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S), working(app):
+        task = await tasks.submit("job", {})
+        await runs.wait()
+        assert await tasks.status(task.id) == "running"
+        assert await tasks.cancel(task.id) is Cancelled.ASKED
+        result = await tasks.wait(task.id)
+        assert (result.status, result.error) == ("failed", "discarded: cancelled")
+        assert await tasks.cancel(task.id) is Cancelled.OVER
+
+
+async def test_the_result_of_somebody_elses_worker_is_written_down(
+    home: Path, server: RedisServer, client: Any
+):
+    app = App(Config(home=home, broker=server.url), name="boss")
+    async with Orchestrator(app) as tasks, asyncio.timeout(LIMIT_S):
+        task = await tasks.submit("search", {"q": 1})
+        client.xgroup_create("stream:task", "cg:workers", "0", mkstream=True)
+        ((_, [(entry, fields)]),) = client.xreadgroup(
+            "cg:workers", "stranger", {"stream:task": ">"}
+        )
+        assert fields[b"tool_name"] == b"search"
+        client.xadd("stream:result", {"task_id": task.id, "status": "maybe"})
+        client.xadd("stream:result", {"no": "task"})
+        for status in ("succeeded", "failed"):  # the first one counts
+            client.xadd(
+                "stream:result",
+                {
+                    "task_id": task.id,
+                    "status": status,
+                    "result": '{"n": 1}',
+                    "error": "",
+                    "retry_count": "1",
+                    "consumer": "stranger",
+                },
+            )
+        client.xack("stream:task", "cg:workers", entry)
+        result = await tasks.wait(task.id)
+        assert (result.ok, result.result, result.retry_count) == (True, {"n": 1}, 1)
+        while client.xpending("stream:result", "cg:orchestrators")["pending"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert client.xlen("stream:result") == 4, "others read it, too"
+    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+        kinds = conn.execute(
+            "SELECT event_type FROM event_log WHERE task_id = ? ORDER BY rowid", (task.id,)
+        ).fetchall()
+    assert [kind for (kind,) in kinds] == ["task.created", "task.succeeded"]
