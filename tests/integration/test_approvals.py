@@ -19,6 +19,7 @@ from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.services import relays_of
 from holdfast.store.sqlite.clerk import SqliteClerk
+from holdfast.testing import FakeClock
 from tests.integration.lab import Lab
 
 BIG = {
@@ -361,3 +362,20 @@ async def test_a_message_with_a_handler_that_came_late_is_not_asked_about_twice(
     assert await one_file.ends("m-1") == ["succeeded"]
     assert ran == [("m-1", 1)]
     assert one_file.kinds("m-1").count("approval.requested") == 1
+
+
+async def test_a_question_moves_with_the_clock(one_file: Lab) -> None:
+    """Somebody sets it two days forward: nobody had those two days to answer."""
+    clock = FakeClock()
+    app, ran = await governed(one_file, BIG, clock=clock)
+    await one_file.start(app)
+    await parked(one_file, app, "m-1")
+    async with desk(app) as (approvals, _):
+        before = await approvals.find("m-1")
+        clock.jump_wall(2 * 86_400)
+        await app.store.file.write(lambda conn: None)
+        after = await approvals.find("m-1")
+        assert after.expires_at_us - before.expires_at_us == 2 * 86_400_000_000
+        await approvals.approve(after, by="anna")
+    assert await one_file.ends("m-1") == ["succeeded"]
+    assert len(ran) == 1

@@ -25,8 +25,8 @@ ROOM = 100
 BACKWARDS_US = 1_000_000
 """A clock that is nudged back over a window's beginning is still in that window."""
 _COLUMNS = "window_us, window_start, runs, llm_calls, tokens, cost, deferred_until, deferred"
-_READ = f"SELECT {_COLUMNS} FROM quotas WHERE tenant_id = ? AND name = ?"
-_WRITE = (
+READ = f"SELECT {_COLUMNS} FROM quotas WHERE tenant_id = ? AND name = ?"
+WRITE = (
     f"INSERT INTO quotas (tenant_id, name, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (tenant_id, name) DO UPDATE SET window_us = excluded.window_us,"
     " window_start = excluded.window_start, runs = excluded.runs,"
@@ -126,7 +126,7 @@ class QuotaBook:
         """Write what has changed, in order of the keys."""
         for key, page in sorted(self._pages.items()):
             if page.changed:
-                self._conn.execute(_WRITE, (*key, *msgspec.structs.astuple(page)[:-1]))
+                self._conn.execute(WRITE, (*key, *msgspec.structs.astuple(page)[:-1]))
                 page.changed = False
 
     def _page(self, tenant_id: str, quota: Quota) -> _Page:
@@ -140,7 +140,7 @@ class QuotaBook:
         """The page of the window that is running; an older one is turned over."""
         window_us, now = quota.window_us, self._now_us
         start = now - now % window_us
-        found = self._conn.execute(_READ, (tenant_id, quota.name)).fetchone()
+        found = self._conn.execute(READ, (tenant_id, quota.name)).fetchone()
         if found is None:
             return _Page(window_us, start)
         page = _Page(*found)
