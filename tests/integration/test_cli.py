@@ -830,8 +830,8 @@ def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> Non
             "rules[0].then",
             "rules[2].window",
         ]
-    found = lines(call("doctor", "--json", code=int(Exit.CHECK_FAILED)))
-    assert [each["finding"] for each in found if each["name"] == "rules"] == ["refused"] * 2
+    refused = lines(call("doctor", "--json", code=int(Exit.CHECK_FAILED)))
+    assert [each["finding"] for each in refused if each["name"] == "rules"] == ["refused"] * 2
     Path("rules.yaml").write_text(RULES)
     (said,) = [each for each in lines(call("doctor", "--json")) if each["name"] == "rules"]
     assert (said["finding"], said["detail"].split()[:2]) == ("ok", ["3", "rules"])
