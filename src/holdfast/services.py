@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from holdfast.core.approvals import Clerk
+from holdfast.core.broker import Trims
 from holdfast.core.store import Worker
 from holdfast.delivery.terminal import Terminal
 from holdfast.engine.relays import Relay
@@ -52,6 +53,7 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
         relays.append(_rules(app.rule_file, SqliteClerk(app.store)))
     if not app.store.fused:
         relays.append(_outbox(app))
+        relays += _trimming(app)
     if terminal:
         relays.append(_terminal(app))
     if spawn_solo and app.target is not None:
@@ -141,6 +143,28 @@ def _outbox(app: App) -> Relay:
         bell=outbox,
         at_end=True,
     )
+
+
+def _trimming(app: App) -> list[Relay]:
+    """Streams of results and dead letters grow with every task: what is old goes."""
+    broker: object = app.broker
+    if not isinstance(broker, Trims):
+        return []
+    days: dict[str, float] = {}
+    for sub in app.subscriptions():
+        to, tasks = sub.notices, app.config.tasks
+        if to is not None and to.results and tasks.results_days:
+            days[to.results] = tasks.results_days
+        if to is not None and to.dead_letters and tasks.dead_letters_days:
+            days[to.dead_letters] = tasks.dead_letters_days
+
+    async def step(worker: Worker) -> None:
+        for queue, kept in days.items():
+            removed = await broker.trim(queue, older_than_s=kept * 86_400)
+            if removed:
+                log.info("%s: %d entries older than %g days are removed", queue, removed, kept)
+
+    return [Relay(name="trimming", every_s=RETENTION_S, step=step, role="trimming")] if days else []
 
 
 def _terminal(app: App) -> Relay:

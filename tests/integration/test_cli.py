@@ -527,6 +527,43 @@ def test_a_delayed_message_waits_in_the_store_where_the_broker_cannot_hold_it(
         server.remove()
 
 
+def test_what_waits_on_a_server_is_counted(home: Path, monkeypatch: pytest.MonkeyPatch):
+    server = RedisServer()
+    server.start()
+    try:
+        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        call("send", "--type", "good", "--count", "3")
+        (found,) = lines(call("stats", "--json"))
+        (state,) = [each for each in found["queues"] if each["queue"] == "stream:task"]
+        assert state["ready"] == 3
+        assert state["oldest_age_s"] is not None
+        listed = call("queues", "list").stdout
+        assert "stream:task" in listed
+    finally:
+        server.remove()
+    away = call("stats", "--json")
+    assert "what waits at the broker is not counted" in away.stderr
+
+
+def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """As redis-cli XADD writes it; the command shows its way from the stream to its result."""
+    server = RedisServer()
+    server.start()
+    try:
+        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        task = ["task_id", "t-1", "tool_name", "good", "payload", "{}", "idempotency_key", "k-1"]
+        server.cli("XADD", "stream:task", "*", *task, "retry_count", "0")
+        work()
+        result = server.cli("XRANGE", "stream:result", "-", "+")
+        assert "t-1" in result
+        assert "succeeded" in result
+        shown = call("trace", "t-1").stdout
+    finally:
+        server.remove()
+    for step in ("task.created", "task.claimed", "task.succeeded"):
+        assert step in shown
+
+
 def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):

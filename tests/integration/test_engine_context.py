@@ -146,6 +146,7 @@ async def test_heartbeats_are_events(lab: Lab) -> None:
     receipt = await app.send("long")
     await lab.ends(receipt.id)
     beats = [data for kind, data in lab.history(receipt.id) if kind == HEARTBEAT]
+    assert all(beat.pop("consumer").startswith("app@") for beat in beats)
     assert beats == [{"attempt": 1, "step": 1}, {"attempt": 1}]
 
 

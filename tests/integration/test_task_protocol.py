@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import App, Context
 from holdfast.config import Config, Queue, Tasks
-from holdfast.core.errors import TemporaryError
+from holdfast.core.errors import ConfigError, TemporaryError
 from holdfast.core.outcome import Rejected
 from holdfast.core.records import Identity
 from holdfast.store.sqlite.operations import SqliteOperations
@@ -160,6 +160,22 @@ async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
     ]
 
 
+async def test_failures_at_somebody_elses_count(home: Path, server: RedisServer, client: Any):
+    app, attempts = make_app(home, server), []
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        attempts.append((ctx.message.id, ctx.retry_count))
+        raise TemporaryError("again")
+
+    client.xadd("stream:task", {**task("t-1"), "retry_count": "1"})
+    client.xadd("stream:task", {**task("t-2"), "retry_count": "999999999"})
+    await until_idle(app)
+    assert sorted(attempts) == [("t-1", 1), ("t-1", 2), ("t-2", 2)]
+    told = {result["task_id"]: result["retry_count"] for result in entries(client, "stream:result")}
+    assert told == {"t-1": "3", "t-2": "3"}
+
+
 async def test_a_broken_task_is_told_under_the_name_that_its_sender_knows(
     home: Path, server: RedisServer, client: Any
 ):
@@ -298,6 +314,27 @@ async def test_a_worker_of_another_kind_may_end_a_task(
     await until_idle(app)
     told = [result["task_id"] for result in entries(client, "stream:result")]
     assert told == ["t-1", "t-2"]
+
+
+async def test_two_stores_do_not_share_a_group(
+    home: Path, tmp_path: Path, server: RedisServer, client: Any
+):
+    config = Config(home=home, broker=server.url)
+    async with App(config) as first, App(Config(home=tmp_path, broker=server.url)) as second:
+        worker = first.worker()
+        await worker.begin()
+        with pytest.raises(ConfigError, match="share one store") as caught:
+            await second.worker().begin()
+        assert await first.store.identity() in str(caught.value)
+        again = first.worker()  # the same store may have any number of them
+        await again.begin()
+        for each in (worker, again):
+            await each.drain()
+    unsafe = Config(home=tmp_path, broker=f"{server.url}?allow_unsafe=1")
+    async with App(unsafe) as third:
+        allowed = third.worker()
+        await allowed.begin()
+        await allowed.drain()
 
 
 async def test_on_one_file_results_are_messages_of_their_queue(home: Path):

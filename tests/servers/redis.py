@@ -69,6 +69,11 @@ class RedisServer:
     def url(self) -> str:
         return f"unix://{self._socket}"
 
+    def cli(self, *words: str) -> str:
+        """What `redis-cli`, as a person uses it, answers."""
+        command = ["redis-cli", "-s", str(self._socket), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
     @property
     def pid(self) -> int:
         assert self._process is not None

@@ -274,3 +274,27 @@ async def test_a_server_that_is_not_there_is_named_without_its_password():
 def test_a_wrong_parameter_is_a_configuration_error(query: str):
     with pytest.raises(ConfigError):
         RedisBroker.from_url(f"redis://localhost/0?{query}", clock=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["XTRIM", "XDEL"])
+async def test_what_is_old_is_cut_but_nothing_that_a_group_needs(
+    server: RedisServer, client: Any, scan: bool
+) -> None:
+    broker = RedisBroker(server.url, scan=scan)
+    await broker.open()
+    try:
+        assert await broker.trim("told", older_than_s=60) == 0, "there is no such stream"
+        old = [client.xadd("told", {"n": n}, id=f"{1000 + n}-0") for n in range(1200)]
+        young = client.xadd("told", {"n": "young"})
+        client.xgroup_create("told", "reader", id=old[799])
+        client.xreadgroup("reader", "me", {"told": ">"}, count=100)  # 800 to 899 are pending
+        client.xack("told", "reader", *old[800:850])
+        assert await broker.trim("told", older_than_s=60) == 850
+        assert client.xrange("told", count=1)[0][0] == old[850]
+        client.xack("told", "reader", *old[850:900])
+        assert await broker.trim("told", older_than_s=60) == 50
+        client.xgroup_setid("told", "reader", young)
+        assert await broker.trim("told", older_than_s=60) == 300
+        assert [entry for entry, _ in client.xrange("told")] == [young]
+    finally:
+        await broker.close()

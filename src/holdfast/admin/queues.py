@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
+import msgspec
+
+from holdfast.core.broker import QueueStats
 from holdfast.core.errors import NotFound
 from holdfast.core.records import Operations, QueueState, Records
 
+Depths = Callable[[Collection[str]], Awaitable[Sequence[QueueStats]]]
+"""What waits at a broker with a life of its own, which the store knows nothing of yet."""
 
-async def list_queues(records: Records, configured: Iterable[str] = ()) -> list[QueueState]:
+
+async def list_queues(
+    records: Records, configured: Iterable[str] = (), depths: Depths | None = None
+) -> list[QueueState]:
     """Every queue that stands in the configuration or that anything is known of."""
     known = {state.queue: state for state in await records.queues()}
     for name in configured:
         known.setdefault(name, QueueState(queue=name))
+    for there in await depths(known) if depths is not None else ():
+        known[there.queue] = _with(known[there.queue], there)
     return [known[name] for name in sorted(known)]
+
+
+def _with(state: QueueState, there: QueueStats) -> QueueState:
+    ages = [age for age in (state.oldest_age_s, there.oldest_age_s) if age is not None]
+    return msgspec.structs.replace(
+        state,
+        ready=state.ready + there.ready,
+        delayed=state.delayed + there.delayed,
+        oldest_age_s=max(ages, default=None),
+    )
 
 
 async def pause(

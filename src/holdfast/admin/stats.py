@@ -11,7 +11,7 @@ from holdfast.core import events
 from holdfast.core.clock import Clock
 from holdfast.core.records import QueueState, Records, WorkerState
 
-from .queues import list_queues
+from .queues import Depths, list_queues
 
 _RATES = {
     "succeeded": (events.SUCCEEDED,),
@@ -39,12 +39,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def stats(
-    records: Records, clock: Clock, *, window_s: float = 300.0, configured: Iterable[str] = ()
+    records: Records,
+    clock: Clock,
+    *,
+    window_s: float = 300.0,
+    configured: Iterable[str] = (),
+    depths: Depths | None = None,
 ) -> Stats:
     """Counts of now, and rates over the last `window_s`."""
     now = clock.now_us()
     queues, counts, recent, workers, replies = await asyncio.gather(
-        list_queues(records, configured),
+        list_queues(records, configured, depths),
         records.counts(),
         records.event_counts(now - int(window_s * 1e6)),
         records.workers(),

@@ -28,7 +28,7 @@ async def _list(session: Session) -> None:
     from holdfast.admin.queues import list_queues
 
     async with session.reading() as records:
-        found = await list_queues(records, session.queues)
+        found = await list_queues(records, session.queues, session.depths)
     if not found and not session.out.as_json:
         session.out.say("no queue is known yet")
         return

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -38,6 +38,7 @@ from .output import Output, safe
 if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.config import Config
+    from holdfast.core.broker import QueueStats
     from holdfast.core.message import Message
     from holdfast.core.store import Send
     from holdfast.store.sqlite.operations import SqliteOperations
@@ -101,8 +102,32 @@ class Session:
 
     @property
     def queues(self) -> list[str]:
-        """Queues that stand in the configuration."""
-        return list(self.config.queues)
+        """Queues that stand in the configuration, and the usual one of a server."""
+        usual = {self.config.default_queue} if self._has_server else set()
+        return list({**self.config.queues, **dict.fromkeys(usual)})
+
+    @property
+    def _has_server(self) -> bool:
+        return self.config.broker_kind not in ("sqlite", "memory")
+
+    async def depths(self, queues: Collection[str]) -> Sequence[QueueStats]:
+        """What waits at the broker's server, where there is one. If it is away, that is said."""
+        if not self._has_server:
+            return ()
+        from holdfast.brokers.registry import make_broker
+        from holdfast.core.broker import Inspectable
+        from holdfast.core.clock import SystemClock
+
+        broker = make_broker(self.config.broker_url, clock=SystemClock())
+        try:
+            await broker.open()
+            found = await broker.stats(queues) if isinstance(broker, Inspectable) else ()
+        except HoldfastError as error:
+            self.out.say(f"what waits at the broker is not counted: {error}")
+            return ()
+        finally:
+            await broker.close()
+        return found
 
     def codec_of(self, queue: str) -> str:
         return self.config.queue(queue).codec

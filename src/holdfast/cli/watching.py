@@ -193,7 +193,13 @@ async def _stats(session: Session, window: float) -> None:
     from holdfast.core.clock import SystemClock
 
     async with session.reading() as records:
-        found = await take_stats(records, SystemClock(), window_s=window, configured=session.queues)
+        found = await take_stats(
+            records,
+            SystemClock(),
+            window_s=window,
+            configured=session.queues,
+            depths=session.depths,
+        )
     session.out.data(found)
     if not session.out.as_json:
         _show_stats(session.out, found)

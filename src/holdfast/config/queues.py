@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.broker import Notices
 from holdfast.core.task_codec import TaskCodec
 
-from .ranges import AckPolicy, Factor, Retries, Share, Span, Time
+from .ranges import AckPolicy, Days, Factor, Retries, Share, Span, Time
 
 DAY_S = 86_400.0
 TASK = TaskCodec.name
@@ -85,6 +85,10 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: Retries = 3
     """Also the variable MAX_RETRIES."""
     retry_delays_s: tuple[Time, ...] = (60.0, 300.0, 900.0)
+    results_days: Days | None = 7.0
+    """Results that are older are removed from their stream; null: never."""
+    dead_letters_days: Days | None = 30.0
+    """The same for copies of dead letters; the store keeps its own."""
     heartbeat_interval_s: Span = 30.0
     """How often a broker with leases hears that a task is still worked on. Also the variable
     HEARTBEAT_INTERVAL_S."""

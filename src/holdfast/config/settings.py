@@ -288,6 +288,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             ack_policy=own.ack_policy,
             dedup=own.dedup,
             dedup_window_s=own.dedup_window_s or 0.0,
+            max_retries=self.retry_policy(queue).max_retries,
             notices=own.notices,
         )
         trigger = self.trigger(queue)

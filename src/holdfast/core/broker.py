@@ -110,6 +110,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
     """Use the message id as idempotency key where the message has none."""
+    max_retries: int = 3
+    """Of failures elsewhere, which a message may tell of, so many count."""
     notices: Notices | None = None
     keep_acked: bool = False
     """Others read this queue, too, and not in groups: nothing is removed from it."""
@@ -236,6 +238,27 @@ class Extends(Protocol):
     """Optional role: leases that can be made longer."""
 
     async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None: ...
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """Optional role: a queue that several machines reach, and therefore several stores could."""
+
+    async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
+        """The subscription is this store's, for so long; else the name of the store whose it is.
+
+        Two stores would each let a message run: what a key promises holds within one.
+        """
+        ...
+
+
+@runtime_checkable
+class Trims(Protocol):
+    """Optional role: a queue whose messages stay after they were read."""
+
+    async def trim(self, queue: str, *, older_than_s: float) -> int:
+        """Remove what is older, and nothing that a group has yet to read; returns how many."""
+        ...
 
 
 @runtime_checkable

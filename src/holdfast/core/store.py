@@ -212,6 +212,10 @@ class Claims(Protocol):
         they are handed back then, as the others are, without spending an attempt or a crash."""
         ...
 
+    async def identity(self) -> str:
+        """The name of this store, made when it was, and never another's."""
+        ...
+
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]: ...

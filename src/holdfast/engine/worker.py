@@ -17,6 +17,7 @@ from holdfast.core.meter import Meter
 from holdfast.core.outcome import ParkKind
 from holdfast.core.store import Answer, Claims, Commit, Finished, Run, Verdict, Worker
 
+from .binding import Binding
 from .decoder import decoder
 from .executor import Executor
 from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
@@ -106,6 +107,9 @@ class EngineWorker:
             sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._binding = Binding(
+            store, None if fused else broker, self._subscriptions, for_s=3 * settings.lease_s
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._fetchers: list[FusedFetcher | BrokerFetcher | StoreFetcher] = []
         self._kept_paused = paused
@@ -129,6 +133,7 @@ class EngineWorker:
         """Register and begin to fetch."""
         if self.phase is not Phase.NEW:
             raise RuntimeError("the worker was started before")
+        await self._binding.step(self.worker)
         await self._register()
         self.phase = Phase.RUNNING
         await self._read_paused(self.worker)
@@ -295,6 +300,7 @@ class EngineWorker:
             Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
             Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
+            Relay(name="binding", every_s=settings.lease_s, step=self._binding.step),
             *self._lease_relays(),
         ]
 

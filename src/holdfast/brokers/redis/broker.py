@@ -44,7 +44,8 @@ from .debts import Debt
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .once import once_command
-from .pending import OURS
+from .pending import BIND, OURS
+from .trimming import trim
 from .wire import AnswerUnknown, Command, Wire
 
 log = logging.getLogger("holdfast.brokers.redis")
@@ -55,7 +56,7 @@ Depth = tuple[int, int]
 
 
 class RedisBroker:
-    """`Broker`, `Inspectable`, `Extends`, `TakesOver` and `Examinable` on one Redis server.
+    """`Broker`, and every optional role but `Transactional`, on one Redis server.
 
     `lease_s` is how long an entry may be pending without a sign of life before another worker
     takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
@@ -204,6 +205,19 @@ class RedisBroker:
         }
         await self._group(sub).settle(owed)
         return [_settled(item) for item in batch]
+
+    async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
+        if self._allow_unsafe:
+            return None
+        key = f"{{{sub.queue}}}:store:{sub.group}"
+        owner = await self.wire.ask_one("EVAL", BIND, 1, key, store, int(for_s * 1000))
+        found = owner.decode()
+        return None if found == store else found
+
+    async def trim(self, queue: str, *, older_than_s: float) -> int:
+        return await trim(
+            self.wire, queue, older_than_s=older_than_s, by_minid=not bool(self._scan)
+        )
 
     async def take_over(self, sub: Subscription) -> None:
         self._group(sub).take_over()

@@ -33,6 +33,13 @@ if alone or ARGV[2] == 'always' then redis.call('XDEL', KEYS[1], unpack(ARGV, 3)
 return acked
 """
 """Group, what to do with acknowledged entries, ids. XDEL takes an entry from every group."""
+BIND = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return owner end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]
+"""
+"""The store that wants the group, for how many ms; returns whose it is."""
 FORGET = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])

@@ -23,7 +23,7 @@ from holdfast.sqlite import rows
 
 from . import ends, tasks
 from .approvals import approved_of
-from .claim_entries import claimed, created, put_off, reclaimed
+from .claim_entries import TASK, claimed, created, put_off, reclaimed
 from .claiming import Claiming
 from .keys import Holder, end_as_duplicate, final_data, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
@@ -222,7 +222,7 @@ class Claims:
         book = claim.book
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = tasks.new_run(claim, task)
+            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
@@ -242,6 +242,21 @@ class Claims:
         if book is not None:
             book.save()
         self._append(claim, entries)
+
+    def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
+        """A task that somebody else's worker tried before: its failures count here, too."""
+        if claim.sub.codec != TASK or not run.message.metadata.get("retry_count"):
+            return run
+        failures = min(int(run.message.metadata["retry_count"]), claim.sub.max_retries)
+        if failures <= run.failures:
+            return run
+        attempt = run.attempt + failures - run.failures
+        claim.conn.execute(
+            "UPDATE queue_executions SET attempt = ?, retry_count = ? WHERE rowid = ?",
+            (attempt, failures, run.row),
+        )
+        message = msgspec.structs.replace(run.message, attempt=attempt)
+        return msgspec.structs.replace(run, message=message, attempt=attempt)
 
     def _known(self, claim: Claiming, candidate: Candidate, message: Message) -> Verdict:
         """A copy of a task that exists already."""
@@ -288,6 +303,7 @@ class Claims:
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
+        run = self._failed_elsewhere(claim, run)
         if claim.book is not None:
             admitted = claim.book.admit(run)
             claim.book.save()

@@ -66,7 +66,11 @@ class RunWriter:
         self, conn: sqlite3.Connection, run: Run, data: Mapping[str, Any], now_us: int
     ) -> None:
         fence(conn, run)
-        self._event(conn, run, events.HEARTBEAT, {"attempt": run.attempt, **data}, now_us)
+        (consumer,) = conn.execute(
+            "SELECT name FROM workers WHERE worker_id = ?", (run.token.worker_id,)
+        ).fetchone()
+        told = {"attempt": run.attempt, "consumer": consumer, **data}
+        self._event(conn, run, events.HEARTBEAT, told, now_us)
 
     def reply_now(
         self, conn: sqlite3.Connection, run: Run, reply: Reply, n: int, now_us: int

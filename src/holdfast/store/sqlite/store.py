@@ -15,6 +15,7 @@ from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.store import (
     Answer,
@@ -161,6 +162,16 @@ class SqliteStore:
         self._roll.forget(found.workers)
         return found
 
+    async def identity(self) -> str:
+        def op(conn: sqlite3.Connection) -> str:
+            conn.execute(
+                "INSERT OR IGNORE INTO roles (role, state) VALUES ('_store', ?)", (new_id(),)
+            )
+            found = conn.execute("SELECT state FROM roles WHERE role = '_store'").fetchone()
+            return str(found[0])
+
+        return await self.file.write(op)
+
     # -- claim ------------------------------------------------------------------------------------
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
@@ -187,10 +198,12 @@ class SqliteStore:
             claim = self._claiming(conn, sub, worker)
             if not own_source(conn, sub.name, worker.worker_id):
                 return None
+            if not batch:  # only asked whether this worker is the one that reads
+                return []
             self.file.wake_after_commit()
             return self._claims.adopt_in_order(claim, batch)
 
-        return await self._commit(op)
+        return await self._commit(op, durable=bool(batch))
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
