@@ -6,6 +6,7 @@ import logging
 import subprocess
 from typing import TYPE_CHECKING
 
+from holdfast.core.approvals import Clerk
 from holdfast.core.broker import Trims
 from holdfast.core.store import Worker
 from holdfast.delivery.terminal import Terminal
@@ -13,6 +14,7 @@ from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
 from holdfast.store.ledger_key import ledger_key
 from holdfast.store.sqlite.anchors import Anchors
+from holdfast.store.sqlite.clerk import SqliteClerk
 from holdfast.store.sqlite.deliveries import SqliteDeliveries
 from holdfast.store.sqlite.metric_rows import SqliteMetricRows
 from holdfast.store.sqlite.outbox import Outbox
@@ -48,7 +50,7 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
         every_s = app.config.metrics.export_interval_s
         relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
     if app.rule_file is not None:
-        relays.append(_rules(app.rule_file))
+        relays.append(_rules(app.rule_file, SqliteClerk(app.store)))
     if not app.store.fused:
         relays.append(_outbox(app))
         relays += _trimming(app)
@@ -63,12 +65,16 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
     """What whoever runs messages does for their store: sign its ledger, let what is old go, end
     what nobody answered."""
-    return [*_ledger_relays(store, config), _retention(store, config), _approvals(store)]
+    return [
+        *_ledger_relays(store, config),
+        _retention(store, config),
+        _approvals(SqliteClerk(store)),
+    ]
 
 
-def _approvals(store: SqliteStore) -> Relay:
+def _approvals(clerk: Clerk) -> Relay:
     async def step(worker: Worker) -> None:
-        while n := await store.expire_approvals(worker=worker):
+        while n := await clerk.expire(worker=worker):
             log.warning("%d approvals expired unanswered: their messages are rejected", n)
 
     return Relay(
@@ -76,7 +82,7 @@ def _approvals(store: SqliteStore) -> Relay:
         every_s=LOOK_S,
         step=step,
         role="approvals",
-        due=store.has_overdue_approvals,
+        due=clerk.has_overdue,
     )
 
 
@@ -112,11 +118,16 @@ def _retention(store: SqliteStore, config: Config) -> Relay:
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
 
 
-def _rules(file: RuleFile) -> Relay:
+def _rules(file: RuleFile, clerk: Clerk) -> Relay:
     """Every worker reads them for itself."""
+    changed = False
 
     async def step(worker: Worker) -> None:
-        await file.step()
+        nonlocal changed
+        changed = await file.step() or changed
+        if changed:
+            await clerk.quotas_changed()
+            changed = False  # not if the store was away: then it is told the next time
 
     return Relay(name="rules", every_s=RULES_S, step=step)
 

@@ -12,22 +12,23 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import events
 from holdfast.core.broker import Transactional
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
-from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
+from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
 
 from . import ends, tasks
 from .approvals import approved_of
+from .claim_entries import TASK, claimed, created, put_off, reclaimed
 from .claiming import Claiming
 from .keys import Holder, end_as_duplicate, final_data, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
 from .ledger import Entry, Ledger
+from .quotas import PutOff
 
 LANE_CHUNK = 200
 """Keyed messages taken into their lanes at a time."""
@@ -61,8 +62,6 @@ REOPEN = (
     " attempt = attempt + 1 WHERE rowid = ? AND status = 'open'"
 )
 _ANY_CRASHES = 1_000_000
-TASK = "task"
-"""The codec of the task protocol."""
 
 
 _New = tuple[int, tasks.Task]
@@ -146,7 +145,7 @@ class Claims:
         known = append_to_lanes(claim, candidates)
         others = {id(candidate) for candidate in known}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-        self._append(claim, _created(claim, new))
+        self._append(claim, created(claim, new))
         for candidate in known:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
@@ -219,12 +218,13 @@ class Claims:
             if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
-        entries = _created(claim, [task.message for _, task in new])
+        entries = created(claim, [task.message for _, task in new])
+        book = claim.book
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
             if delivery.taken_from is not None:
-                entries.append(_reclaimed(claim, message, delivery.taken_from))
+                entries.append(reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -233,9 +233,14 @@ class Claims:
                 holder = lost[(message.tenant_id, message.id)]
                 answer = self._lost_key(claim, run, holder, task.candidate, entries)
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
+            elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
+                entries.append(put_off(claim, run, admitted, task.candidate, expires))
+                verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(_claimed(run, task.created_us))
-                verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
+                entries.append(claimed(admitted, task.created_us))
+                verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
+        if book is not None:
+            book.save()
         self._append(claim, entries)
 
     def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
@@ -299,7 +304,15 @@ class Claims:
             crashes=row.crashes,
         )
         run = self._failed_elsewhere(claim, run)
-        self._append(claim, [_claimed(run, to_us(message.created_at))])
+        if claim.book is not None:
+            admitted = claim.book.admit(run)
+            claim.book.save()
+            if isinstance(admitted, PutOff):
+                expires = tasks.expires_us(delivery, message)
+                self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
+                return Verdict(answer=Answer.WAITING, delivery=delivery)
+            run = admitted
+        self._append(claim, [claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -317,10 +330,11 @@ class Claims:
             return []
         keys = [(row[1], row[7], row[2]) for row in found if row[7] is not None]
         lost = take_keys(claim, keys) if keys else {}
+        yes = approved_of(claim, [(row[1], row[2]) for row in found]) if claim.governed else {}
         entries: list[Entry] = []
-        verdicts = [self._ready(claim, row, lost, entries) for row in found]
-        if claim.governed:
-            verdicts = _with_approvals(claim, verdicts)
+        verdicts = [self._ready(claim, row, lost, yes, entries) for row in found]
+        if claim.book is not None:
+            claim.book.save()
         self._append(claim, entries)
         return verdicts
 
@@ -329,6 +343,7 @@ class Claims:
         claim: Claiming,
         row: Sequence[Any],
         lost: dict[tuple[str, str], Holder],
+        approved: dict[tuple[str, str], tuple[Approved, ...]],
         entries: list[Entry],
     ) -> Verdict:
         try:
@@ -343,7 +358,16 @@ class Claims:
         holder = lost.get((run.message.tenant_id, run.message.id))
         if holder is not None:
             return Verdict(answer=self._lost_key(claim, run, holder, None, entries))
-        entries.append(_claimed(run, to_us(run.message.created_at)))
+        if approved:
+            answers = approved.get((run.message.tenant_id, run.message.id), ())
+            run = msgspec.structs.replace(run, approvals=answers)
+        if claim.book is not None:
+            admitted = claim.book.admit(run)
+            if isinstance(admitted, PutOff):
+                entries.append(put_off(claim, run, admitted, None, expires))
+                return Verdict(answer=Answer.WAITING)
+            run = admitted
+        entries.append(claimed(run, to_us(run.message.created_at)))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(
@@ -386,58 +410,7 @@ class Claims:
         self._ledger.append(claim.conn, claim.worker_id, entries, claim.now_us)
 
 
-def _with_approvals(claim: Claiming, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The same verdicts; runs of messages that a person said yes to know of it."""
-    runs = [verdict.run for verdict in verdicts if verdict.run is not None]
-    known = approved_of(claim, [(run.message.tenant_id, run.message.id) for run in runs])
-    if not known:
-        return list(verdicts)
-    replace = msgspec.structs.replace
-    return [
-        verdict
-        if (run := verdict.run) is None
-        or (yes := known.get((run.message.tenant_id, run.message.id))) is None
-        else replace(verdict, run=replace(run, approvals=yes))
-        for verdict in verdicts
-    ]
-
-
 def next_due(claim: Claiming) -> int | None:
     """When the next task that waits in the store is due (µs)."""
     found = claim.conn.execute(NEXT_DUE, (claim.sub.name, claim.now_us))
     return min((due for (due,) in found if due is not None), default=None)
-
-
-def _created(claim: Claiming, messages: Sequence[Message]) -> list[Entry]:
-    """The task protocol asks for this event, whoever sent the task: here it is heard of first.
-
-    Elsewhere `task.claimed` tells when a message was made, and one row less is a quarter of them.
-    """
-    if claim.sub.codec != TASK:
-        return []
-    return [
-        (
-            message.tenant_id,
-            claim.sub.name,
-            message.id,
-            events.CREATED,
-            {"created_at": to_us(message.created_at), "tool_name": message.type},
-        )
-        for message in messages
-    ]
-
-
-def _reclaimed(claim: Claiming, message: Message, taken_from: str) -> Entry:
-    """A stranger had it and let go of it: of what our own workers ran, the reaper tells."""
-    data = {
-        "original_consumer": taken_from,
-        "new_consumer": claim.worker,
-        "message_id": message.id,
-    }
-    return message.tenant_id, claim.sub.name, message.id, events.RECLAIMED, data
-
-
-def _claimed(run: Run, created_us: int) -> Entry:
-    message = run.message
-    data = {"attempt": run.attempt, "created_at": created_us}
-    return message.tenant_id, run.subscription, message.id, events.CLAIMED, data

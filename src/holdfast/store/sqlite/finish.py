@@ -47,6 +47,7 @@ from .outcome_rows import (
     runs_again,
     write_of,
 )
+from .quotas import QuotaBook
 
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -89,6 +90,9 @@ class Finisher:
             item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
         ]
         self._keys(conn, committed, entries, now_us)
+        counted = [item for item in committed if item.run.quotas]
+        if counted:
+            QuotaBook(conn, now_us).correct(counted)
         self._lanes(conn, committed, now_us)
         self._follow_ups(conn, committed, now_us)
         told = {
