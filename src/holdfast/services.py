@@ -6,6 +6,7 @@ import logging
 import subprocess
 from typing import TYPE_CHECKING
 
+from holdfast.core.approvals import Clerk
 from holdfast.core.broker import Trims
 from holdfast.core.store import Store, Worker
 from holdfast.delivery.terminal import Terminal
@@ -44,7 +45,7 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
         every_s = app.config.metrics.export_interval_s
         relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
     if app.rule_file is not None:
-        relays.append(_rules(app.rule_file))
+        relays.append(_rules(app.rule_file, app.storage.clerk(app.store)))
     if not app.store.fused:
         relays.append(_outbox(app))
         relays += _trimming(app)
@@ -63,7 +64,7 @@ def store_relays(storage: Storage, store: Store, config: Config) -> list[Relay]:
         *_ledger_relays(storage, store, config),
         _retention(storage, store, config),
         *_upkeep(storage, store),
-        _approvals(store),
+        _approvals(storage.clerk(store)),
     ]
 
 
@@ -74,9 +75,9 @@ def _upkeep(storage: Storage, store: Store) -> list[Relay]:
     ]
 
 
-def _approvals(store: Store) -> Relay:
+def _approvals(clerk: Clerk) -> Relay:
     async def step(worker: Worker) -> None:
-        while n := await store.expire_approvals(worker=worker):
+        while n := await clerk.expire(worker=worker):
             log.warning("%d approvals expired unanswered: their messages are rejected", n)
 
     return Relay(
@@ -84,7 +85,7 @@ def _approvals(store: Store) -> Relay:
         every_s=LOOK_S,
         step=step,
         role="approvals",
-        due=store.has_overdue_approvals,
+        due=clerk.has_overdue,
     )
 
 
@@ -120,11 +121,16 @@ def _retention(storage: Storage, store: Store, config: Config) -> Relay:
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
 
 
-def _rules(file: RuleFile) -> Relay:
+def _rules(file: RuleFile, clerk: Clerk) -> Relay:
     """Every worker reads them for itself."""
+    changed = False
 
     async def step(worker: Worker) -> None:
-        await file.step()
+        nonlocal changed
+        changed = await file.step() or changed
+        if changed:
+            await clerk.quotas_changed()
+            changed = False  # not if the store was away: then it is told the next time
 
     return Relay(name="rules", every_s=RULES_S, step=step)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-2")
@@ -85,8 +85,9 @@ def race(fleet: Fleet, anna: Person, bob: Person, approval_id: str) -> tuple[str
     return winner.name, state
 
 
-def test_approval_race(make_fleet: MakeFleet, home: Path, soak: bool) -> None:
-    races, kills = (500, 50) if soak else (100, 5)
+@on_each_broker
+def test_approval_race(make_fleet: MakeFleet, broker: str, home: Path, soak: bool) -> None:
+    races, kills = (500, 50) if soak else {"embedded": (100, 5), "redis": (40, 3)}[broker]
     (home / "rules.yaml").write_text(RULES)
     fleet = make_fleet(WORKER__SLOTS=10, RULES=home / "rules.yaml")
     # Long enough that a killed worker has something in hand.

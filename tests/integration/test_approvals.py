@@ -18,7 +18,10 @@ from holdfast.cli.session import operating
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.services import relays_of
+from holdfast.store.sqlite.clerk import SqliteClerk
+from holdfast.testing import FakeClock
 from tests.integration.lab import Lab
+from tests.servers.stores import sqlite_store
 
 BIG = {
     "name": "big",
@@ -183,7 +186,7 @@ async def test_a_late_answer_counts_for_nothing_even_before_the_relay_looks(one_
         with pytest.raises(Conflict, match=r"expired at .*; no answer in time is a no"):
             await approvals.approve(found, by="late")
         app.store.expiry_paused = True  # somebody sets the clock: nobody knows what is over
-        assert await app.store.expire_approvals(worker=one_file._workers[0].worker) == 0
+        assert await SqliteClerk(sqlite_store(app)).expire(worker=one_file._workers[0].worker) == 0
         await approvals.approve(found, by="in doubt")
     assert await one_file.ends("m-1") == ["succeeded"]
     assert len(ran) == 1
@@ -360,3 +363,20 @@ async def test_a_message_with_a_handler_that_came_late_is_not_asked_about_twice(
     assert await one_file.ends("m-1") == ["succeeded"]
     assert ran == [("m-1", 1)]
     assert one_file.kinds("m-1").count("approval.requested") == 1
+
+
+async def test_a_question_moves_with_the_clock(one_file: Lab) -> None:
+    """Somebody sets it two days forward: nobody had those two days to answer."""
+    clock = FakeClock()
+    app, ran = await governed(one_file, BIG, clock=clock)
+    await one_file.start(app)
+    await parked(one_file, app, "m-1")
+    async with desk(app) as (approvals, _):
+        before = await approvals.find("m-1")
+        clock.jump_wall(2 * 86_400)
+        await sqlite_store(app).file.write(lambda conn: None)
+        after = await approvals.find("m-1")
+        assert after.expires_at_us - before.expires_at_us == 2 * 86_400_000_000
+        await approvals.approve(after, by="anna")
+    assert await one_file.ends("m-1") == ["succeeded"]
+    assert len(ran) == 1

@@ -654,6 +654,8 @@ ALL = {" ".join(path): command for path, command in commands()}
 def test_the_commands_are_these():
     assert set(ALL) == {
         "run", "dev", "send", "tail", "trace", "stats",
+        "approvals", "approvals list", "approvals show", "approvals approve", "approvals reject",
+        "rules", "rules check", "rules test", "rules usage",
         "dlq", "dlq list", "dlq show", "dlq replay", "dlq edit", "dlq discard",
         "parked", "parked list", "parked show", "parked resume", "parked discard",
         "queues", "queues list", "queues pause", "queues resume",
@@ -865,6 +867,11 @@ def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> Non
             "rules[0].then",
             "rules[2].window",
         ]
+    refused = lines(call("doctor", "--json", code=int(Exit.CHECK_FAILED)))
+    assert [each["finding"] for each in refused if each["name"] == "rules"] == ["refused"] * 2
+    Path("rules.yaml").write_text(RULES)
+    (said,) = [each for each in lines(call("doctor", "--json")) if each["name"] == "rules"]
+    assert (said["finding"], said["detail"].split()[:2]) == ("ok", ["3", "rules"])
 
 
 # ── approvals ────────────────────────────────────────────────────────────────────────────────────
@@ -877,7 +884,7 @@ def asked(database: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rules.write_text(
         "rules:\n"
         "  - {name: both, match: {tenant: acme}, then: approve, four_eyes: true}\n"
-        "  - {name: one, match: {type: good}, then: approve, reason: look first}\n"
+        "  - {name: one, match: {tenant: default}, then: approve, reason: look first}\n"
     )
     monkeypatch.setenv("HOLDFAST__RULES", str(rules))
     ids = [send("--payload", f'{{"n": {n}}}', "--id", f"order-{n}") for n in range(2)]
@@ -932,3 +939,24 @@ def test_several_approvals_at_once(asked: list[str]) -> None:
     assert "there is no approval 'nobody-knows'" in some.stderr
     none = call("approvals", "reject", *asked[:2], "--yes", code=int(Exit.CONFLICT))
     assert none.stderr.count("was approved by") == 2
+
+
+def test_rules_usage_shows_what_is_used_and_what_waits(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "nothing was counted" in call("rules", "usage").stderr
+    rules = Path("rules.yaml").absolute()
+    quota = "{name: daily, match: {tenant: acme}, then: quota, window: day, limits: {runs: 2}}"
+    rules.write_text(f"rules:\n  - {quota}\n")
+    monkeypatch.setenv("HOLDFAST__RULES", str(rules))
+    for n in range(2):
+        send("--tenant", "acme", "--id", f"m-{n}")
+    work()
+    call("send", "--type", "good", "--tenant", "acme", "--id", "m-2")
+    with running("run", TARGET, "--log-level", "critical"):
+        wait_for(lambda: "task.released" in call("trace", "m-2", code=None).stdout)
+    (found,) = lines(call("rules", "usage", "--json"))
+    assert (found["tenant_id"], found["name"], found["runs"]) == ("acme", "daily", 2)
+    assert (found["limits"]["runs"], found["waiting"]) == (2, 1)
+    assert "2 of 2" in call("rules", "usage", "--tenant", "acme").stdout
+    assert "nothing was counted" in call("rules", "usage", "--tenant", "zeta").stderr

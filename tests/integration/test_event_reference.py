@@ -1,12 +1,16 @@
 """The data keys that the reference of events names are those that the ledger really holds."""
 
+import asyncio
 import re
 from pathlib import Path
 
 from holdfast import App, Config, Context, Decision, ParkMessage, TemporaryError
+from holdfast.cli.session import operating
 from holdfast.config import Retry
+from holdfast.core.approvals import ApprovalFilter
 from holdfast.core.events import FINAL_EVENTS
 from holdfast.testing.history import History
+from tests.unit.desk import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/events.md"
 FINAL_KEYS = {
@@ -30,6 +34,18 @@ def documented() -> dict[str, tuple[set[str], set[str]]]:
             must, may = must | FINAL_KEYS, may | OF_A_RUN
         found[row[1]] = (must, must | may)
     return found
+
+
+def checked(home: Path) -> set[str]:
+    """The types of all events in the ledger; each has the keys that the page says."""
+    known = documented()
+    seen = set()
+    for event in History(home / "holdfast.db").events:
+        must, may = known[event.type]
+        keys = set(event.data)
+        assert must <= keys <= may, f"{event.type}: {sorted(keys)}"
+        seen.add(event.type)
+    return seen
 
 
 async def test_keys_of_events(home: Path) -> None:
@@ -65,15 +81,50 @@ async def test_keys_of_events(home: Path) -> None:
         await app.send("good", ttl_s=0.000001)
         await app.work(until_idle=True)
 
-    known = documented()
-    seen = set()
-    for event in History(home / "holdfast.db").events:
-        must, may = known[event.type]
-        keys = set(event.data)
-        assert must <= keys <= may, f"{event.type}: {sorted(keys)}"
-        seen.add(event.type)
-    assert seen >= {
+    assert checked(home) >= {
         "task.claimed", "task.succeeded", "task.failed", "task.rejected", "task.expired",
         "task.duplicate", "task.retried", "task.parked", "task.dlq", "task.heartbeat",
         "effect.begun", "effect.done",
+    }  # fmt: skip
+
+
+async def test_keys_of_governance_events(home: Path) -> None:
+    rules = home / "rules.yaml"
+    rules.write_text(
+        "rules:\n"
+        "  - {name: late, match: {type: late}, then: approve, expires_s: 0.001}\n"
+        "  - {name: ask, match: {type: ask}, then: approve, four_eyes: true}\n"
+        "  - {name: few, match: {type: few}, then: quota, window: day, limits: {runs: 1}}\n"
+    )
+    app = App(Config(home=home, rules=rules))
+
+    @app.on("*")
+    async def run(ctx: Context) -> None: ...
+
+    async with app:
+        for kind in ("ask", "ask", "late", "few", "few"):
+            await app.send(kind, tenant_id="acme")
+        working = asyncio.create_task(app.work())
+        async with operating(app) as (records, operations):
+            ask = ApprovalFilter(rule="ask")
+
+            async def both_ask() -> bool:
+                return len(await records.approvals(ask, limit=9)) == 2
+
+            await until(both_ask)
+            asked = await records.approvals(ask, limit=9)
+            for name in ("anna", "bob"):
+                await operations.approve(asked[0].id, by=name)
+            await operations.reject(asked[1].id, by="cora")
+            wanted = {"approval.expired", "task.released", "approval.approved", "task.succeeded"}
+
+            async def all_happened() -> bool:
+                return wanted <= {e.type for e in await records.events_after(0, limit=1000)}
+
+            await until(all_happened)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert checked(home) >= wanted | {
+        "approval.requested", "approval.first", "approval.rejected", "task.rejected",
+        "task.resumed",
     }  # fmt: skip

@@ -13,6 +13,7 @@ import sqlite3
 import pytest
 
 from holdfast.sqlite.timebase import WAITING
+from holdfast.store.sqlite import approvals, quotas
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 
@@ -24,6 +25,7 @@ BIG = (
     "dead_letters",
     "deliveries",
     "effects",
+    "approvals",
 )
 """Tables that grow with every message."""
 SMALL_INDEXES = (
@@ -33,6 +35,7 @@ SMALL_INDEXES = (
     "idx_tasks_lane",
     "idx_tasks_parked",
     "idx_messages_delayed",
+    "idx_approvals_pending",
 )
 """They hold only what is on its way, so a walk over one of them is a walk over that."""
 ON_PURPOSE = "SELECT seq, hash FROM event_log NOT INDEXED"
@@ -114,6 +117,29 @@ def test_setting_the_clock_moves_only_what_waits() -> None:
     plans = [plan_of(conn, sql) for sql in WAITING]
     conn.close()
     assert not [step for plan in plans[:2] for step in complaints(plan)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        approvals.APPROVED,
+        approvals.OVERDUE,
+        approvals.APPROVE,
+        approvals.REJECT,
+        approvals.FIRST_YES,
+        quotas.READ,
+        quotas.WRITE,
+        quotas.LOOK_AGAIN,
+        quotas.USE,
+    ],
+)
+def test_governance_reads_no_big_table(sql: str) -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    plan = plan_of(conn, sql)
+    conn.close()
+    assert not complaints(plan), plan
+    assert not [step for step in plan if step.startswith(("SCAN t", "SCAN a"))], plan
 
 
 def test_a_bad_plan_is_seen() -> None:

@@ -28,7 +28,7 @@ STATES = ("pending", "approved", "rejected", "expired", "all")
     epilog=examples("holdfast approvals list", "holdfast approvals approve ID --by anna"),
 )
 def approvals() -> None:
-    """Look at what waits for a person's yes; approve or reject it.
+    """Look at what waits for a yes; approve or reject it.
 
     A rule with `then: approve` sets its messages aside until somebody answers. The first answer
     wins, and no answer in time is a no.

@@ -58,6 +58,7 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
             in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
         ),
+        *_of_rules(config),
         *session.run(_of_broker(config)),
     ]
     of_store = storage.examine(deep=deep)
@@ -88,6 +89,20 @@ def _config_check(config: Config) -> Check:
     from holdfast.core.checks import ok
 
     return ok("config", str(config.file) if config.file else "no file; the defaults")
+
+
+def _of_rules(config: Config) -> list[Check]:
+    """A worker does not start with broken rules: know it before."""
+    from holdfast.config.rule_file import load_rules
+    from holdfast.core.checks import ok, refused
+
+    if config.rules is None:
+        return []
+    try:
+        found = load_rules(config.rules)
+    except ConfigError as error:
+        return [refused("rules", problem) for problem in error.problems]
+    return [ok("rules", f"{len(found.rules)} rules in {config.rules}")]
 
 
 async def _of_records(session: Session) -> list[Check]:

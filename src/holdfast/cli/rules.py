@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.core.errors import ConfigError, InvalidMessage
+from holdfast.core.quota import UNITS, Quota, QuotaUse
 
 from .examples import examples
-from .output import safe
+from .output import plain, safe, when
 from .root import Group
 from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
     from holdfast.core.message import Message
-    from holdfast.core.quota import Quota
     from holdfast.governance.rules import Rule, Ruling
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -105,6 +106,62 @@ def test(
         mark = _mark(rule, ruling, quotas)
         session.out.line(f"  {safe(rule.name)} ({rule.action}): {truth}{mark}")
         decided = decided or rule is ruling.rule
+
+
+@rules.command(epilog=examples("holdfast rules usage", "holdfast rules usage --tenant acme --json"))
+@click.option("--tenant", help="Only of this tenant.")
+@command_options
+def usage(session: Session, tenant: str | None) -> None:
+    """Show what tenants have used of their quotas in the window that is running."""
+    session.run(_usage(session, tenant))
+
+
+async def _usage(session: Session, tenant: str | None) -> None:
+    from holdfast.config.rule_file import load_rules
+
+    limits: dict[str, Quota] = {}
+    if session.config.rules is not None:
+        found = load_rules(session.config.rules).rules
+        limits = {rule.name: rule.quota for rule in found if rule.quota is not None}
+    async with session.reading() as records:
+        use = await records.quota_use(tenant_id=tenant)
+    out = session.out
+    if not use and not out.as_json:
+        out.say("nothing was counted under a quota yet")
+        return
+    now = time.time_ns() // 1000
+    rows = [_usage_row(_current(each, now), limits.get(each.name)) for each in use]
+    columns = ("tenant", "quota", "runs", "llm calls", "tokens", "cost", "until (utc)", "waiting")
+    out.table(columns, rows)
+
+
+def _current(use: QuotaUse, now_us: int) -> QuotaUse:
+    """As it stands now: a window that is over has used nothing of the next one."""
+    window_us = use.window_end_us - use.window_start_us
+    if now_us < use.window_end_us:
+        return use
+    start = now_us - now_us % window_us
+    return QuotaUse(
+        tenant_id=use.tenant_id,
+        name=use.name,
+        window_start_us=start,
+        window_end_us=start + window_us,
+        runs=0,
+        llm_calls=0,
+        tokens=0,
+        cost=0.0,
+        waiting=use.waiting,
+    )
+
+
+def _usage_row(use: QuotaUse, quota: Quota | None) -> tuple[dict[str, Any], Sequence[object]]:
+    record = {**plain(use), "limits": None if quota is None else quota.limits}
+    cells: list[object] = [use.tenant_id, use.name]
+    for unit in UNITS:
+        used, limit = getattr(use, unit), quota and getattr(quota.limits, unit)
+        shown = f"{used:g}" if isinstance(used, float) else str(used)
+        cells.append(shown if limit is None else f"{shown} of {limit:g}")
+    return record, [*cells, when(use.window_end_us), use.waiting]
 
 
 def _message(name: str, tenant: str | None, type_: str | None) -> Message:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from .records import Record
+from .store import Worker
 
 
 class ApprovalState(StrEnum):
@@ -82,4 +83,20 @@ class Answers(Protocol):
 
     async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
         """The message ends as rejected. Raises as `approve` does."""
+        ...
+
+
+class Clerk(Protocol):
+    """What relays do for governance."""
+
+    async def has_overdue(self) -> bool:
+        """Is there a question that nobody answered in time?"""
+        ...
+
+    async def expire(self, *, worker: Worker) -> int:
+        """Such questions are a no; some of them at a time. Returns how many were."""
+        ...
+
+    async def quotas_changed(self) -> int:
+        """Other quotas are in force: what waits for one looks again. Returns how many do."""
         ...

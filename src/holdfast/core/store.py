@@ -19,7 +19,7 @@ from .errors import DecodeError
 from .events import Listener
 from .message import Message
 from .outcome import Outcome
-from .quota import Quota, QuotasOf
+from .quota import Quota
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def failures(self) -> int:
         """Failed attempts before this one: crashes spend no retry."""
         return self.attempt - 1 - self.crashes
+
+
+QuotasOf = Callable[[Run], Sequence[Quota]]
+"""The quotas that a run is counted under. Pure: it is called in the store's own thread."""
 
 
 class Answer(StrEnum):
@@ -249,7 +253,11 @@ class Claims(Protocol):
     """True: a run brings along what people answered about its message (`Run.approvals`)."""
 
     quotas_of: QuotasOf | None
-    """Asked at each claim under which quotas a message is counted; None: there are none."""
+    """Asked at each claim under which quotas a run is counted; None: there are none.
+
+    A unit of `runs` is taken in the claim's transaction; what else the run used, and a unit that it
+    did not need, in finish's. A message whose quota is used up waits, and spends nothing.
+    """
 
     def beat(self, worker: Worker) -> None:
         """A sign of life. Called from the lease's own thread: may block, but not for long."""
@@ -354,10 +362,4 @@ class Store(Claims, Effects, RunWrites, Protocol):
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Nothing waits, runs or is due later (parked messages aside)."""
-        ...
-
-    async def has_overdue_approvals(self) -> bool: ...
-
-    async def expire_approvals(self, *, worker: Worker) -> int:
-        """Questions that nobody answered in time are a no; returns how many there were."""
         ...

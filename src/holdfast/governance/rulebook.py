@@ -11,8 +11,8 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.guard import Ask, Decision, Guard
-from holdfast.core.message import Message
 from holdfast.core.quota import Quota
+from holdfast.core.store import Run
 
 from .rules import Action, Rules, Ruling, changes, decide, facts_in, facts_of, quotas_for
 
@@ -45,12 +45,18 @@ class RuleBook:
         ruling = decide(self.rules, facts_in(context), approved=context.get("approved", ()))
         return _decision(ruling)
 
-    def quotas_of(self, message: Message, queue: str, attempt: int) -> Sequence[Quota]:
-        """For the store, at the claim."""
-        counted = self._counted  # it may be exchanged meanwhile, by the loop's thread
+    def quotas_of(self, run: Run) -> Sequence[Quota]:
+        """For the store, at the claim: what the rules allow is counted, and nothing else."""
+        rules, counted = self.rules, self._counted
         if not counted.rules:
             return ()
-        return quotas_for(counted, facts_of(message, queue=queue, attempt=attempt))
+        facts = facts_of(run.message, queue=run.queue, attempt=run.attempt)
+        quotas = quotas_for(counted, facts)
+        if not quotas:
+            return ()
+        approved = {each.rule for each in run.approvals}
+        allowed = decide(rules, facts, approved=approved).action is Action.ALLOW
+        return quotas if allowed else ()
 
 
 async def ask_in_turn(guards: Sequence[Guard], context: dict[str, Any]) -> Decision:

@@ -11,12 +11,13 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from holdfast.core.approvals import Answers, ApprovalRecords
+from holdfast.core.approvals import Answers, ApprovalRecords, Clerk
 from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check
 from holdfast.core.clock import Clock
 from holdfast.core.delivery import Deliveries
 from holdfast.core.meter import MetricRows
+from holdfast.core.quota import QuotaRecords
 from holdfast.core.records import Operations, Records
 from holdfast.core.store import Store, Worker
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.store.outbox import OutboxRows
 
 
-class Looking(Records, ApprovalRecords, Protocol):
+class Looking(Records, ApprovalRecords, QuotaRecords, Protocol):
     """All that an operator may look at."""
 
 
@@ -94,6 +95,8 @@ class Storage(Protocol):
     def pruner(self, store: Store, *, key: bytes, keep_days: float) -> Stepper: ...
 
     def retention(self, store: Store, keep: Keep) -> Stepper: ...
+
+    def clerk(self, store: Store) -> Clerk: ...
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         """What this kind of database needs beside the others."""

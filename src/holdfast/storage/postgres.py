@@ -23,6 +23,7 @@ from .sqlite import sqlite_paths
 
 if TYPE_CHECKING:
     from holdfast.config import Config
+    from holdfast.core.approvals import Clerk
     from holdfast.core.delivery import Deliveries
     from holdfast.core.meter import MetricRows
     from holdfast.store.ledger_report import LedgerReport, Progress
@@ -113,6 +114,11 @@ class PostgresStorage:
         from holdfast.store.postgres.retention import Retention
 
         return Retention(_ours(store), keep)
+
+    def clerk(self, store: Store) -> Clerk:
+        from holdfast.store.postgres.clerk import PostgresClerk
+
+        return PostgresClerk(_ours(store))
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         from holdfast.store.postgres.months import Months

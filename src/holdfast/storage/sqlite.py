@@ -21,6 +21,7 @@ from . import Acting, Looking, Migration, Stepper
 
 if TYPE_CHECKING:
     from holdfast.config import Config
+    from holdfast.core.approvals import Clerk
     from holdfast.core.delivery import Deliveries
     from holdfast.core.meter import MetricRows
     from holdfast.store.ledger_report import LedgerReport, Progress
@@ -116,6 +117,11 @@ class SqliteStorage:
         from holdfast.store.sqlite.retention import Retention
 
         return Retention(_ours(store), keep)
+
+    def clerk(self, store: Store) -> Clerk:
+        from holdfast.store.sqlite.clerk import SqliteClerk
+
+        return SqliteClerk(_ours(store))
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         return ()

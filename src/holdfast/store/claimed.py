@@ -12,6 +12,7 @@ from holdfast.core.clock import to_us
 from holdfast.core.events import Entry
 from holdfast.core.message import Message
 from holdfast.core.store import Run
+from holdfast.store.quota_book import PutOff
 
 TASK = "task"
 """The codec of the task protocol."""
@@ -66,3 +67,14 @@ def claimed(run: Run, created_us: int) -> Entry:
     message = run.message
     data = {"attempt": run.attempt, "created_at": created_us}
     return message.tenant_id, run.subscription, message.id, events.CLAIMED, data
+
+
+def waits_for_quota(run: Run, wait: PutOff) -> Entry:
+    """A quota of its is used up: it waits for another window, and spends nothing."""
+    data = {
+        "attempt": run.attempt,
+        "quota": wait.quota,
+        "unit": wait.unit,
+        "until": wait.until_us,
+    }
+    return run.message.tenant_id, run.subscription, run.message.id, events.RELEASED, data

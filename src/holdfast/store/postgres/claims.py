@@ -20,16 +20,20 @@ from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
-from holdfast.core.store import Answer, Candidate, Run, Verdict
-from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
+from holdfast.core.quota import WAITS_FOR
+from holdfast.core.store import Answer, Candidate, QuotasOf, Run, Verdict
+from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed, waits_for_quota
 from holdfast.store.outcomes import final_data
+from holdfast.store.quota_book import PutOff
 from holdfast.store.stored import ENDED, none_of
 
 from . import arrays, ends, lanes, tasks
 from .approvals import approved_of
+from .arrays import moment
 from .change import Change
 from .database import Tx
 from .keys import Holder, Wanted, end_as_duplicates, free_keys, take_keys
+from .quotas import PostgresQuotaBook
 from .tasks import NOW, PK, Existing, Identity, Ready, Task
 
 _ANY_CRASHES = 1_000_000
@@ -60,6 +64,10 @@ _STILL_MINE = (
     f" WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int AND status = 'running' FOR UPDATE"
 )
 _COUNT = f"UPDATE queue_executions SET attempt = $4::int, retry_count = $5::int WHERE {PK}"
+_PUT_OFF = (
+    f"UPDATE queue_executions SET status = 'ready', due_at = {moment('$4::bigint')},"
+    f" worker_id = NULL, attempt = attempt - 1, error_message = $5 WHERE {PK}"
+)
 _WAIT_FOR_KEY = (
     "UPDATE queue_executions SET status = 'waiting_key', worker_id = NULL, attempt = attempt - 1"
     f" WHERE {PK}"
@@ -79,6 +87,16 @@ class Claiming(NamedTuple):
     """The worker's name."""
     governed: bool
     """Runs bring along what people answered about their messages."""
+    quotas_of: QuotasOf | None
+    """Under which quotas runs are counted, if there are any."""
+
+    async def book(self, runs: Sequence[Run]) -> PostgresQuotaBook | None:
+        """Where these runs are counted; None: nowhere."""
+        if self.quotas_of is None:
+            return None
+        book = PostgresQuotaBook(self.tx, await self.tx.moment(), self.quotas_of)
+        await book.open_for(runs)
+        return book
 
     def is_over(self, expires_us: int | None, now_us: int) -> bool:
         return self.expiry and expires_us is not None and expires_us <= now_us
@@ -170,6 +188,7 @@ class Claims:
         now_us = await claim.tx.moment()
         timely = [each for each in rows if not claim.is_over(each[1].expires_us, now_us)]
         lost = await _take(claim, [run for _, _, run in timely])
+        book = await claim.book([run for _, _, run in timely])
         entries = claim.change.entries
         entries += created(claim.sub, [t.message for _, t, run in rows if run.token.epoch == 1])
         for at, task, run in rows:
@@ -188,9 +207,16 @@ class Claims:
                 )
                 answer = await _without_key(claim, run, lost[identity])
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
+            elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
+                hold = tasks.hold_values(claim.sub, task.candidate, task.message)
+                await claim.tx.send(tasks.HOLD, *hold)
+                await _put_off(claim, run, admitted, task.expires_us)
+                verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(run, task.created_us))
-                verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
+                entries.append(claimed(admitted, task.created_us))
+                verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
+        if book is not None:
+            book.close()
 
     async def _know(
         self,
@@ -314,8 +340,6 @@ class Claims:
         await claim.tx.require_alive(claim.worker_id)
         rows = sorted((Ready(*row) for row in found), key=lambda r: (-r.priority, r.due_at))
         verdicts = [*again, *(await self._ready(claim, rows) if rows else [])]
-        if claim.governed:
-            verdicts = await _with_approvals(claim, verdicts)
         claim.tx.if_unknown = lambda: self._doubt(verdicts)
         return verdicts
 
@@ -339,13 +363,22 @@ class Claims:
             else:
                 runs[at] = run
         lost = await _take(claim, list(runs.values()))
+        if claim.governed:
+            runs = await _with_approvals(claim, runs)
+        book = await claim.book(list(runs.values()))
         for at, run in runs.items():
             holder = lost.get((run.message.tenant_id, run.message.id))
             if holder is not None:
                 verdicts[at] = Verdict(answer=await _without_key(claim, run, holder))
+            elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
+                expires = rows[at].expires_at
+                await _put_off(claim, run, admitted, None if expires is None else to_us(expires))
+                verdicts[at] = Verdict(answer=Answer.WAITING)
             else:
-                entries.append(claimed(run, to_us(run.message.created_at)))
-                verdicts[at] = Verdict(answer=Answer.RUN, run=run)
+                entries.append(claimed(admitted, to_us(run.message.created_at)))
+                verdicts[at] = Verdict(answer=Answer.RUN, run=admitted)
+        if book is not None:
+            book.close()
         return [verdicts[at] for at in range(len(rows))]
 
     async def _granted_before(self, claim: Claiming) -> list[Verdict]:
@@ -390,21 +423,25 @@ async def _take(claim: Claiming, runs: Sequence[Run]) -> dict[tuple[str, str], H
     return await take_keys(claim.tx, claim.sub.name, wanted, expiry=claim.expiry)
 
 
-async def _with_approvals(claim: Claiming, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The same verdicts; runs of messages that a person said yes to know of it."""
-    runs = [verdict.run for verdict in verdicts if verdict.run is not None]
-    asked = [(run.message.tenant_id, run.message.id) for run in runs]
+async def _with_approvals(claim: Claiming, runs: dict[int, Run]) -> dict[int, Run]:
+    """The same runs; those of messages that a person said yes to know of it."""
+    asked = [(run.message.tenant_id, run.message.id) for run in runs.values()]
     known = await approved_of(claim.tx, claim.sub.name, asked) if asked else {}
     if not known:
-        return list(verdicts)
-    replace = msgspec.structs.replace
-    return [
-        verdict
-        if (run := verdict.run) is None
-        or (yes := known.get((run.message.tenant_id, run.message.id))) is None
-        else replace(verdict, run=replace(run, approvals=yes))
-        for verdict in verdicts
-    ]
+        return runs
+    return {
+        at: msgspec.structs.replace(
+            run, approvals=known.get((run.message.tenant_id, run.message.id), ())
+        )
+        for at, run in runs.items()
+    }
+
+
+async def _put_off(claim: Claiming, run: Run, wait: PutOff, expires_us: int | None) -> None:
+    """A quota of its is used up: it waits for another window, and spends nothing."""
+    due = wait.until_us if expires_us is None else min(wait.until_us, expires_us)
+    await claim.tx.send(_PUT_OFF, *_of(run), str(due), f"{WAITS_FOR}{wait.quota}")
+    claim.change.entries.append(waits_for_quota(run, wait))
 
 
 async def _expire(claim: Claiming, run: Run, now_us: int) -> None:

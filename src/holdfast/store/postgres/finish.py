@@ -38,7 +38,7 @@ from holdfast.store.outcomes import (
 from holdfast.store.outgoing import delivery_row, outbox_row
 from holdfast.store.stored import crc
 
-from . import approvals, arrays
+from . import approvals, arrays, quotas
 from .arrays import moment
 from .change import Change
 from .database import Tx
@@ -149,6 +149,9 @@ async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Comm
     for item in committed:
         change.entries.extend(_events_of(tx, item, now_us))
     _keys(tx, change, committed)
+    counted = [item for item in committed if item.run.quotas]
+    if counted:
+        await quotas.correct(tx, counted, now_us)
     _lanes(change, committed)
     _follow_ups(tx, change, committed, now_us)
     return commits

@@ -9,8 +9,10 @@ from typing import Any
 from holdfast.core import records
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.clock import to_us
+from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
 from holdfast.store.approval import of_row
+from holdfast.store.quota_book import use_of_row
 from holdfast.store.seen import (
     HIGHEST,
     event_of_row,
@@ -21,7 +23,7 @@ from holdfast.store.seen import (
 )
 from holdfast.store.stored import UNCOMMON
 
-from . import approvals, views
+from . import approvals, quotas, views
 from .arrays import moment
 from .store import PostgresStore
 from .tail import Tail, position_of
@@ -215,6 +217,9 @@ class PostgresRecords:
             f"SELECT {approvals.COLUMNS} FROM approvals WHERE ($2::text IS NULL OR tenant_id = $2)"
         )
         return [of_row(row) for row in await self._named(head, name, tenant_id, limit)]
+
+    async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
+        return [use_of_row(row) for row in await self._read(quotas.USE, tenant_id)]
 
     # -- what belongs to a message ----------------------------------------------------------------
 

@@ -52,6 +52,11 @@ _APPROVALS = _Rule(
         " AND q.subscription = t.subscription AND q.message_id = t.message_id)"
     ),
 )
+_QUOTAS = _Rule(
+    table="quotas",
+    key="tenant_id, name",
+    over=f"t.window_start + t.window_us * interval '1 microsecond' < {_BEFORE}",
+)
 _DELIVERIES = _Rule(
     table="deliveries",
     key="id",
@@ -73,7 +78,7 @@ _TASKS_GO = (
     " SELECT count(*) FROM gone"
 )
 _ROWS_GO = (
-    "WITH gone AS (DELETE FROM {table} WHERE {key} IN (SELECT t.{key} FROM {table} t"
+    "WITH gone AS (DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} t"
     " WHERE {over} LIMIT $2::int FOR UPDATE SKIP LOCKED) RETURNING 1) SELECT count(*) FROM gone"
 )
 _KEY_TENANTS = (
@@ -99,6 +104,7 @@ class Retention:
             (rule, days)
             for rule, days in (
                 (_APPROVALS, keep.tasks_days),
+                (_QUOTAS, keep.tasks_days),
                 (_DELIVERIES, keep.deliveries_days),
                 (_DEAD_LETTERS, keep.dead_letters_days),
                 (_METRICS, keep.metrics_days),

@@ -13,13 +13,13 @@ from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
-from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
     Answer,
     Candidate,
     Commit,
     EffectState,
     Finished,
+    QuotasOf,
     Reclaimed,
     Reply,
     Run,
@@ -31,7 +31,7 @@ from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import crc, none_of
 
-from . import approvals, arrays, ends, keys, lanes, reaper, roll, runs
+from . import arrays, ends, keys, lanes, reaper, roll, runs
 from .address import Address
 from .change import Change
 from .claims import NEXT_DUE, Claiming, Claims
@@ -262,6 +262,7 @@ class PostgresStore:
             expiry=not self.expiry_paused,
             worker=worker.name,
             governed=self.governed,
+            quotas_of=self.quotas_of,
         )
 
     async def next_due_s(self, sub: Subscription) -> float | None:
@@ -397,15 +398,6 @@ class PostgresStore:
             return len(found)
 
         return await self.write(op, worker_id=worker.worker_id)
-
-    async def has_overdue_approvals(self) -> bool:
-        return not self.expiry_paused and bool(await self.read(approvals.OVERDUE))
-
-    async def expire_approvals(self, *, worker: Worker) -> int:
-        """Questions that nobody answered in time are a no; returns how many there were."""
-        if self.expiry_paused:
-            return 0
-        return await self.write(approvals.expire, worker_id=worker.worker_id)
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         names = arrays.texts(list(subscriptions))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from holdfast.core.broker import Subscription
 
+from .quotas import SqliteQuotaBook
+
 
 class Claiming(NamedTuple):
     """One claim operation in the writer thread."""
@@ -19,7 +21,9 @@ class Claiming(NamedTuple):
     """What expires up to here is over; 0 while the clock is in doubt."""
     held: str = "store"
     """Who keeps the message once claimed: `store` (one file with the queue) or `broker`."""
-    governed: bool = False
-    """Runs bring along what people answered about their messages."""
     worker: str = ""
     """The worker's name."""
+    governed: bool = False
+    """Runs bring along what people answered about their messages."""
+    book: SqliteQuotaBook | None = None
+    """Where runs are counted, if there are quotas."""

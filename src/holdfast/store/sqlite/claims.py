@@ -18,14 +18,16 @@ from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
-from holdfast.core.store import Answer, Candidate, Decode, Run, Taken, Token, Verdict
+from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
 from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
-from holdfast.store.stored import ENDED, none_of
+from holdfast.store.quota_book import PutOff
+from holdfast.store.stored import ENDED, expires_us, none_of
 
 from . import ends, tasks
 from .approvals import approved_of
+from .claim_entries import put_off
 from .claiming import Claiming
 from .keys import Holder, end_as_duplicate, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
@@ -220,6 +222,7 @@ class Claims:
         ]
         lost = take_keys(claim, keys) if keys else {}
         entries = created(claim.sub, [task.message for _, task in new])
+        book = claim.book
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
@@ -233,9 +236,14 @@ class Claims:
                 holder = lost[(message.tenant_id, message.id)]
                 answer = self._lost_key(claim, run, holder, task.candidate, entries)
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
+            elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
+                entries.append(put_off(claim, run, admitted, task.candidate, expires))
+                verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(run, task.created_us))
-                verdicts[at] = Verdict(answer=Answer.RUN, run=run, delivery=delivery)
+                entries.append(claimed(admitted, task.created_us))
+                verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
+        if book is not None:
+            book.save()
         self._append(claim, entries)
 
     def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
@@ -295,6 +303,14 @@ class Claims:
             crashes=row.crashes,
         )
         run = self._failed_elsewhere(claim, run)
+        if claim.book is not None:
+            admitted = claim.book.admit(run)
+            claim.book.save()
+            if isinstance(admitted, PutOff):
+                expires = expires_us(delivery, message)
+                self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
+                return Verdict(answer=Answer.WAITING, delivery=delivery)
+            run = admitted
         self._append(claim, [claimed(run, to_us(message.created_at))])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
@@ -313,10 +329,11 @@ class Claims:
             return []
         keys = [(row[1], row[7], row[2]) for row in found if row[7] is not None]
         lost = take_keys(claim, keys) if keys else {}
+        yes = approved_of(claim, [(row[1], row[2]) for row in found]) if claim.governed else {}
         entries: list[Entry] = []
-        verdicts = [self._ready(claim, row, lost, entries) for row in found]
-        if claim.governed:
-            verdicts = _with_approvals(claim, verdicts)
+        verdicts = [self._ready(claim, row, lost, yes, entries) for row in found]
+        if claim.book is not None:
+            claim.book.save()
         self._append(claim, entries)
         return verdicts
 
@@ -325,6 +342,7 @@ class Claims:
         claim: Claiming,
         row: Sequence[Any],
         lost: dict[tuple[str, str], Holder],
+        approved: dict[tuple[str, str], tuple[Approved, ...]],
         entries: list[Entry],
     ) -> Verdict:
         try:
@@ -339,6 +357,15 @@ class Claims:
         holder = lost.get((run.message.tenant_id, run.message.id))
         if holder is not None:
             return Verdict(answer=self._lost_key(claim, run, holder, None, entries))
+        if approved:
+            answers = approved.get((run.message.tenant_id, run.message.id), ())
+            run = msgspec.structs.replace(run, approvals=answers)
+        if claim.book is not None:
+            admitted = claim.book.admit(run)
+            if isinstance(admitted, PutOff):
+                entries.append(put_off(claim, run, admitted, None, expires))
+                return Verdict(answer=Answer.WAITING)
+            run = admitted
         entries.append(claimed(run, to_us(run.message.created_at)))
         return Verdict(answer=Answer.RUN, run=run)
 
@@ -380,22 +407,6 @@ class Claims:
 
     def _append(self, claim: Claiming, entries: Sequence[Entry]) -> None:
         self._ledger.append(claim.conn, claim.worker_id, entries, claim.now_us)
-
-
-def _with_approvals(claim: Claiming, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The same verdicts; runs of messages that a person said yes to know of it."""
-    runs = [verdict.run for verdict in verdicts if verdict.run is not None]
-    known = approved_of(claim, [(run.message.tenant_id, run.message.id) for run in runs])
-    if not known:
-        return list(verdicts)
-    replace = msgspec.structs.replace
-    return [
-        verdict
-        if (run := verdict.run) is None
-        or (yes := known.get((run.message.tenant_id, run.message.id))) is None
-        else replace(verdict, run=replace(run, approvals=yes))
-        for verdict in verdicts
-    ]
 
 
 def next_due(claim: Claiming) -> int | None:

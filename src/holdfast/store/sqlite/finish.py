@@ -38,6 +38,7 @@ from .ledger import Entry, Ledger
 from .letters import bury
 from .outbox_rows import OUTBOX
 from .outcome_rows import all_done_statement, all_done_values, write_of
+from .quotas import SqliteQuotaBook
 
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -80,6 +81,9 @@ class Finisher:
             item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
         ]
         self._keys(conn, committed, entries, now_us)
+        counted = [item for item in committed if item.run.quotas]
+        if counted:
+            SqliteQuotaBook(conn, now_us).correct(counted)
         self._lanes(conn, committed, now_us)
         self._follow_ups(conn, committed, now_us)
         told = {

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from holdfast.core import records
 from holdfast.core.approvals import Approval, ApprovalFilter
+from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
 from holdfast.sqlite.file import SqliteFile
 from holdfast.sqlite.liveness import is_alive
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store.quota_book import use_of_row
 
-from . import approvals, counts, views
+from . import approvals, counts, quotas, views
 
 
 class SqliteRecords:
@@ -98,6 +100,11 @@ class SqliteRecords:
         self, name: str, *, tenant_id: str | None, limit: int
     ) -> Sequence[Approval]:
         return await self._file.read(lambda conn: approvals.named(conn, name, tenant_id, limit))
+
+    async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
+        return await self._file.read(
+            lambda conn: [use_of_row(row) for row in conn.execute(quotas.USE, (tenant_id,))]
+        )
 
     async def queues(self) -> Sequence[records.QueueState]:
         sent = await self._queue.read(counts.queued)

@@ -5,6 +5,7 @@
 | idempotency keys | their window is over; never while their message runs or the clock jumps     |
 | tasks, effects   | ended `tasks_days` ago; not while a dead letter of theirs is open           |
 | approvals        | answered `tasks_days` ago, and their task is gone                           |
+| quotas           | nothing was counted under them for `tasks_days`                             |
 | deliveries       | sent `deliveries_days` ago                                                  |
 | dead letters     | replayed or discarded `dead_letters_days` ago                               |
 | metrics          | written `metrics_days` ago                                                  |
@@ -63,6 +64,7 @@ _APPROVALS = _Rule(
     ),
     born="t.asked_at",
 )
+_QUOTAS = _Rule(table="quotas", over="t.window_start + t.window_us < ?1", born="t.window_start")
 _DELIVERIES = _Rule(
     table="deliveries",
     over="t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < ?1",
@@ -95,6 +97,7 @@ class Retention:
             for rule, days in (
                 (_TASKS, keep.tasks_days),
                 (_APPROVALS, keep.tasks_days),
+                (_QUOTAS, keep.tasks_days),
                 (_DELIVERIES, keep.deliveries_days),
                 (_DEAD_LETTERS, keep.dead_letters_days),
                 (_METRICS, keep.metrics_days),

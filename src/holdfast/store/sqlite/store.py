@@ -17,7 +17,6 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
-from holdfast.core.quota import QuotasOf
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -25,6 +24,7 @@ from holdfast.core.store import (
     Decode,
     EffectState,
     Finished,
+    QuotasOf,
     Reclaimed,
     Reply,
     Run,
@@ -40,7 +40,6 @@ from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
-from . import approvals
 from .claiming import Claiming
 from .claims import Claims, next_due
 from .finish import Finisher
@@ -49,6 +48,7 @@ from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .notices import NoticeWriter
 from .outbox_rows import OUTBOX
+from .quotas import SqliteQuotaBook
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
 
@@ -246,8 +246,9 @@ class SqliteStore:
             now,
             self.expiry_us(now),
             held,
-            self.governed,
             worker.name,
+            self.governed,
+            None if self.quotas_of is None else SqliteQuotaBook(conn, now, self.quotas_of),
         )
 
     def expiry_us(self, now_us: int) -> int:
@@ -338,23 +339,23 @@ class SqliteStore:
     # -- during a run -----------------------------------------------------------------------------
 
     async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
-        return await self._write(lambda conn, now: self._runs.effect_begin(conn, run, name, now))
+        return await self.write(lambda conn, now: self._runs.effect_begin(conn, run, name, now))
 
     async def effect_done(self, run: Run, name: str, result: bytes) -> None:
-        await self._write(lambda conn, now: self._runs.effect_done(conn, run, name, result, now))
+        await self.write(lambda conn, now: self._runs.effect_done(conn, run, name, result, now))
 
     async def effect_clear(self, run: Run, name: str) -> None:
-        await self._write(lambda conn, now: self._runs.effect_clear(conn, run, name))
+        await self.write(lambda conn, now: self._runs.effect_clear(conn, run, name))
 
     async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
-        await self._write(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
+        await self.write(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
         def op(conn: sqlite3.Connection, now_us: int) -> str:
             self.file.wake_after_commit(OUTGOING)
             return self._runs.reply_now(conn, run, reply, n, now_us)
 
-        return await self._write(op)
+        return await self.write(op)
 
     # -- relays -----------------------------------------------------------------------------------
 
@@ -395,23 +396,6 @@ class SqliteStore:
             ).fetchone()
         )
         return await self._commit(op) if some else 0
-
-    async def has_overdue_approvals(self) -> bool:
-        now = self.clock.now_us()
-        found = await self.file.read(
-            lambda conn: conn.execute(approvals.OVERDUE, (now, 1)).fetchone()
-        )
-        return found is not None
-
-    async def expire_approvals(self, *, worker: Worker) -> int:
-        def op(conn: sqlite3.Connection, now_us: int) -> int:
-            entries = approvals.expire(conn, self.expiry_us(now_us))
-            self._ledger.append(conn, worker.worker_id, entries, now_us)
-            if entries:
-                self.file.wake_after_commit()
-            return sum(kind == events.APPROVAL_EXPIRED for _, _, _, kind, _ in entries)
-
-        return await self._write(op)
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         marks = msgspec.json.encode(list(subscriptions)).decode()
@@ -474,7 +458,8 @@ class SqliteStore:
         if self._opened is not None:
             self._opened._set_waiters()
 
-    async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
+    async def write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
+        """One durable operation, given the time of now; listeners hear what it told the ledger."""
         return await self._commit(lambda conn: op(conn, self.clock.now_us()))
 
     async def _commit(self, op: Op[T], *, durable: bool = True) -> T:

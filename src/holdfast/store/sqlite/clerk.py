@@ -1,0 +1,50 @@
+"""`SqliteClerk`: what relays do for governance."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from holdfast.core import events
+from holdfast.core.store import Worker
+
+from . import approvals
+from .quotas import LOOK_AGAIN
+from .store import SqliteStore
+
+
+class SqliteClerk:
+    """`Clerk` on the store's file."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def has_overdue(self) -> bool:
+        now = self._store.clock.now_us()
+        found = await self._store.file.read(
+            lambda conn: conn.execute(approvals.OVERDUE, (now, 1)).fetchone()
+        )
+        return found is not None
+
+    async def expire(self, *, worker: Worker) -> int:
+        store = self._store
+
+        def op(conn: sqlite3.Connection, now_us: int) -> int:
+            entries = approvals.expire(conn, store.expiry_us(now_us))
+            store.ledger.append(conn, worker.worker_id, entries, now_us)
+            if entries:
+                store.file.wake_after_commit()
+            return sum(kind == events.APPROVAL_EXPIRED for _, _, _, kind, _ in entries)
+
+        return await store.write(op)
+
+    async def quotas_changed(self) -> int:
+        file = self._store.file
+
+        def op(conn: sqlite3.Connection, now_us: int) -> int:
+            conn.execute("UPDATE quotas SET deferred_until = NULL, deferred = 0")
+            n = conn.execute(LOOK_AGAIN, (now_us,)).rowcount
+            if n:
+                file.wake_after_commit()
+            return n
+
+        return await self._store.write(op)
