@@ -260,7 +260,9 @@ class Claims(Protocol):
     """
 
     def beat(self, worker: Worker) -> None:
-        """A sign of life. Called from the lease's own thread: may block, but not for long."""
+        """A sign of life. Called from the lease's own thread: may block, but not for long.
+
+        Raises StoreError if it could not be given."""
         ...
 
     def is_registered(self, worker: Worker) -> bool:
