@@ -101,7 +101,8 @@ def test_approval_race(make_fleet: MakeFleet, broker: str, home: Path, soak: boo
         fleet.kill(fleet.random.choice(fleet.processes))
         fleet.start()
     fleet.wait_for(partial(has_asked, fleet, races), "every question was put")
-    questions = fleet.rows("SELECT message_id, lower(hex(id)) FROM approvals ORDER BY message_id")
+    found = fleet.rows("SELECT message_id, id FROM approvals ORDER BY message_id")
+    questions = [(m, i.hex() if isinstance(i, bytes) else i.hex) for m, i in found]
     assert len({message_id for message_id, _ in questions}) == len(questions) == races
 
     moments = {races * n // (kills - while_asking + 1) for n in range(1, kills - while_asking + 1)}

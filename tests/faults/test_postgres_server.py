@@ -2,6 +2,7 @@
 on by itself."""
 
 import time
+from functools import partial
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_killed_and_stopped_every_few_seconds(
             postgres_server.kill()
         time.sleep(DOWN_S)  # that it is down for a while is what is tested
         postgres_server.start()
-        fleet.wait_for(lambda before=before: fleet.has_finished(before + 1), "work goes on")
+        fleet.wait_for(partial(fleet.has_finished, before + 1), "work goes on")
         time.sleep(UP_S * fleet.random.random())
     fleet.wait_until_final()
     verdict(fleet, messages)
