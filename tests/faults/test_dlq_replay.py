@@ -1,4 +1,4 @@
-"""Operators and workers killed in the middle of a replay: each letter is sent once, none is lost."""
+"""Operators and workers killed in the middle of a replay: each letter is sent, and sent once."""
 
 from __future__ import annotations
 

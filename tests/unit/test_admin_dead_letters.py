@@ -15,6 +15,7 @@ from holdfast.admin.repairs import Change
 from holdfast.config import Queue
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.core.records import LetterFilter
+from holdfast.sqlite.wake import OUTGOING
 from tests.unit.desk import Desk, open_desk
 
 
@@ -267,8 +268,11 @@ async def test_an_expired_letter_lives_anew(desk: Desk):
 async def test_with_two_files_the_replay_goes_through_the_outbox(home: Path):
     async with open_desk(home, two_files=True) as desk:
         await kill(desk, "m-1")
+        bell = desk.app.store.file.subscribe(OUTGOING)
         (handled,) = await desk.replayed([await desk.letters.find("m-1")])
         assert handled.error is None
+        assert bell.is_set(), "whoever carries the outbox is told at once"
+        desk.app.store.unsubscribe(bell)
         with closing(sqlite3.connect(home / "store.db")) as conn:
             rows = conn.execute("SELECT queue_name, message_id FROM outbox").fetchall()
         assert rows == [("default", handled.replay_id)]
