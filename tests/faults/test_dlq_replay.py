@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -51,6 +52,9 @@ class Operators:
     def settled(self) -> int:
         return int(self.fleet.one("SELECT count(*) FROM dead_letters WHERE state <> 'open'"))
 
+    def have_settled(self, letters: int) -> bool:
+        return self.settled() >= letters
+
     def log(self) -> str:
         return (self.fleet.home / "operators.log").read_text(errors="replace")[-3000:]
 
@@ -74,7 +78,7 @@ def test_replays_that_are_killed_send_each_letter_once(make_fleet: MakeFleet, so
             before = operators.settled()
             goal = before + fleet.random.randrange(1, letters // (2 * rounds))
             operators.start()
-            fleet.wait_for(lambda goal=goal: operators.settled() >= goal, f"round {number}")
+            fleet.wait_for(partial(operators.have_settled, goal), f"round {number}")
             operators.kill()
             victim = fleet.random.choice(fleet.processes)
             fleet.kill(victim)  # the one that carries the outbox to the broker, perhaps
