@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -252,10 +253,14 @@ def test_on_redis_a_replay_goes_through_the_outbox(
     assert {each["error"] for each in done} == {None}
     waiting = asked(home, "SELECT message_id FROM outbox")
     assert {message_id for (message_id,) in waiting} == {each["replay_id"] for each in done}
-    assert client.xlen("default") == 0
+    assert client.xlen("stream:task") == 0
+    assert client.xlen("stream:dlq") == 5
     work()
     assert asked(home, "SELECT count(*) FROM outbox") == [(0,)]
     ended = asked(home, "SELECT message_id FROM queue_executions WHERE status = 'succeeded'")
     assert {message_id for (message_id,) in ended} == {each["replay_id"] for each in done}
+    results = [fields for _, fields in client.xrange("stream:result")]
+    assert Counter(each[b"status"] for each in results) == {b"failed": 5, b"succeeded": 5}
+    assert len({each[b"task_id"] for each in results}) == 10, "one result for each task"
     refused = call(*DLQ_REPLAY, "m-1", code=Exit.CONFLICT)
     assert "not open any more" in refused.stderr

@@ -253,9 +253,6 @@ def _renewed(message: Message, letter: DeadLetter, codec: str) -> Message:
     headers = dict(message.headers)
     if codec != "standard":
         headers[REPLAY_HEADER] = letter.message_id
-    key = message.idempotency_key
-    if codec == "task" and key is None:  # it was refused for having none, and every task has one
-        key = letter.message_id
     lifetime = None if message.expires_at is None else message.expires_at - message.created_at
     return msgspec.structs.replace(
         message,
@@ -264,7 +261,6 @@ def _renewed(message: Message, letter: DeadLetter, codec: str) -> Message:
         created_at=now,
         expires_at=now + lifetime if lifetime is not None and lifetime > timedelta() else None,
         attempt=1,
-        idempotency_key=key,
         headers=headers,
         metadata=metadata,
         raw=None,
