@@ -327,7 +327,7 @@ def free_port() -> int:
 def replica(free_port: int) -> Iterator[tuple[RedisServer, RedisServer]]:
     """A primary, and a real replica of it that takes no writes."""
     primary = RedisServer("--port", str(free_port), "--bind", "127.0.0.1")
-    copy = RedisServer("--replicaof", f"127.0.0.1 {free_port}")
+    copy = RedisServer("--replicaof", "127.0.0.1", str(free_port))
     primary.start()
     copy.start()
     yield primary, copy
