@@ -401,7 +401,7 @@ class _Lost(msgspec.Struct, frozen=True):
 
 
 LOST: Any = _Lost()
-_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate)
+_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
 
 
 def _done(result: Any) -> Outcome:

@@ -25,6 +25,7 @@ from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
+from holdfast.sqlite.wake import OUTGOING
 
 from . import approvals, orchestration, parked
 from .approvals import Answering
@@ -118,7 +119,7 @@ class SqliteOperations:
             return
         if self._queue is None:
             rows.insert(conn, OUTBOX, [outbox_row(send, now_us) for send in sends])
-            self._store.file.wake_after_commit()
+            self._store.file.wake_after_commit(OUTGOING)
             return
         for queue in dict.fromkeys(send.queue for send in sends):
             batch = [send.outgoing for send in sends if send.queue == queue]
