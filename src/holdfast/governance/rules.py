@@ -232,10 +232,27 @@ def _differences(old: Rule, new: Rule) -> list[str]:
     found = []
     for field in Rule.__struct_fields__:
         was, now = getattr(old, field), getattr(new, field)
-        if was != now:
-            plain = isinstance(was, str | int | float)
-            found.append(f"{field} {was} → {now}" if plain else f"{field} changed")
+        if was == now:
+            continue
+        if isinstance(was, Match):
+            sides = dict(was.wanted), dict(now.wanted)
+            names = [
+                name for name in Facts.__struct_fields__ if sides[0].get(name) != sides[1].get(name)
+            ]
+            found.append(f"match of {', '.join(names)} changed")
+        elif field == "quota":
+            found.append(f"quota {_in_words(was)} → {_in_words(now)}")
+        else:
+            found.append(f"{field} {was} → {now}")
     return found
+
+
+def _in_words(quota: Quota | None) -> str:
+    if quota is None:
+        return "none"
+    limits = msgspec.structs.asdict(quota.limits).items()
+    named = ", ".join(f"{limit:g} {unit}" for unit, limit in limits if limit is not None)
+    return f"{named} in {quota.window_s:g} s"
 
 
 def facts_in(context: Mapping[str, Any]) -> Facts:
