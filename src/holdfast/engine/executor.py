@@ -44,7 +44,7 @@ from holdfast.core.store import Finished, Run
 from .breaker import Breaker, BreakerPolicy, Passage
 from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
-from .guard import Guard, ask_guard
+from .guard import Guard, asking
 from .handlers import Handler, Handlers
 
 log = logging.getLogger("holdfast.engine")
@@ -104,7 +104,7 @@ class Executor:
         self._make_send = make_send
         self._clock = clock
         self._done = done
-        self._guard = guard
+        self._ask = None if guard is None else asking(guard, timeout_s=guard_timeout_s)
         self._middleware = middleware
         self._breaker_policy = breaker or BreakerPolicy()
         self._breakers: dict[int, Breaker] = {}
@@ -112,7 +112,6 @@ class Executor:
         self._isolated = isolated
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
         self._crash_budget = crash_budget
-        self._guard_timeout_s = guard_timeout_s
         self._recycle_grace_s = recycle_grace_s
         self._on_stuck = on_stuck
         self._active: dict[int, Active] = {}
@@ -210,8 +209,8 @@ class Executor:
     async def _attempt(self, active: Active, handler: Handler, context: Context) -> Outcome | None:
         """Guard and handler. Nothing that they raise goes further, but the loss of the claim."""
         try:
-            if self._guard is not None:
-                stopped = await ask_guard(self._guard, active.run, timeout_s=self._guard_timeout_s)
+            if self._ask is not None:
+                stopped = await self._ask(active.run)
                 if stopped is not None:
                     return stopped
             return _done(await self._call(active, handler, context))

@@ -218,7 +218,8 @@ class SqliteOperations:
     ) -> None:
         identity = (task.tenant_id, task.subscription, task.message_id)
         data = {"kind": parked.parked_kind(conn, identity), "by": self._by}
-        entries = parked.end(
+        entries = approvals.withdraw(conn, identity, by=self._by, now_us=now_us)
+        entries += parked.end(
             conn,
             identity,
             Status.DISCARDED,
@@ -227,7 +228,6 @@ class SqliteOperations:
             keep_letter=False,
             now_us=now_us,
         )
-        approvals.withdraw(conn, identity, by=self._by, now_us=now_us)
         self._append(conn, entries, now_us)
         self._store.file.wake_after_commit()
 
