@@ -67,7 +67,10 @@ _decode_wire = msgspec.json.Decoder(_Wire).decode
 
 def _plain(body: bytes) -> _Wire | None:
     """Most messages, read in one go; None: this one has to be looked at field by field."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    brackets = body.count(b"{")
+    if b"[" in body:  # looked for first, which takes a tenth of counting
+        brackets += body.count(b"[")
+    if brackets > MAX_DEPTH:
         return None
     try:
         return _decode_wire(body)
@@ -109,8 +112,9 @@ class StandardCodec:
         # Most are empty: what is not there need not be looked at by a function of its own.
         source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
         key, lane, expires = metadata.idempotency_key, metadata.ordering_key, metadata.expires_at
-        count = metadata.retry_count
-        trace = fields.header_trace(headers) if metadata.trace is None else metadata.trace
+        count, trace = metadata.retry_count, metadata.trace
+        if trace is None and headers:
+            trace = fields.header_trace(headers)
         return Message(
             id=fields.short("message_id", wire.message_id),
             type=fields.text("message_type", wire.message_type, default=sub.default_type),

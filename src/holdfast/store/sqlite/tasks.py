@@ -124,8 +124,10 @@ def row(claim: Claiming, task: Task, row_id: bytes) -> tuple[Any, ...]:
     info: str | None = None
     body_crc: int | None = None
     if claim.held == "store":
-        body, info = candidate.delivery.body, task.form
-        body_crc = crc(body)
+        delivery = candidate.delivery
+        body, info, body_crc = delivery.body, task.form, delivery.crc
+        if body_crc is None:
+            body_crc = crc(body)
     return (
         task.rowid,
         row_id,
