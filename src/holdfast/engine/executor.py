@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -62,20 +63,17 @@ class Isolated(Protocol):
     async def close(self) -> None: ...
 
 
-class Active:
+class Active(msgspec.Struct, eq=False):
     """A run in progress."""
 
-    __slots__ = ("cause", "handler", "run", "started_us", "sub", "task", "thread")
-
-    def __init__(self, run: Run, sub: Subscription, handler: Handler | None) -> None:
-        self.run = run
-        self.sub = sub
-        self.handler = handler
-        self.started_us = 0
-        self.task: asyncio.Task[None] | None = None
-        self.thread = False
-        self.cause = ""
-        """Why it was cancelled: timeout, drain, lost, cancel."""
+    run: Run
+    sub: Subscription
+    handler: Handler | None
+    started_us: int = 0
+    task: asyncio.Task[None] | None = None
+    thread: bool = False
+    cause: str = ""
+    """Why it was cancelled: timeout, drain, lost, cancel."""
 
 
 class Executor:
@@ -109,6 +107,8 @@ class Executor:
         self._breaker_policy = breaker or BreakerPolicy()
         self._breakers: dict[int, Breaker] = {}
         """By the identity of the handler: a registry keeps its handlers."""
+        self._calls: dict[int, CallNext] = {}
+        """The same: the calls of those that run on the loop, in their middleware."""
         self._isolated = isolated
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
         self._crash_budget = crash_budget
@@ -230,9 +230,9 @@ class Executor:
 
     def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
         """The handler's call, middleware and time limit around it, to be awaited."""
-        call: CallNext = self._caller(active, handler)
-        for wrap in reversed(self._middleware):
-            call = _wrapped(wrap, call)
+        call = self._calls.get(id(handler))
+        if call is None:
+            call = self._caller(active, handler)
         if handler.timeout_s is None or handler.isolation == "process":
             return call(context)  # a child's time begins when it is ready
         return self._limited(active, handler, call(context), handler.timeout_s)
@@ -248,14 +248,21 @@ class Executor:
             entry.cancel()
 
     def _caller(self, active: Active, handler: Handler) -> CallNext:
+        isolated = self._isolated
+        call: CallNext
         if handler.isolation == "process":
-            isolated = self._isolated
             if isolated is None:
                 raise HandlerFailed(f"{handler.name}: this worker has no child processes")
-            return lambda context: isolated.call(handler, context)
-        if handler.is_async:
-            return handler.call
-        return lambda context: self._in_thread(active, handler, context)
+            call = functools.partial(isolated.call, handler)
+        elif handler.is_async:
+            call = handler.call
+        else:
+            call = functools.partial(self._in_thread, active, handler)
+        for wrap in reversed(self._middleware):
+            call = _wrapped(wrap, call)
+        if handler.is_async and handler.isolation == "none":  # nothing of this one run is in it
+            self._calls[id(handler)] = call
+        return call
 
     async def _in_thread(self, active: Active, handler: Handler, context: Context) -> Any:
         """A thread cannot be stopped: slot and claim stay with it until it returns."""
@@ -402,10 +409,13 @@ class _Lost(msgspec.Struct, frozen=True):
 
 LOST: Any = _Lost()
 _OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate)
+_DONE = Done()
 
 
 def _done(result: Any) -> Outcome:
     """A handler may return an outcome itself; anything else is its result."""
+    if result is None:  # most often; and not to be any of those costs as much as the call
+        return _DONE
     return result if isinstance(result, _OUTCOMES) else Done(result)
 
 

@@ -62,8 +62,9 @@ class Slots:
             self._room.clear()
 
     def give(self, n: int) -> None:
+        was_full = self.taken >= self.size
         self.taken -= n
-        if self.taken < self.size:
+        if was_full and self.taken < self.size:
             self._room.set()
 
     async def room(self) -> int:
