@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Transactional
-from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
@@ -237,7 +236,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, task.candidate, expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(admitted, task.created_us))
+                entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
             book.save()
@@ -312,7 +311,7 @@ class Claims:
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted
-        self._append(claim, [claimed(run, to_us(message.created_at))])
+        self._append(claim, [claimed(run)])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -367,7 +366,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, None, expires))
                 return Verdict(answer=Answer.WAITING)
             run = admitted
-        entries.append(claimed(run, to_us(run.message.created_at)))
+        entries.append(claimed(run))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(
