@@ -197,6 +197,7 @@ class Claims:
                 for (_, task), row_id in zip(new, uuid7_block(len(new)), strict=True)
             ],
             shared=tasks.claimed(claim),
+            alike=tasks.ALIKE,
         )
         if inserted == len(new):
             return new

@@ -25,6 +25,8 @@ INSERT = (
     " event_name, priority, idem_key, created_at, expires_at, correlation_id, trace_id, body,"
     " body_info, body_crc, body_sha256)"
 )
+ALIKE = (2, 4, 5, 12)
+"""Tenant, type, priority and form of the body: places in `row`."""
 RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
@@ -85,7 +87,7 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
 def expires_us(delivery: Delivery, message: Message) -> int | None:
     """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
     theirs = delivery.expires_at_us
-    if message.expires_at is None:  # nearly always, and asked for every message
+    if message.expires_at is None:
         return theirs
     own = to_us(message.expires_at)
     return own if theirs is None else min(own, theirs)
@@ -106,14 +108,13 @@ def _common(claim: Claiming) -> tuple[Any, ...]:
 
 
 def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Task:
+    key, expires = message.idempotency_key, candidate.delivery.expires_at_us
+    if key is not None or claim.sub.dedup_by_id:  # most have none, and a call is a call
+        key = idem_key(claim.sub, message)
+    if message.expires_at is not None:
+        expires = expires_us(candidate.delivery, message)
     return Task(
-        candidate,
-        message,
-        rowid,
-        body_info(candidate),
-        idem_key(claim.sub, message),
-        to_us(message.created_at),
-        expires_us(candidate.delivery, message),
+        candidate, message, rowid, body_info(candidate), key, to_us(message.created_at), expires
     )
 
 
