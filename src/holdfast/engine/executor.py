@@ -132,7 +132,8 @@ class Executor:
         """Run it; its end goes to the settler."""
         active = Active(run, sub, self._handlers.find(run.queue, run.message.type))
         self._active[id(active)] = active
-        active.task = asyncio.get_running_loop().create_task(self._run(active))
+        loop = asyncio.get_running_loop()
+        active.task = loop.create_task(self._run(active), name="holdfast-run")
 
     def cancel_all(self, cause: str) -> None:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
@@ -196,14 +197,14 @@ class Executor:
             return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
         if active.cause:  # stopped before its first step
             return self._cancelled(active, handler)
-        breaker = self._breaker(handler)
-        if breaker is not None and breaker.ask() is Passage.WAIT:
+        breaker = self._breakers.get(id(handler)) or self._new_breaker(handler)
+        if breaker is not None and breaker.in_a_row and breaker.ask() is Passage.WAIT:
             return Released(after_s=breaker.wait_s)
         outcome: Outcome | None = None
         try:
             outcome = await self._attempt(active, handler, context)
         finally:  # whatever happens: a probe that never reports back would keep the breaker open
-            if breaker is not None:
+            if breaker is not None and (breaker.in_a_row or type(outcome) is not Done):
                 self._tell_breaker(breaker, handler, outcome)
         return outcome
 
@@ -378,13 +379,11 @@ class Executor:
 
     # -- breakers ---------------------------------------------------------------------------------
 
-    def _breaker(self, handler: Handler) -> Breaker | None:
+    def _new_breaker(self, handler: Handler) -> Breaker | None:
         if self._breaker_policy.failures <= 0:
             return None
-        breaker = self._breakers.get(id(handler))
-        if breaker is None:
-            breaker = Breaker(self._breaker_policy, self._clock.monotonic)
-            self._breakers[id(handler)] = breaker
+        breaker = Breaker(self._breaker_policy, self._clock.monotonic)
+        self._breakers[id(handler)] = breaker
         return breaker
 
     def _tell_breaker(self, breaker: Breaker, handler: Handler, outcome: Outcome | None) -> None:
