@@ -225,9 +225,7 @@ async def test_switched_off_nothing_is_counted(home):
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def finished(
-    *, took_us: int = 1500, usage: Usage | None = None, waited_us: int = 0
-) -> Finished:
+def finished(*, took_us: int = 1500, usage: Usage | None = None, waited_us: int = 0) -> Finished:
     message = Message(type="t")
     run = Run(
         subscription="q",

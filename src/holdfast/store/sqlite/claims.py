@@ -220,9 +220,12 @@ class Claims:
         lost = take_keys(claim, keys) if keys else {}
         entries = created(claim, [task.message for _, task in new])
         book = claim.book
+        token, foreign = Token(claim.worker_id, 1), claim.sub.codec == TASK
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
+            run = tasks.new_run(claim, task, token)
+            if foreign:
+                run = self._failed_elsewhere(claim, run)
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
@@ -297,9 +300,12 @@ class Claims:
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
         run = msgspec.structs.replace(
-            tasks.new_run(claim, tasks.task(claim, candidate, message, row.rowid)),
+            tasks.new_run(
+                claim,
+                tasks.task(claim, candidate, message, row.rowid),
+                Token(claim.worker_id, row.epoch + 1),
+            ),
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
-            token=Token(claim.worker_id, row.epoch + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )

@@ -87,7 +87,9 @@ class Ledger:
             seq += 1
             record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
             digest = link(digest, record)
-            written.append((*record[:6], row_id, digest))
+            written.append(
+                (seq, tenant_id, subscription, task_id, event_type, text, row_id, digest)
+            )
         self._heads[(tenant or "", worker_id)] = (seq, digest)
         rows.insert(conn, _INSERT, written, shared=(now_us, worker_id), alike=_ALIKE)
         if self.notices is not None:

@@ -189,7 +189,7 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
-def new_run(claim: Claiming, task: Task) -> Run:
+def new_run(claim: Claiming, task: Task, token: Token) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = task.candidate.delivery
     return Run(
@@ -197,7 +197,7 @@ def new_run(claim: Claiming, task: Task) -> Run:
         queue=claim.sub.queue,
         idem_key=task.key,
         message=task.message,
-        token=Token(claim.worker_id, 1),
+        token=token,
         attempt=1,
         crashes=0,
         claimed_at_us=claim.now_us,
