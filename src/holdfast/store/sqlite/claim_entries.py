@@ -69,7 +69,7 @@ def reclaimed(claim: Claiming, message: Message, taken_from: str) -> Entry:
     return message.tenant_id, claim.sub.name, message.id, events.RECLAIMED, data
 
 
-def claimed(run: Run, created_us: int) -> Entry:
+def claimed(run: Run) -> Entry:
     message = run.message
-    data = {"attempt": run.attempt, "created_at": created_us}
+    data = {"attempt": run.attempt, "created_at": run.created_at_us}
     return message.tenant_id, run.subscription, message.id, events.CLAIMED, data

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Transactional
-from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
@@ -198,6 +197,7 @@ class Claims:
                 for (_, task), row_id in zip(new, uuid7_block(len(new)), strict=True)
             ],
             shared=tasks.claimed(claim),
+            alike=tasks.ALIKE,
         )
         if inserted == len(new):
             return new
@@ -220,9 +220,12 @@ class Claims:
         lost = take_keys(claim, keys) if keys else {}
         entries = created(claim, [task.message for _, task in new])
         book = claim.book
+        token, foreign = Token(claim.worker_id, 1), claim.sub.codec == TASK
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
+            run = tasks.new_run(claim, task, token)
+            if foreign:
+                run = self._failed_elsewhere(claim, run)
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim, message, delivery.taken_from))
             expires = task.expires_us
@@ -237,7 +240,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, task.candidate, expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(admitted, task.created_us))
+                entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
             book.save()
@@ -297,9 +300,12 @@ class Claims:
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
         run = msgspec.structs.replace(
-            tasks.new_run(claim, tasks.task(claim, candidate, message, row.rowid)),
+            tasks.new_run(
+                claim,
+                tasks.task(claim, candidate, message, row.rowid),
+                Token(claim.worker_id, row.epoch + 1),
+            ),
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
-            token=Token(claim.worker_id, row.epoch + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
@@ -312,7 +318,7 @@ class Claims:
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted
-        self._append(claim, [claimed(run, to_us(message.created_at))])
+        self._append(claim, [claimed(run)])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -367,7 +373,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, None, expires))
                 return Verdict(answer=Answer.WAITING)
             run = admitted
-        entries.append(claimed(run, to_us(run.message.created_at)))
+        entries.append(claimed(run))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(

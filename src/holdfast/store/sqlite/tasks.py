@@ -25,6 +25,8 @@ INSERT = (
     " event_name, priority, idem_key, created_at, expires_at, correlation_id, trace_id, body,"
     " body_info, body_crc, body_sha256)"
 )
+ALIKE = (2, 4, 5, 12)
+"""Tenant, type, priority and form of the body: places in `row`."""
 RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
@@ -85,7 +87,7 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
 def expires_us(delivery: Delivery, message: Message) -> int | None:
     """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
     theirs = delivery.expires_at_us
-    if message.expires_at is None:  # nearly always, and asked for every message
+    if message.expires_at is None:
         return theirs
     own = to_us(message.expires_at)
     return own if theirs is None else min(own, theirs)
@@ -106,14 +108,13 @@ def _common(claim: Claiming) -> tuple[Any, ...]:
 
 
 def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Task:
+    key, expires = message.idempotency_key, candidate.delivery.expires_at_us
+    if key is not None or claim.sub.dedup_by_id:  # most have none, and a call is a call
+        key = idem_key(claim.sub, message)
+    if message.expires_at is not None:
+        expires = expires_us(candidate.delivery, message)
     return Task(
-        candidate,
-        message,
-        rowid,
-        body_info(candidate),
-        idem_key(claim.sub, message),
-        to_us(message.created_at),
-        expires_us(candidate.delivery, message),
+        candidate, message, rowid, body_info(candidate), key, to_us(message.created_at), expires
     )
 
 
@@ -124,8 +125,10 @@ def row(claim: Claiming, task: Task, row_id: bytes) -> tuple[Any, ...]:
     info: str | None = None
     body_crc: int | None = None
     if claim.held == "store":
-        body, info = candidate.delivery.body, task.form
-        body_crc = crc(body)
+        delivery = candidate.delivery
+        body, info, body_crc = delivery.body, task.form, delivery.crc
+        if body_crc is None:
+            body_crc = crc(body)
     return (
         task.rowid,
         row_id,
@@ -177,7 +180,8 @@ _INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.
 def body_info(candidate: Candidate) -> str:
     """How to read the stored body again, with what only the broker's copy says of it."""
     delivery = candidate.delivery
-    if candidate.codec == "standard" and b'"timestamp"' in delivery.body:  # it says all by itself
+    # `find`: `in` tries the bytes as a number first. With its time, the standard form says all.
+    if candidate.codec == "standard" and delivery.body.find(b'"timestamp"') >= 0:
         if not delivery.headers:
             return _INFO[candidate.codec]
         return stored_form(CODECS[candidate.codec], delivery.headers)
@@ -185,7 +189,7 @@ def body_info(candidate: Candidate) -> str:
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 
 
-def new_run(claim: Claiming, task: Task) -> Run:
+def new_run(claim: Claiming, task: Task, token: Token) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = task.candidate.delivery
     return Run(
@@ -193,10 +197,11 @@ def new_run(claim: Claiming, task: Task) -> Run:
         queue=claim.sub.queue,
         idem_key=task.key,
         message=task.message,
-        token=Token(claim.worker_id, 1),
+        token=token,
         attempt=1,
         crashes=0,
         claimed_at_us=claim.now_us,
+        created_at_us=task.created_us,
         row=task.rowid,
         delivery=delivery if claim.held == "broker" else None,
         body=delivery.body,
@@ -218,6 +223,7 @@ def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
         attempt=attempt,
         crashes=crashes,
         claimed_at_us=claim.now_us,
+        created_at_us=to_us(message.created_at),
         row=rowid,
         history=decode_history(history),
         body=body,
