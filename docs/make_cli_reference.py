@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.replaying import dlq_replay
 from holdfast.cli.root import SECTIONS, cli
 from holdfast.cli.session import Exit
 
@@ -58,6 +59,8 @@ def render() -> str:
             command = cli.get_command(context, name)
             if command is not None:
                 parts += _command(command, click.Context(command, context, name))
+    parts += ["## Programs of their own\n"]
+    parts += _command(dlq_replay, click.Context(dlq_replay, info_name="dlq_replay"))
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the tests need, where they are missing.
 #   faketime (with libfaketime): the clock tests let the wall clock of a worker jump by an hour and a day.
+#   openssl: makes the certificates of the tests that speak TLS.
 #   redis-server: the tests start private ones, in folders of their own. The system's service is not needed:
 #   it is neither started nor enabled, and one that runs already is left alone.
 #   postgresql: as redis-server. Its package makes a cluster of its own, which is not started, either.
@@ -23,6 +24,7 @@ have_postgres() {
 
 missing=()
 have_faketime || missing+=(faketime)
+command -v openssl >/dev/null || missing+=(openssl)
 have_redis || missing+=(redis-server)
 have_postgres || missing+=(postgresql)
 [ ${#missing[@]} -eq 0 ] && exit 0

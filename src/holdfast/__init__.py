@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.triggers.mock import MockQueueAdapter
     from holdfast.triggers.parsers import BinaryParser, JSONParser, MessageParser, TextParser
     from holdfast.triggers.ports import IdempotencyStore, QueueAdapter
+    from holdfast.triggers.redis_idempotency import RedisIdempotencyStore
 
 _HOME = {
     "App": "holdfast.app",
@@ -88,6 +89,7 @@ _HOME = {
     "TextParser": "holdfast.triggers.parsers",
     "IdempotencyStore": "holdfast.triggers.ports",
     "QueueAdapter": "holdfast.triggers.ports",
+    "RedisIdempotencyStore": "holdfast.triggers.redis_idempotency",
 }
 
 __all__ = [
@@ -123,6 +125,7 @@ __all__ = [
     "QueueTriggerConfig",
     "RawMessage",
     "Receipt",
+    "RedisIdempotencyStore",
     "Rejected",
     "Retry",
     "RetryPolicy",

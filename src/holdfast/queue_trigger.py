@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from holdfast.config import Config, Worker
 from holdfast.core.clock import Clock, SystemClock
@@ -204,6 +204,8 @@ class QueueTrigger:
             status = "paused"
         else:
             status = "healthy" if running and adapter_healthy else "unhealthy"
+        if status == "healthy" and engine is not None and not await engine.runner.dedup_is_up():
+            status = "degraded"
         return {
             "status": status,
             "running": running,
@@ -231,7 +233,8 @@ class QueueTrigger:
 
     async def _begin(self) -> _Engine:
         store = self._store = await self._open_store()
-        config, subscription, handlers = self.config, self._subscription, self._handlers()
+        config, subscription, runner = self.config, self._subscription, self._runner()
+        handlers = self._handlers(runner)
         broker = AdapterBroker(self.adapter, config)
         announcer = Announcer(
             broker,
@@ -267,18 +270,21 @@ class QueueTrigger:
         forget = _nothing
         if isinstance(self._clock, _Movable):
             forget = self._clock.on_advance(store.look_again)
-        return _Engine(worker, broker, announcer, announcing, forget)
+        return _Engine(worker, broker, runner, announcer, announcing, forget)
 
-    def _handlers(self) -> Handlers:
-        config = self.config
-        runner = AgentRunner(
-            config,
+    def _runner(self) -> AgentRunner:
+        queue = self.config.queue_name
+        return AgentRunner(
+            self.config,
             self.agent_runtime,
             self.governance,
             self.idempotency_store,
             guard_timeout_s=self._settings.guard_timeout_s,
-            dedup_unavailable=partial(self.metrics.dedup_unavailable, config.queue_name, 1),
+            dedup_unavailable=partial(self.metrics.dedup_unavailable, queue, 1),
         )
+
+    def _handlers(self, runner: AgentRunner) -> Handlers:
+        config = self.config
         retry = RetryPolicy(
             max_retries=config.max_retries,
             base_delay=config.retry_backoff_base,
@@ -382,22 +388,15 @@ class QueueTrigger:
             log.warning("closing %s: %s", self.config.queue_name, mask_line(str(error)))
 
 
-class _Engine:
+class _Engine(NamedTuple):
     """The parts of a started trigger."""
 
-    def __init__(
-        self,
-        worker: EngineWorker,
-        broker: AdapterBroker,
-        announcer: Announcer,
-        announcing: asyncio.Task[None],
-        forget_clock: Callable[[], None],
-    ) -> None:
-        self.worker = worker
-        self.broker = broker
-        self.announcer = announcer
-        self.announcing = announcing
-        self.forget_clock = forget_clock
+    worker: EngineWorker
+    broker: AdapterBroker
+    runner: AgentRunner
+    announcer: Announcer
+    announcing: asyncio.Task[None]
+    forget_clock: Callable[[], None]
 
 
 @runtime_checkable

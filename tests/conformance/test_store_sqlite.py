@@ -1,17 +1,22 @@
 """The SQLite store passes the store suite, alone and with a queue in its file."""
 
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.store import Worker
 from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.clerk import SqliteClerk
+from holdfast.store.sqlite.operations import SqliteOperations
+from holdfast.store.sqlite.records import SqliteRecords
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import StoreConformance
+from holdfast.testing import GovernanceConformance, Office, StoreConformance, StoreHarness
 from holdfast.testing.store_harness import Store
 
 
-class TestSqliteStore(StoreConformance):
+class OnSqlite(StoreHarness):
     def setup_method(self) -> None:
         super().setup_method()
         self._folder = tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp")
@@ -27,6 +32,20 @@ class TestSqliteStore(StoreConformance):
     async def let_die(self, store: Store, worker: Worker) -> None:
         assert isinstance(store, SqliteStore)
         store._roll.stop_beat(worker.worker_id)  # its lock is free, as after a kill
+
+
+class TestSqliteStore(OnSqlite, StoreConformance):
+    """The store in a file of its own."""
+
+
+class TestSqliteGovernance(OnSqlite, GovernanceConformance):
+    @asynccontextmanager
+    async def open_office(self, store: Store) -> AsyncIterator[Office]:
+        assert isinstance(store, SqliteStore)
+        async with SqliteOperations(store, None, by="suite") as operations:
+            yield Office(
+                answers=operations, records=SqliteRecords(store.file), clerk=SqliteClerk(store)
+            )
 
 
 class TestSqliteStoreWithItsQueue(TestSqliteStore):

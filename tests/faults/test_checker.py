@@ -330,6 +330,15 @@ async def test_a_late_reclaim_is_found(recorded: Recorded) -> None:
     assert recorded.faults() == {Fault.LATE}
 
 
+async def test_a_copy_that_a_stranger_let_lie_is_no_reclaim_of_ours(recorded: Recorded) -> None:
+    recorded.kills = [Kill(worker_id=77, at_us=0)]
+    taken = '{"original_consumer":"theirs","new_consumer":"ours","message_id":"m-2"}'
+    recorded.plant(lambda conn: append(conn, "m-2", "task.reclaimed", taken))
+    report = recorded.report()
+    assert report.ok
+    assert report.reclaims_s == []
+
+
 def test_a_line_that_a_kill_cut_short_did_not_happen(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path / "effects")
     assert oracle.effects() == []

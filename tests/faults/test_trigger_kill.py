@@ -5,9 +5,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from redis import Redis
+
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.broker import Outgoing
 from holdfast.store.migrate import ensure_schema
+from tests.servers.redis import RedisServer
 
 VICTIM = Path(__file__).with_name("trigger_victim.py")
 PATIENCE_S = 60.0
@@ -33,7 +37,8 @@ async def end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def test_what_a_killed_trigger_ran_is_run_by_the_next_one(home: Path) -> None:
+async def filled_queue(home: Path) -> SqliteBroker:
+    """Ten messages, m0 to m9."""
     for name in ("queue.db", "store.db"):
         ensure_schema(home / name)
     broker = SqliteBroker(home / "queue.db")
@@ -42,7 +47,11 @@ async def test_what_a_killed_trigger_ran_is_run_by_the_next_one(home: Path) -> N
         Outgoing(id=f"m{n}", body=b"%d" % n, headers={"x-message-id": f"m{n}"}) for n in range(10)
     ]
     await broker.publish("orders", batch)
+    return broker
 
+
+async def test_what_a_killed_trigger_ran_is_run_by_the_next_one(home: Path) -> None:
+    broker = await filled_queue(home)
     first = await start(home, "block")
     began = await lines(first, 4)
     first.kill()
@@ -61,6 +70,33 @@ async def test_what_a_killed_trigger_ran_is_run_by_the_next_one(home: Path) -> N
     statuses, crashes = await asyncio.to_thread(outcome, home / "store.db")
     assert statuses == {"succeeded": 10}
     assert crashes == 4
+
+
+@pytest.mark.xdist_group("faults-redis")
+async def test_a_recorded_result_whose_process_died_is_committed_and_not_run_again(
+    home: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dedup memory knows of an end that the store never heard of: it is this message's own."""
+    monkeypatch.setenv("REDIS_URL", redis_server.url)
+    broker = await filled_queue(home)
+    first = await start(home, "record")
+    async with asyncio.timeout(PATIENCE_S):
+        await first.wait()
+    assert first.stdout is not None
+    began = Counter(line.split()[0] for line in (await first.stdout.read()).splitlines())
+    assert began[b"began"] >= 1
+    with Redis.from_url(redis_server.url) as client:
+        recorded = {key.decode().partition(":")[2] for key in client.keys("idempotency:*")}
+    assert 1 <= len(recorded) <= 4
+
+    second = await start(home, "finish")
+    again = await lines(second, 30 - 2 * len(recorded))
+    assert Counter(line[0] for line in again)["recorded"] == 10
+    assert {line[1] for line in again if line[0] == "began"}.isdisjoint(recorded)
+    await end(second)
+    await broker.close()
+    statuses, _ = await asyncio.to_thread(outcome, home / "store.db")
+    assert statuses == {"succeeded": 10}
 
 
 def outcome(path: Path) -> tuple[Counter[str], int]:

@@ -1,12 +1,17 @@
-"""A process with a queue trigger, to be killed: `python trigger_victim.py FOLDER block|finish`."""
+"""A process with a queue trigger, to be killed: `python trigger_victim.py FOLDER MODE`.
+
+MODE is block, finish, or record: die as soon as the dedup memory at REDIS_URL has a result.
+"""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast import QueueTrigger, QueueTriggerConfig
+from holdfast import QueueTrigger, QueueTriggerConfig, RedisIdempotencyStore
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.triggers.broker_adapter import BrokerQueueAdapter
 
@@ -32,15 +37,28 @@ class Ledger:
         print("recorded", entry["message_id"], entry["status"], flush=True)
 
 
-async def main(folder: Path, block: bool) -> None:
+class DiesRecording(RedisIdempotencyStore):
+    """Between the record and the store's commit."""
+
+    async def set(self, key: str, value: Any, ttl: int) -> None:
+        await super().set(key, value, ttl)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(folder: Path, mode: str) -> None:
     adapter = BrokerQueueAdapter(SqliteBroker(folder / "queue.db"), "orders")
     config = QueueTriggerConfig("orders", "agents", concurrency=4)
-    parts = (adapter, Runtime(block), None, Ledger(), None)
+    keys = None
+    if "REDIS_URL" in os.environ:
+        keys = DiesRecording() if mode == "record" else RedisIdempotencyStore()
+    parts = (adapter, Runtime(mode == "block"), None, Ledger(), keys)
     trigger = QueueTrigger(config, *parts, store=folder / "store.db")
     await trigger.start()
     await asyncio.to_thread(sys.stdin.read)  # until the parent closes it
     await trigger.stop()
+    if keys is not None:
+        await keys.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] == "block"))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

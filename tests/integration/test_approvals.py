@@ -262,6 +262,7 @@ async def test_parked_commands_know_of_the_question(one_file: Lab) -> None:
         await aside.discard(task, reason="no use")
         with pytest.raises(Conflict, match=r"was rejected by .*the message was discarded"):
             await approvals.approve(await approvals.find("m-1"), by="anna")
+    assert one_file.kinds("m-1")[-2:] == ["approval.rejected", "task.discarded"]
     assert one_file.finals("m-1") == ["task.discarded"]
     assert ran == []
 

@@ -223,6 +223,29 @@ async def test_the_breaker_holds_its_own_handler_only(lab: Lab) -> None:
     assert len(runs) <= 4
 
 
+async def test_any_success_ends_a_row_of_failures(lab: Lab) -> None:
+    """Also that of the very first run, begun before anything failed."""
+    app = await lab.open(breaker={"failures": 2, "probe_s": 3600.0})
+    go_on = asyncio.Event()
+
+    @app.on("n", retries=0)
+    async def run(ctx: Context) -> None:
+        if ctx.payload == "slow":
+            await go_on.wait()
+        elif ctx.payload == "bad":
+            raise RuntimeError("down")
+
+    await lab.start(app)
+    slow = (await app.send("n", "slow")).id
+    await lab.becomes(slow, "running")
+    assert await lab.ends((await app.send("n", "bad")).id) == ["failed"]
+    go_on.set()
+    assert await lab.ends(slow) == ["succeeded"]
+    assert await lab.ends((await app.send("n", "bad")).id) == ["failed"]
+    last = (await app.send("n", "fine")).id
+    assert await lab.ends(last) == ["succeeded"], "two failures, but not in a row"
+
+
 async def test_a_probe_that_is_denied_does_not_close_the_door(lab: Lab) -> None:
     """The guard refuses the probe, another message is tried, and the breaker closes."""
     app = await lab.open(breaker={"failures": 2, "probe_s": 0.02}, worker={"slots": 2})

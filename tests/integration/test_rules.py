@@ -10,7 +10,9 @@ import yaml
 
 from holdfast import Context, Decision
 from holdfast.app import App
+from holdfast.config.rule_file import load_rules
 from holdfast.core.errors import ConfigError
+from holdfast.governance.rules import Rules, changes
 from holdfast.services import relays_of
 from tests.integration.lab import Lab
 
@@ -162,6 +164,23 @@ async def test_half_a_file_is_not_read(one_file: Lab) -> None:
     write(one_file, FREEZE, {"name": "more", "match": {"type": "x"}, "then": "deny"})
     assert [await rules.step(), await rules.step()] == [False, True]
     assert [rule.name for rule in rules.book.rules.rules] == ["freeze", "more"]
+
+
+def test_changes_are_told_in_words(one_file: Lab) -> None:
+    quota = {"name": "cap", "then": "quota", "window": "hour", "match": {}, "limits": {"runs": 2}}
+    before = load_rules(write(one_file, FREEZE, quota))
+    other = {**FREEZE, "match": {"tenant": "acme", "payload": "n > 1"}, "reason": "why"}
+    limits = {"runs": 5, "cost": 1.5}
+    after = load_rules(write(one_file, {**quota, "limits": limits}, other, default="deny"))
+    assert changes(before, after) == [
+        "cap: quota 2 runs in 3600 s → 5 runs, 1.5 cost in 3600 s",
+        "freeze: match of type, payload changed, reason  → why",
+        "the order has changed",
+        "default: allow → deny",
+    ]
+    assert changes(after, after) == []
+    assert changes(Rules(), before) == ["freeze is new (deny)", "cap is new (quota)"]
+    assert changes(before, Rules()) == ["freeze is gone (deny)", "cap is gone (quota)"]
 
 
 async def test_rules_that_raise_never_mean_allow(

@@ -16,7 +16,13 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast import MockQueueAdapter, QueueTrigger, QueueTriggerConfig, RawMessage
+from holdfast import (
+    IdempotencyStore,
+    MockQueueAdapter,
+    QueueTrigger,
+    QueueTriggerConfig,
+    RawMessage,
+)
 from holdfast.config import Worker
 from holdfast.core.clock import Clock
 from holdfast.core.events import Entry
@@ -81,6 +87,7 @@ class World:
         clock: Clock | None = None,
         shutdown_timeout_s: float = 30.0,
         folder: Path | None = None,
+        keys: IdempotencyStore | None = None,
         **config: Any,
     ) -> None:
         _worlds.append(self)
@@ -89,7 +96,7 @@ class World:
         self.runtime = runtime or MockAgentRuntime()
         self.governance = MockGovernanceLayer()
         self.ledger = MockLedger()
-        self.keys = MockIdempotencyStore(clock=clock)
+        self.keys: Any = keys or MockIdempotencyStore(clock=clock)
         self.config = QueueTriggerConfig(
             **{"queue_name": "orders", "consumer_group": "agents", "concurrency": 8, **config}
         )

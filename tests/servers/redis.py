@@ -18,7 +18,8 @@ from unittest import SkipTest
 
 from redis import Redis
 
-BINARY = "redis-server"
+BINARY = os.environ.get("HOLDFAST_TEST_REDIS_SERVER", "redis-server")
+"""Another program that is a Redis, to test with: an older one, a newer one, Valkey."""
 STARTS_WITHIN_S = 30.0
 OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_REDIS_URL", "")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import App, Context, FinalError
-from holdfast.admin.dead_letters import DeadLetters, Handled
+from holdfast.admin.causes import Handled
+from holdfast.admin.dead_letters import DeadLetters
 from holdfast.admin.parked import Parked
 from holdfast.cli.session import encoder, operating
 from holdfast.config import Config, Queue, Retry
@@ -74,11 +75,13 @@ class Desk:
     async def events_of(self, message_id: str, tenant_id: str = "default") -> Sequence[LedgerEvent]:
         return await self.records.events_of(tenant_id, message_id)
 
-    async def replayed(self, *args: Any, **options: Any) -> list[Handled]:
-        return [each async for each in self.letters.replay(*args, **options)]
+    async def replayed(self, letters: Any, **options: Any) -> list[Handled]:
+        ids = await self.letters.chosen(letters, limit=options.pop("limit", None))
+        return [each async for each in self.letters.replay(ids, **options)]
 
-    async def discarded(self, *args: Any, **options: Any) -> list[Handled]:
-        return [each async for each in self.letters.discard(*args, **options)]
+    async def discarded(self, letters: Any, **options: Any) -> list[Handled]:
+        ids = await self.letters.chosen(letters)
+        return [each async for each in self.letters.discard(ids, **options)]
 
     async def has_seen(self, *payloads: Any) -> None:
         """Wait until the handlers were given exactly these, in any order."""

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.admin.causes import by_cause
 from holdfast.admin.dead_letters import Edits
+from holdfast.admin.repairs import Change
 from holdfast.config import Queue
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.core.records import LetterFilter
+from holdfast.sqlite.wake import OUTGOING
+from tests.servers.stores import sqlite_store
 from tests.unit.desk import Desk, open_desk
 
 
@@ -85,7 +89,7 @@ async def test_a_letter_that_is_not_open_is_refused_and_nothing_is_sent(desk: De
 async def test_two_operators_at_once_send_one_message(desk: Desk):
     await kill(desk, "m-1")
     letter = await desk.letters.find("m-1")
-    replays = [desk.letters._again(letter, Edits()) for _ in range(8)]
+    replays = [desk.letters._again(letter, Edits())[1] for _ in range(8)]
     answers = await asyncio.gather(*(desk.operations.replay([each]) for each in replays))
     assert sorted(answer is None for (answer,) in answers) == [False] * 7 + [True]
     assert len(await desk.records.waiting_with("m-1", limit=20)) == 1
@@ -96,7 +100,8 @@ async def test_what_dies_again_during_a_replay_is_not_sent_a_second_time(desk: D
         await desk.app.send("bad", {"n": n}, id=f"m-{n}")
     await desk.work()
     handled = 0
-    async for each in desk.letters.replay(LetterFilter(), rate=1000.0):
+    ids = await desk.letters.chosen(LetterFilter())
+    async for each in desk.letters.replay(ids, rate=10.0):
         assert each.error is None
         handled += 1
         await desk.work()  # it dies at once: a new open letter
@@ -174,10 +179,10 @@ async def test_filters_choose_and_cursors_go_on(desk: Desk):
     ]  # fmt: skip
     acme = await desk.records.letters(LetterFilter(tenant_id="acme"), limit=9)
     assert {each.message_id for each in acme} == {"d-1", "d-3"}
-    assert await desk.letters.count(LetterFilter(queue="other")) == 1
-    assert await desk.letters.count(LetterFilter(reason="no such")) == 0
+    assert len(await desk.letters.chosen(LetterFilter(queue="other"))) == 1
+    assert await desk.letters.chosen(LetterFilter(reason="no such")) == []
     later = LetterFilter(since_us=first[0].failed_at_us + 1)
-    assert await desk.letters.count(later) == 0
+    assert await desk.letters.chosen(later) == []
 
 
 async def test_names_may_be_short_but_not_ambiguous(desk: Desk):
@@ -264,8 +269,11 @@ async def test_an_expired_letter_lives_anew(desk: Desk):
 async def test_with_two_files_the_replay_goes_through_the_outbox(home: Path):
     async with open_desk(home, two_files=True) as desk:
         await kill(desk, "m-1")
+        bell = sqlite_store(desk.app).file.subscribe(OUTGOING)
         (handled,) = await desk.replayed([await desk.letters.find("m-1")])
         assert handled.error is None
+        await asyncio.wait_for(bell.wait(), 20)  # whoever carries the outbox is told at once
+        desk.app.store.unsubscribe(bell)
         with closing(sqlite3.connect(home / "store.db")) as conn:
             rows = conn.execute("SELECT queue_name, message_id FROM outbox").fetchall()
         assert rows == [("default", handled.replay_id)]
@@ -281,3 +289,93 @@ def put_bytes(home: Path, message_id: str, body: bytes) -> None:
             (body, zlib.crc32(body), message_id),
         ).rowcount
     assert changed == 1
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_filters_by_type_error_and_time(desk: Desk):
+    await kill(desk, "m-1")
+    await desk.app.send("worse", {}, id="m-2", queue="other", ttl_s=0.001)
+    await asyncio.sleep(0.01)
+    await desk.work()
+    first, second = await desk.letters.find("m-1"), await desk.letters.find("m-2")
+    for where, meant in (
+        (LetterFilter(type="bad"), [first.id]),
+        (LetterFilter(error="is broken"), [first.id]),
+        (LetterFilter(error="is BROKEN"), []),
+        (LetterFilter(error="%"), []),
+        (LetterFilter(before_us=second.failed_at_us), [first.id]),
+        (LetterFilter(since_us=first.failed_at_us), [first.id, second.id]),
+        (LetterFilter(since_us=first.failed_at_us + 1), [second.id]),
+    ):
+        assert await desk.letters.chosen(where) == meant, where
+    assert await desk.letters.chosen(LetterFilter(), limit=1) == [first.id]
+
+
+async def test_one_change_mends_many_letters(desk: Desk):
+    for n in range(250):
+        await desk.app.send("bad", {"n": n, "wrong": True}, id=f"m-{n}", tenant_id="acme")
+    await desk.work()
+    ids = await desk.letters.chosen(LetterFilter())
+    changes = (Change("type", "good"), Change("payload.wrong"), Change("payload.by.whom", "me"))
+    handled = [each async for each in desk.letters.replay(ids, edits=Edits(changes=changes))]
+    assert {each.error for each in handled} == {None}
+    await desk.work()
+    assert sorted(each["n"] for each in desk.seen) == list(range(250))
+    assert {repr(each["by"]) for each in desk.seen} == {"{'whom': 'me'}"}
+    assert not any("wrong" in each for each in desk.seen)
+    last = (await desk.events_of("m-7", "acme"))[-1]
+    assert last.type == "dlq.edited"
+    assert last.data["changed"] == ["type", "payload.wrong", "payload.by.whom"]
+    assert "@" in last.data["by"]
+
+
+async def test_a_change_that_does_not_fit_is_the_letters_own_error(desk: Desk):
+    await kill(desk, "m-1", payload={"n": 1})
+    await kill(desk, "m-2", payload=[1])
+    handled = await desk.replayed(
+        LetterFilter(), edits=Edits(changes=(Change("payload.n", 2),)), dry_run=True
+    )
+    assert [each.error is None for each in handled] == [True, False]
+    assert "a list" in str(handled[1].error)
+    assert handled[0].message is not None
+    assert handled[0].message.payload == {"n": 2}
+    causes = by_cause(handled)
+    assert [(cause.count, cause.problem is None) for cause in causes] == [(1, True), (1, False)]
+    assert await desk.letters.chosen(LetterFilter()) == [each.letter.id for each in handled]
+
+
+async def test_a_replay_that_is_asked_to_stop_leaves_the_rest_open(desk: Desk):
+    for n in range(6):
+        await desk.app.send("bad", {}, id=f"m-{n}")
+    await desk.work()
+    ids = await desk.letters.chosen(LetterFilter())
+    stop, done = asyncio.Event(), []
+    async with asyncio.timeout(30):  # the next one would be due in an hour
+        async for handled in desk.letters.replay(ids, rate=1 / 3600, stop=stop):
+            done.append(handled.letter.id)
+            asyncio.get_running_loop().call_later(0.01, stop.set)
+    assert done == ids[:1]
+    assert await desk.letters.chosen(LetterFilter()) == ids[1:]
+    assert [each async for each in desk.letters.discard(ids, reason="", stop=stop)] == []
+
+
+async def test_a_task_that_lacks_a_field_can_be_mended(home: Path):
+    async with open_desk(home, tasks=Queue(codec="task")) as desk:
+        await desk.app.send("good", {"n": 1}, queue="tasks", id="m-1", idempotency_key="k-1")
+        await desk.app.send("good", {"n": 1}, queue="tasks", id="m-2", idempotency_key="k-2")
+        put_bytes(home, "m-1", b'{"task_id": "m-1", "tool_name": "good", "payload": "[1]",'
+                               b' "idempotency_key": "k-1"}')  # fmt: skip
+        put_bytes(home, "m-2", b'{"task_id": "m-2", "payload": "{}"}')
+        await desk.work()
+        first, second = await desk.replayed(
+            LetterFilter(reason="undecodable"), edits=Edits(changes=(Change("payload", {"n": 2}),))
+        )
+        assert first.message is not None
+        assert (first.message.type, first.message.idempotency_key) == ("good", "k-1")
+        assert isinstance(second.error, InvalidMessage)  # nobody knows what it was to do
+        (mended,) = await desk.replayed([second.letter], edits=Edits(payload={"n": 3}, type="good"))
+        assert mended.error is None
+        (waiting,) = await desk.records.waiting_with(mended.replay_id or "", limit=2)
+        assert waiting.queue == "tasks"

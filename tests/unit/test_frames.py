@@ -66,6 +66,7 @@ def test_a_run(payload: Any, metadata: dict[str, Any]) -> None:
         attempt=2,
         crashes=1,
         claimed_at_us=5,
+        created_at_us=4,
         history=({"attempt": 1, "error": "x"},),
         body=b"stays",
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast import App, Context, Message, RetryPolicy
 from holdfast.config import Config, load_config
@@ -21,7 +23,7 @@ from holdfast.core.store import Finished, Run, Token, Usage, Worker
 from holdfast.engine.guard import Decision
 from holdfast.engine.worker import EngineWorker
 from holdfast.observe.export import Exporter
-from holdfast.observe.metrics import BUCKETS, HELP, NAMES, Metrics
+from holdfast.observe.metrics import BUCKETS, HELP, NAMES, Metrics, QueueCounts
 from holdfast.services import relays_of
 from tests.servers.stores import sqlite_store
 
@@ -224,7 +226,7 @@ async def test_switched_off_nothing_is_counted(home):
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def finished(*, took_us: int = 1500, usage: Usage | None = None) -> Finished:
+def finished(*, took_us: int = 1500, usage: Usage | None = None, waited_us: int = 0) -> Finished:
     message = Message(type="t")
     run = Run(
         subscription="q",
@@ -233,11 +235,37 @@ def finished(*, took_us: int = 1500, usage: Usage | None = None) -> Finished:
         token=Token(1, 1),
         attempt=1,
         crashes=0,
-        claimed_at_us=0,
+        claimed_at_us=waited_us,
+        created_at_us=0,
     )
     return Finished(
         run=run, outcome=Done(None), started_at_us=0, finished_at_us=took_us, usage=usage
     )
+
+
+microseconds = st.lists(
+    st.integers(-2_000_000, 8_000_000_000) | st.sampled_from([round(b * 1e6) for b in BUCKETS]),
+    max_size=30,
+)
+
+
+@given(microseconds, microseconds)
+def test_a_value_is_counted_in_the_first_bucket_that_takes_it(
+    took: list[int], waited: list[int]
+) -> None:
+    metrics = Metrics()
+    for batch in (took, waited):  # a second batch adds to the first
+        metrics.ran([finished(took_us=us, waited_us=us) for us in batch])
+    counts = metrics._queues.get("q", QueueCounts())
+    for histogram, values in (
+        (counts.duration, [us / 1e6 for us in (*took, *waited)]),
+        (counts.delay, [max(0.0, us / 1e6) for us in (*took, *waited)]),
+    ):
+        expected = [0] * (len(BUCKETS) + 1)
+        for value in values:
+            expected[next((n for n, le in enumerate(BUCKETS) if value <= le), -1)] += 1
+        assert histogram.buckets == expected
+        assert histogram.sum == pytest.approx(sum(values))
 
 
 def test_prometheus_reads_the_names_labels_and_buckets():

@@ -42,6 +42,7 @@ PUBLIC = {
     "QueueTriggerConfig",
     "RawMessage",
     "Receipt",
+    "RedisIdempotencyStore",
     "Rejected",
     "Retry",
     "RetryPolicy",

@@ -255,6 +255,24 @@ async def test_a_replica_that_takes_no_writes_says_so(broker: RedisBroker, clien
     assert "takes no writes" in str(refused.error)
 
 
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("-OOM command not allowed when used memory > 'maxmemory'.", BrokerUnavailable, "is full"),
+        ("-READONLY You can't write against a replica.", BrokerUnavailable, "takes no writes"),
+        ("-WRONGTYPE Operation against a key", BrokerError, ": WRONGTYPE Operation"),
+        ("something else", BrokerError, "something else"),
+    ],
+)
+async def test_a_script_that_failed_on_an_old_server_is_understood(
+    broker: RedisBroker, said: str, kind: type[Exception], words: str
+):
+    """Before 7.0 the error of a command stands inside that of its script."""
+    text = f"ERR Error running script (call to f_0): @user_script:6: @user_script: 6: {said}"
+    with pytest.raises(kind, match=words):
+        await broker.wire.ask_one("EVAL", "return redis.error_reply(ARGV[1])", 0, text)
+
+
 async def test_a_delay_is_refused_here(broker: RedisBroker):
     (refused,) = await broker.publish("jobs", [out(delay_s=5)])
     assert isinstance(refused.error, InvalidMessage)

@@ -123,7 +123,7 @@ def test_a_limit_without_eviction_is_fine(start: Start) -> None:
 
 @pytest.mark.parametrize("read_only", ["yes", "no"])
 def test_a_replica_is_refused_whether_it_takes_writes_or_not(start: Start, read_only: str) -> None:
-    server = start("--replicaof", "127.0.0.1 1", "--replica-read-only", read_only)
+    server = start("--replicaof", "127.0.0.1", "1", "--replica-read-only", read_only)
     found = examined(server, "?allow_unsafe=1")["redis role"]
     assert found.finding is REFUSED
     assert "primary" in (found.hint or "")

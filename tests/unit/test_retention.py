@@ -188,6 +188,7 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
     gone = await attic.sweep()
     assert gone == {
         "idempotency_keys": 0,
+        "quotas": 0,
         "queue_executions": 0,
         "approvals": 0,
         "deliveries": 1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from holdfast.core.broker import Delivery, Subscription
@@ -52,6 +54,23 @@ def read_body(
             continue
         return Reading(message=message, codec=each)
     return Reading(codec=name, problem=problem or "how it was stored is not known")
+
+
+def salvaged(body: bytes | None) -> dict[str, Any]:
+    """What an unreadable body still says of its message, if it is an object with such fields."""
+    try:
+        found = loads(body or b"")
+    except DecodeError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    names = {
+        "type": found.get("tool_name") or found.get("message_type"),
+        "idempotency_key": found.get("idempotency_key"),
+        "correlation_id": found.get("correlation_id"),
+        "ordering_key": found.get("ordering_key"),
+    }
+    return {name: text for name, text in names.items() if isinstance(text, str) and text}
 
 
 def read_json(value: bytes | None) -> object:

@@ -8,6 +8,7 @@ key and the correlation; its time to live starts anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,12 +22,16 @@ from holdfast.core.message import Message
 from holdfast.core.records import DeadLetter, LetterFilter, Operations, Records, Replay
 from holdfast.core.store import Send
 
-from .bodies import Reading, read_body
+from .bodies import Reading, read_body, salvaged
+from .causes import Handled
 from .naming import SHORTEST, check_typed, the_one
+from .repairs import GONE, Change, repaired
 
 Encode = Callable[[Message, str], Send]
 """A message and its queue as the bytes that are sent. Raises InvalidMessage."""
 BATCH = 100
+PACE_S = 0.1
+"""A paced replay sends what is due within so long as one batch."""
 REPLAY_HEADER = "x-replay-of"
 """Carries the old id where the wire form has no metadata."""
 
@@ -37,23 +42,29 @@ class Edits(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any = msgspec.UNSET
     type: str | None = None
     headers: Mapping[str, str] = {}
+    changes: tuple[Change, ...] = ()
+    """Made after the others, in turn."""
     queue: str | None = None
     """Send it to another queue."""
 
     @property
+    def every_change(self) -> tuple[Change, ...]:
+        """Another queue alone is no edit."""
+        found = [Change(f"headers.{name}", value) for name, value in self.headers.items()]
+        if self.type is not None:
+            found.insert(0, Change("type", self.type))
+        if self.payload is not msgspec.UNSET:
+            found.insert(0, Change("payload", self.payload))
+        return (*found, *self.changes)
+
+    @property
     def changed(self) -> tuple[str, ...]:
-        """Fields of the message that are changed; another queue alone is no edit."""
-        names = (("payload", self.payload is not msgspec.UNSET), ("type", self.type is not None))
-        found = [name for name, is_set in names if is_set]
-        return (*found, "headers") if self.headers else tuple(found)
+        """Paths, for the ledger; what stands there now is in the message itself."""
+        return tuple(dict.fromkeys(change.path for change in self.every_change))
 
-
-class Handled(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one letter."""
-
-    letter: DeadLetter
-    replay_id: str | None = None
-    error: HoldfastError | None = None
+    def gives(self, path: str) -> bool:
+        """Is this place set, whatever stood there before?"""
+        return any(c.path == path and c.value is not GONE for c in self.every_change)
 
 
 class DeadLetters:
@@ -104,50 +115,52 @@ class DeadLetters:
             codec=self._codec_of(letter.queue),
         )
 
+    async def chosen(
+        self, letters: Sequence[DeadLetter] | LetterFilter, *, limit: int | None = None
+    ) -> list[str]:
+        """Ids, the oldest first. From here on it is settled which letters are meant."""
+        if isinstance(letters, LetterFilter):
+            return list(await self._records.letter_ids(letters, limit=limit))
+        return list(dict.fromkeys(letter.id for letter in letters))
+
     async def replay(
         self,
-        letters: Sequence[DeadLetter] | LetterFilter,
+        ids: Sequence[str],
         *,
-        limit: int | None = None,
         rate: float | None = None,
         edits: Edits | None = None,
         dry_run: bool = False,
+        stop: asyncio.Event | None = None,
     ) -> AsyncIterator[Handled]:
-        """Send letters again, oldest first, at most `rate` a second.
+        """Send letters again, at most `rate` a second, until `stop` is set.
 
-        Which ones is settled at the start: what dies again meanwhile is not sent a second time.
+        What was yielded is done, what was not is open. A batch is one commit: a process that dies
+        in the middle leaves no letter sent and open, and none settled and not sent.
         """
-        if isinstance(letters, LetterFilter):
-            ids = list(await self._records.letter_ids(letters, limit=limit))
-        else:
-            ids = [letter.id for letter in letters]
-        size = 1 if rate is not None else BATCH
+        stop = stop or asyncio.Event()
+        size = BATCH if rate is None or dry_run else min(BATCH, max(1, int(rate * PACE_S)))
         begun = self._clock.monotonic()
         for at in range(0, len(ids), size):
             if rate is not None and not dry_run:
-                await asyncio.sleep(max(0.0, begun + at / rate - self._clock.monotonic()))
+                await _wait(stop, begun + at / rate - self._clock.monotonic())
+            if stop.is_set():
+                return
             batch = ids[at : at + size]
             for handled in await self._replay_batch(batch, edits or Edits(), dry_run):
                 yield handled
 
-    async def count(self, where: LetterFilter, *, limit: int | None = None) -> int:
-        """How many letters a filter means, now."""
-        return len(await self._records.letter_ids(where, limit=limit))
-
     async def discard(
         self,
-        letters: Sequence[DeadLetter] | LetterFilter,
+        ids: Sequence[str],
         *,
         reason: str,
-        limit: int | None = None,
         dry_run: bool = False,
+        stop: asyncio.Event | None = None,
     ) -> AsyncIterator[Handled]:
-        """Settle letters without sending anything."""
-        if isinstance(letters, LetterFilter):
-            ids = list(await self._records.letter_ids(letters, limit=limit))
-        else:
-            ids = [letter.id for letter in letters]
+        """Settle letters without sending anything: they are given up."""
         for at in range(0, len(ids), BATCH):
+            if stop is not None and stop.is_set():
+                return
             found = await self._load(ids[at : at + BATCH])
             errors: Sequence[HoldfastError | None] = [_not_open(letter) for letter in found]
             if not dry_run:
@@ -166,12 +179,14 @@ class DeadLetters:
                 error = _not_open(letter)
                 if error is not None:
                     raise error
-                replay = self._again(letter, edits)
+                message, replay = self._again(letter, edits)
             except HoldfastError as error:
                 handled[letter.id] = Handled(letter=letter, error=error)
                 continue
             replays.append(replay)
-            handled[letter.id] = Handled(letter=letter, replay_id=replay.send.outgoing.id)
+            handled[letter.id] = Handled(
+                letter=letter, replay_id=replay.send.outgoing.id, message=message
+            )
         if replays and not dry_run:
             answers = await self._acting.replay(replays)
             for replay, answer in zip(replays, answers, strict=True):
@@ -184,26 +199,37 @@ class DeadLetters:
         found = [await self._records.letter(each) for each in ids]
         return [letter for letter in found if letter is not None]
 
-    def _again(self, letter: DeadLetter, edits: Edits) -> Replay:
+    def _again(self, letter: DeadLetter, edits: Edits) -> tuple[Message, Replay]:
         """The message that is sent in a letter's place."""
         if self._encode is None:
             raise RuntimeError("replaying needs an encoder")
-        reading = self.read(letter)
-        message = reading.message
-        if message is None:
-            if edits.payload is msgspec.UNSET:
-                raise Conflict(
-                    f"dead letter {letter.id} cannot be sent again as it is: {reading.problem}. "
-                    f"Give it a payload: holdfast dlq edit {letter.id} --payload JSON"
-                )
-            if not (edits.type or letter.type):
-                raise InvalidMessage(
-                    f"the type of dead letter {letter.id} is not known; name it with --type"
-                )
-            message = Message(type=letter.type or "", tenant_id=letter.tenant_id)
         queue = edits.queue or letter.queue
-        send = self._encode(_renewed(message, letter, edits, self._codec_of(queue)), queue)
-        return Replay(letter_id=letter.id, send=send, changed=edits.changed)
+        codec = self._codec_of(queue)
+        message = repaired(self._legible(letter, edits), edits.every_change)
+        message = _renewed(message, letter, codec)
+        send = self._encode(message, queue)
+        return message, Replay(letter_id=letter.id, send=send, changed=edits.changed)
+
+    def _legible(self, letter: DeadLetter, edits: Edits) -> Message:
+        """The message in a letter; of one that cannot be read, what is left of it.
+
+        The latter needs a payload from the operator, and a type if it has lost its own.
+        """
+        reading = self.read(letter)
+        if reading.message is not None:
+            return reading.message
+        if not edits.gives("payload"):
+            raise Conflict(
+                f"dead letter {letter.id} cannot be sent again as it is: {reading.problem}. "
+                f"Give it a payload: holdfast dlq edit {letter.id} --payload JSON"
+            )
+        left = salvaged(letter.body if letter.intact else None)
+        kind = letter.type or left.pop("type", "")
+        if not (kind or edits.gives("type")):
+            raise InvalidMessage(
+                f"the type of dead letter {letter.id} is not known; name it with --type"
+            )
+        return Message(**{**left, "type": kind, "tenant_id": letter.tenant_id})
 
     @property
     def _acting(self) -> Operations:
@@ -212,20 +238,25 @@ class DeadLetters:
         return self._operations
 
 
-def _renewed(message: Message, letter: DeadLetter, edits: Edits, codec: str) -> Message:
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    """So long, or until asked to stop."""
+    if seconds > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
+
+
+def _renewed(message: Message, letter: DeadLetter, codec: str) -> Message:
     """A new message that says what the old one said."""
     now = datetime.now(UTC)
     metadata = {k: v for k, v in message.metadata.items() if k != "retry_count"}
     metadata["replay_of"] = letter.message_id
-    headers = {**message.headers, **edits.headers}
+    headers = dict(message.headers)
     if codec != "standard":
         headers[REPLAY_HEADER] = letter.message_id
     lifetime = None if message.expires_at is None else message.expires_at - message.created_at
     return msgspec.structs.replace(
         message,
         id=new_id(),
-        type=edits.type or message.type,
-        payload=message.payload if edits.payload is msgspec.UNSET else edits.payload,
         tenant_id=letter.tenant_id,
         created_at=now,
         expires_at=now + lifetime if lifetime is not None and lifetime > timedelta() else None,

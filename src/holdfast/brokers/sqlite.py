@@ -406,7 +406,8 @@ def _full_rows(queue: str, batch: Sequence[Outgoing], now: int) -> list[tuple[An
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:
-    seq, message_id, priority, lane, expires_at, sent_at, count, headers, body, crc = row
+    seq, message_id, priority, lane, expires_at, sent_at, count, headers, body, published = row
+    crc = zlib.crc32(body)
     return Delivery(
         body=body,
         headers=_decode_headers(headers) if headers != _NO_HEADERS else {},
@@ -417,5 +418,6 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
         priority=priority,
         key=lane,
         expires_at_us=expires_at,
-        intact=zlib.crc32(body) == crc,
+        intact=crc == published,
+        crc=crc,
     )

@@ -11,7 +11,7 @@ import click
 from holdfast.core.errors import HoldfastError
 
 from .bodies import show_body
-from .dead_letters import confirm
+from .choosing import confirm
 from .examples import examples
 from .output import plain, safe, span, when
 from .root import Group

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.core.clock import to_us
-from holdfast.core.errors import DecodeError
+from holdfast.core.errors import DecodeError, InvalidMessage
 from holdfast.core.json_text import loads
 from holdfast.core.message import Priority
 from holdfast.core.records import EffectWord, Resumption
@@ -23,6 +23,7 @@ else:
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)?")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*(s|min|m|h|d))?")
 _EFFECT = re.compile(r"(?P<name>.+?)=(?P<word>not-done|done)(?::(?P<value>.*))?", re.DOTALL)
 
 
@@ -60,6 +61,64 @@ class Moment(Parameter):
                 f"{value!r} is no time; write 15m, 2h, 7d (ago) or 2025-11-20T10:00", param, ctx
             )
         return to_us(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+class Rate(Parameter):
+    """So many a second, or a minute, or an hour: 5, 5/s, 90/m, 1000/h. Gives those a second."""
+
+    name = "n/s"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        found = _RATE.fullmatch(value.strip())
+        rate = float(found[1]) / _UNITS[found[2] or "s"] if found else 0.0
+        if rate <= 0:
+            self.fail(f"{value!r} is no rate above 0; write 5/s, 90/m or 1000/h", param, ctx)
+        return rate
+
+
+class Assignment(Parameter):
+    """PATH=VALUE as a `Change`; a VALUE that is no JSON is a text."""
+
+    name = "path=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from holdfast.admin.repairs import Change
+
+        if not isinstance(value, str):
+            return value
+        path, separator, text = value.partition("=")
+        if not separator:
+            self.fail(f"{value!r} sets nothing; write payload.FIELD=VALUE", param, ctx)
+        try:
+            found = loads(text.encode())
+        except DecodeError:
+            found = text
+        if not path.startswith("payload"):  # everywhere else only a text can stand
+            found = text
+        try:
+            return Change(path, found)
+        except InvalidMessage as error:
+            self.fail(str(error), param, ctx)
+
+
+class Place(Parameter):
+    """PATH as a `Change` that takes it away."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from holdfast.admin.repairs import Change
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return Change(value)
+        except InvalidMessage as error:
+            self.fail(str(error), param, ctx)
 
 
 class Json(Parameter):

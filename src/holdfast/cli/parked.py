@@ -10,7 +10,8 @@ import click
 from holdfast.core.errors import HoldfastError
 
 from .bodies import show_body
-from .dead_letters import confirm, show_history
+from .choosing import confirm
+from .dead_letters import show_history
 from .examples import examples
 from .output import plain, safe, when
 from .parameters import EffectState

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import getpass
 import os
-import signal
 import socket
 import sys
 import threading
@@ -33,6 +32,7 @@ from holdfast.core.errors import (
 from holdfast.engine.sender import MESSAGE_OPTIONS
 
 from .output import Output, safe
+from .signals import Signals
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -91,6 +91,7 @@ class Session:
     def __init__(self, *, as_json: bool, config_path: Path | None, debug: bool) -> None:
         self.out = Output(as_json=as_json)
         self.debug = debug
+        self.signals = Signals()
         self._config_path = config_path
 
     @functools.cached_property
@@ -135,7 +136,7 @@ class Session:
         """Run to the end; a SIGTERM lets open things close first, as Ctrl+C does."""
         if threading.current_thread() is not threading.main_thread():
             return asyncio.run(work)
-        return asyncio.run(_until_terminated(work))
+        return asyncio.run(self.signals.run(work))
 
     @functools.cached_property
     def storage(self) -> Storage:
@@ -258,31 +259,3 @@ def _complain(text: str) -> None:
 def stop(code: Exit) -> NoReturn:
     """End the command with a code that is not 0, or with 0."""
     raise click.exceptions.Exit(int(code))
-
-
-async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """A second SIGTERM ends the process at once.
-
-    The loop is told, and cancels. An exception raised by a signal's handler would come up between
-    any two steps, also in the middle of a thread's start: that thread would never end.
-    """
-    loop = asyncio.get_running_loop()
-    working = asyncio.current_task()
-    told = False
-
-    def terminate() -> None:
-        nonlocal told
-        told = True
-        loop.remove_signal_handler(signal.SIGTERM)
-        if working is not None:
-            working.cancel()
-
-    loop.add_signal_handler(signal.SIGTERM, terminate)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if told:
-            raise SystemExit(int(Exit.TERMINATED)) from None
-        raise
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)

@@ -136,6 +136,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """False: the broker's checksum says that the body is not the one that was published."""
     taken_from: str | None = None
     """Whose it was: another consumer had it, and gave no sign of life for too long."""
+    crc: int | None = None
+    """CRC-32 of the body, where the broker had to look at it anyway."""
 
 
 class Verb(StrEnum):

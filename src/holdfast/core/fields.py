@@ -80,13 +80,13 @@ def short(name: str, value: Any) -> str:
     """Text of a producer's own making that every database takes; a long one by its digest."""
     if not isinstance(value, str):
         raise DecodeError(f"{name} is not text: {value!r:.60}")
-    if not value.isascii() or not value.isprintable():
+    if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
             raise DecodeError(f"{name} {value!r:.60} is not valid Unicode") from None
-        if "\0" in value:
-            raise DecodeError(f"{name} {value!r:.60} holds a NUL")
+    if "\0" in value:
+        raise DecodeError(f"{name} {value!r:.60} holds a NUL")
     return value if len(value) <= MAX_ID else derived_id(f"long {name}", value)
 
 

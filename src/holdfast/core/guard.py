@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,3 +35,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 Guard = Callable[[dict[str, Any]], Awaitable[Decision]]
 """Called with {source, queue, message_id, tenant_id, type, channel, user, priority, payload,
 attempt, approved}. An error never means allow."""
+
+
+@runtime_checkable
+class PromptGuard(Protocol):
+    """A guard that needs no time limit: it answers at once, without waiting for anything."""
+
+    def decision(self, context: Mapping[str, Any]) -> Decision: ...

@@ -52,9 +52,15 @@ class LetterFilter(Record, frozen=True, kw_only=True):
     """Which dead letters; None: any."""
 
     queue: str | None = None
+    type: str | None = None
     reason: str | None = None
     tenant_id: str | None = None
+    error: str | None = None
+    """Text that its error contains."""
     since_us: int | None = None
+    """Failed then or later."""
+    before_us: int | None = None
+    """Failed earlier than that."""
     state: str | None = "open"
 
 

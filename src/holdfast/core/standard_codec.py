@@ -67,7 +67,10 @@ _decode_wire = msgspec.json.Decoder(_Wire).decode
 
 def _plain(body: bytes) -> _Wire | None:
     """Most messages, read in one go; None: this one has to be looked at field by field."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    brackets = body.count(b"{")
+    if body.find(b"[") >= 0:  # sooner known than counted
+        brackets += body.count(b"[")
+    if brackets > MAX_DEPTH:
         return None
     try:
         return _decode_wire(body)
@@ -106,31 +109,33 @@ class StandardCodec:
     def _typed(self, wire: _Wire, delivery: Delivery, sub: Subscription) -> Message:
         """The usual message, which has no field that is not ours: read by its types at once."""
         metadata, headers = wire.metadata, delivery.headers
-        # Most are empty: what is not there need not be looked at by a function of its own.
-        source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
-        key, lane, expires = metadata.idempotency_key, metadata.ordering_key, metadata.expires_at
+        tenant, key, lane = metadata.tenant_id, metadata.idempotency_key, metadata.ordering_key
         count = metadata.retry_count
-        trace = fields.header_trace(headers) if metadata.trace is None else metadata.trace
-        return Message(
+        # What is not there need not be looked at by a function of its own.
+        message = Message(
             id=fields.short("message_id", wire.message_id),
             type=fields.text("message_type", wire.message_type, default=sub.default_type),
             payload=wire.payload,
-            tenant_id=fields.tenant_of(metadata.tenant_id, sub),
-            source=fields.text("source", source, default="") if source else "",
-            channel=fields.text("channel", channel, default="") if channel else "",
+            tenant_id=DEFAULT_TENANT
+            if tenant == DEFAULT_TENANT and sub.tenant is None
+            else fields.tenant_of(tenant, sub),
             priority=wire.priority
             if 0 <= wire.priority <= 3
             else fields.priority_of(wire.priority),
-            correlation_id=fields.optional("correlation_id", correlation) if correlation else None,
-            trace=fields.optional("trace", trace) if trace else None,
             idempotency_key=fields.key("idempotency_key", key) if key else None,
             ordering_key=fields.key("ordering_key", lane) if lane else None,
             created_at=fields.moment("timestamp", wire.timestamp) or fields.sent_at(delivery),
-            expires_at=fields.moment("expires_at", expires) if expires else None,
             headers=dict(headers) if headers else {},
             metadata={} if count is msgspec.UNSET else {"retry_count": count},
             raw=fields.raw_of(self, delivery),
         )
+        source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
+        expires, trace = metadata.expires_at, metadata.trace
+        if trace is None and headers:
+            trace = fields.header_trace(headers)
+        if not (source or channel or correlation or expires or trace):
+            return message
+        return _with_rare_fields(message, source, channel, correlation, expires, trace)
 
     def _read(self, delivery: Delivery, sub: Subscription) -> Message:
         """Known fields are taken out of the object; what is left over is kept as `extra`."""
@@ -155,31 +160,25 @@ class StandardCodec:
             own = [take(n, None) if v is None else v for n, v in zip(_OURS, own, strict=True)]
         tenant_id, source, channel, idempotency_key, ordering_key, expires_at, trace = own
         headers = delivery.headers
-        return Message(
+        if trace is None:
+            trace = fields.header_trace(headers)
+        message = Message(
             id=fields.id_of(message_id, delivery, sub),
             type=fields.text("message_type", message_type, default=sub.default_type),
             payload=payload,
             tenant_id=fields.tenant_of(tenant_id, sub),
-            source="" if source is None else fields.text("source", source, default=""),
-            channel="" if channel is None else fields.text("channel", channel, default=""),
             priority=fields.priority_of(priority),
-            correlation_id=None
-            if correlation_id is None
-            else fields.optional("correlation_id", correlation_id),
-            trace=fields.header_trace(headers)
-            if trace is None
-            else fields.optional("trace", trace),
             idempotency_key=None
             if idempotency_key is None
             else fields.key("idempotency_key", idempotency_key),
             ordering_key=None if ordering_key is None else fields.key("ordering_key", ordering_key),
             created_at=fields.moment("timestamp", timestamp) or fields.sent_at(delivery),
-            expires_at=None if expires_at is None else fields.moment("expires_at", expires_at),
             headers=dict(headers) if headers else {},
             metadata=metadata,
             extra=left,
             raw=fields.raw_of(self, delivery),
         )
+        return _with_rare_fields(message, source, channel, correlation_id, expires_at, trace)
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
         if isinstance(message.payload, _BYTES):
@@ -227,6 +226,26 @@ class StandardCodec:
             pass  # `encode` says what is wrong with it
         message = Message(id=message_id, type=message_type, payload=payload, created_at=created_at)
         return self.encode(message)[0]
+
+
+_NOTHING = (None,) * 5
+
+
+def _with_rare_fields(
+    message: Message, source: Any, channel: Any, correlation_id: Any, expires_at: Any, trace: Any
+) -> Message:
+    """The rest of a message. In one call with the others they would be more than 15 keywords: of
+    those Python makes a dict first, which costs as much as all else that decoding does here."""
+    if (source, channel, correlation_id, expires_at, trace) == _NOTHING:
+        return message
+    return msgspec.structs.replace(
+        message,
+        source=fields.text("source", source, default=""),
+        channel=fields.text("channel", channel, default=""),
+        correlation_id=fields.optional("correlation_id", correlation_id),
+        expires_at=fields.moment("expires_at", expires_at),
+        trace=fields.optional("trace", trace),
+    )
 
 
 def _is_version_1(version: Any) -> bool:

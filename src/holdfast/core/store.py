@@ -71,6 +71,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     crashes: int
     claimed_at_us: int
+    created_at_us: int
+    """The message's `created_at`: whoever counts should not have to work it out again."""
     row: int = 0
     """Where the store keeps it, as a hint for `finish`."""
     delivery: Delivery | None = None

@@ -29,17 +29,18 @@ class Breaker:
     def __init__(self, policy: BreakerPolicy, monotonic: Callable[[], float]) -> None:
         self._policy = policy
         self._monotonic = monotonic
-        self._failures = 0
+        self.in_a_row = 0
+        """Failures since the last success. None: every message may run, and need not ask."""
         self._probe_at = 0.0
         self._probing = False
 
     @property
     def is_open(self) -> bool:
-        return self._failures >= self._policy.failures
+        return self.in_a_row >= self._policy.failures
 
     def ask(self) -> Passage:
         """May the next message run?"""
-        if self._failures < self._policy.failures:  # `is_open`, asked for every message
+        if not self.is_open:
             return Passage.GO
         if not self.may_probe:
             return Passage.WAIT
@@ -58,15 +59,15 @@ class Breaker:
 
     def succeeded(self) -> bool:
         """True: this closed the breaker."""
-        was_open = self._failures >= self._policy.failures
-        self._failures = 0
+        was_open = self.is_open
+        self.in_a_row = 0
         self._probing = False
         return was_open
 
     def failed(self) -> bool:
         """True: this opened the breaker."""
         was_open = self.is_open
-        self._failures += 1
+        self.in_a_row += 1
         self._probing = False
         if self.is_open:
             self._probe_at = self._monotonic() + self._policy.probe_s

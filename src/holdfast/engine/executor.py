@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -44,7 +45,7 @@ from holdfast.core.store import Finished, Run
 from .breaker import Breaker, BreakerPolicy, Passage
 from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
-from .guard import Guard, ask_guard
+from .guard import Guard, asking
 from .handlers import Handler, Handlers
 
 log = logging.getLogger("holdfast.engine")
@@ -62,20 +63,17 @@ class Isolated(Protocol):
     async def close(self) -> None: ...
 
 
-class Active:
+class Active(msgspec.Struct, eq=False):
     """A run in progress."""
 
-    __slots__ = ("cause", "handler", "run", "started_us", "sub", "task", "thread")
-
-    def __init__(self, run: Run, sub: Subscription, handler: Handler | None) -> None:
-        self.run = run
-        self.sub = sub
-        self.handler = handler
-        self.started_us = 0
-        self.task: asyncio.Task[None] | None = None
-        self.thread = False
-        self.cause = ""
-        """Why it was cancelled: timeout, drain, lost, cancel."""
+    run: Run
+    sub: Subscription
+    handler: Handler | None
+    started_us: int = 0
+    task: asyncio.Task[None] | None = None
+    thread: bool = False
+    cause: str = ""
+    """Why it was cancelled: timeout, drain, lost, cancel."""
 
 
 class Executor:
@@ -104,15 +102,16 @@ class Executor:
         self._make_send = make_send
         self._clock = clock
         self._done = done
-        self._guard = guard
+        self._ask = None if guard is None else asking(guard, timeout_s=guard_timeout_s)
         self._middleware = middleware
         self._breaker_policy = breaker or BreakerPolicy()
         self._breakers: dict[int, Breaker] = {}
         """By the identity of the handler: a registry keeps its handlers."""
+        self._calls: dict[int, CallNext] = {}
+        """The same: the calls of those that run on the loop, in their middleware."""
         self._isolated = isolated
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
         self._crash_budget = crash_budget
-        self._guard_timeout_s = guard_timeout_s
         self._recycle_grace_s = recycle_grace_s
         self._on_stuck = on_stuck
         self._active: dict[int, Active] = {}
@@ -132,7 +131,8 @@ class Executor:
         """Run it; its end goes to the settler."""
         active = Active(run, sub, self._handlers.find(run.queue, run.message.type))
         self._active[id(active)] = active
-        active.task = asyncio.get_running_loop().create_task(self._run(active))
+        loop = asyncio.get_running_loop()
+        active.task = loop.create_task(self._run(active), name="holdfast-run")
 
     def cancel_all(self, cause: str) -> None:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
@@ -196,22 +196,22 @@ class Executor:
             return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
         if active.cause:  # stopped before its first step
             return self._cancelled(active, handler)
-        breaker = self._breaker(handler)
-        if breaker is not None and breaker.ask() is Passage.WAIT:
+        breaker = self._breakers.get(id(handler)) or self._new_breaker(handler)
+        if breaker is not None and breaker.in_a_row and breaker.ask() is Passage.WAIT:
             return Released(after_s=breaker.wait_s)
         outcome: Outcome | None = None
         try:
             outcome = await self._attempt(active, handler, context)
         finally:  # whatever happens: a probe that never reports back would keep the breaker open
-            if breaker is not None:
+            if breaker is not None and (breaker.in_a_row or type(outcome) is not Done):
                 self._tell_breaker(breaker, handler, outcome)
         return outcome
 
     async def _attempt(self, active: Active, handler: Handler, context: Context) -> Outcome | None:
         """Guard and handler. Nothing that they raise goes further, but the loss of the claim."""
         try:
-            if self._guard is not None:
-                stopped = await ask_guard(self._guard, active.run, timeout_s=self._guard_timeout_s)
+            if self._ask is not None:
+                stopped = await self._ask(active.run)
                 if stopped is not None:
                     return stopped
             return _done(await self._call(active, handler, context))
@@ -230,9 +230,9 @@ class Executor:
 
     def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
         """The handler's call, middleware and time limit around it, to be awaited."""
-        call: CallNext = self._caller(active, handler)
-        for wrap in reversed(self._middleware):
-            call = _wrapped(wrap, call)
+        call = self._calls.get(id(handler))
+        if call is None:
+            call = self._caller(active, handler)
         if handler.timeout_s is None or handler.isolation == "process":
             return call(context)  # a child's time begins when it is ready
         return self._limited(active, handler, call(context), handler.timeout_s)
@@ -248,14 +248,21 @@ class Executor:
             entry.cancel()
 
     def _caller(self, active: Active, handler: Handler) -> CallNext:
+        isolated = self._isolated
+        call: CallNext
         if handler.isolation == "process":
-            isolated = self._isolated
             if isolated is None:
                 raise HandlerFailed(f"{handler.name}: this worker has no child processes")
-            return lambda context: isolated.call(handler, context)
-        if handler.is_async:
-            return handler.call
-        return lambda context: self._in_thread(active, handler, context)
+            call = functools.partial(isolated.call, handler)
+        elif handler.is_async:
+            call = handler.call
+        else:
+            call = functools.partial(self._in_thread, active, handler)
+        for wrap in reversed(self._middleware):
+            call = _wrapped(wrap, call)
+        if handler.is_async and handler.isolation == "none":  # nothing of this one run is in it
+            self._calls[id(handler)] = call
+        return call
 
     async def _in_thread(self, active: Active, handler: Handler, context: Context) -> Any:
         """A thread cannot be stopped: slot and claim stay with it until it returns."""
@@ -371,13 +378,11 @@ class Executor:
 
     # -- breakers ---------------------------------------------------------------------------------
 
-    def _breaker(self, handler: Handler) -> Breaker | None:
+    def _new_breaker(self, handler: Handler) -> Breaker | None:
         if self._breaker_policy.failures <= 0:
             return None
-        breaker = self._breakers.get(id(handler))
-        if breaker is None:
-            breaker = Breaker(self._breaker_policy, self._clock.monotonic)
-            self._breakers[id(handler)] = breaker
+        breaker = Breaker(self._breaker_policy, self._clock.monotonic)
+        self._breakers[id(handler)] = breaker
         return breaker
 
     def _tell_breaker(self, breaker: Breaker, handler: Handler, outcome: Outcome | None) -> None:
@@ -401,11 +406,14 @@ class _Lost(msgspec.Struct, frozen=True):
 
 
 LOST: Any = _Lost()
-_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate)
+_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
+_DONE = Done()
 
 
 def _done(result: Any) -> Outcome:
     """A handler may return an outcome itself; anything else is its result."""
+    if result is None:  # most often; and not to be any of those costs as much as the call
+        return _DONE
     return result if isinstance(result, _OUTCOMES) else Done(result)
 
 

@@ -62,8 +62,9 @@ class Slots:
             self._room.clear()
 
     def give(self, n: int) -> None:
+        was_full = self.taken >= self.size
         self.taken -= n
-        if self.taken < self.size:
+        if was_full and self.taken < self.size:
             self._room.set()
 
     async def room(self) -> int:
@@ -88,7 +89,7 @@ class Lane(Protocol):
         """0: go on; else seconds to hold back (paused, draining, breaker, store away)."""
         ...
 
-    def start(self, run: Run, sub: Subscription) -> None: ...
+    def start(self, runs: Sequence[Run], sub: Subscription) -> None: ...
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
         """A batch of which not every message is to be run."""
@@ -139,14 +140,12 @@ class _Loop:
         raise NotImplementedError
 
     def _start(self, verdicts: Sequence[Verdict]) -> int:
-        started = 0
-        for verdict in verdicts:
-            if verdict.run is not None and verdict.answer is Answer.RUN:
-                self._worker.start(verdict.run, self.sub)
-                started += 1
-        if started < len(verdicts):
+        granted = Answer.RUN
+        runs = [v.run for v in verdicts if v.run is not None and v.answer is granted]
+        self._worker.start(runs, self.sub)
+        if len(runs) < len(verdicts):
             self._worker.seen(self.sub, verdicts)
-        return started
+        return len(runs)
 
 
 class FusedStore(Claims, Fused, Protocol):

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.core.errors import HandlerFailed
-from holdfast.core.guard import Ask, Decision, Guard
+from holdfast.core.guard import Ask, Decision, Guard, PromptGuard
 from holdfast.core.json_text import hash_payload
 from holdfast.core.outcome import Outcome, Park, ParkKind, Question, Rejected
 from holdfast.core.store import Run
 
-__all__ = ["Ask", "Decision", "Guard", "ask_guard"]
+__all__ = ["Ask", "AskGuard", "Decision", "Guard", "asking"]
+
+AskGuard = Callable[[Run], Awaitable[Outcome | None]]
+"""None: allowed. A guard that raises or hangs never means allow: that is raised."""
 
 
-async def ask_guard(guard: Guard, run: Run, *, timeout_s: float) -> Outcome | None:
-    """None: allowed. A guard that raises or hangs never means allow: that is raised."""
-    async with asyncio.timeout(timeout_s):
-        decision = await guard(_context(run))
+def asking(guard: Guard, *, timeout_s: float) -> AskGuard:
+    """How to ask this guard about a run."""
+    prompt: object = guard
+    if isinstance(prompt, PromptGuard):
+        decide = prompt.decision
+
+        async def ask_at_once(run: Run) -> Outcome | None:  # a time limit costs more than rules do
+            return _outcome(decide(_context(run)), run)
+
+        return ask_at_once
+
+    async def ask_in_time(run: Run) -> Outcome | None:
+        async with asyncio.timeout(timeout_s):
+            decision = await guard(_context(run))
+        return _outcome(decision, run)
+
+    return ask_in_time
+
+
+def _outcome(decision: Decision, run: Run) -> Outcome | None:
     if decision.allowed is True:  # nothing else that looks like a yes
         return None
     if decision.ask is None:

@@ -216,11 +216,13 @@ class EngineWorker:
             return 0.05
         return self._executor.breaker_wait_s(sub.queue) or 0.0
 
-    def start(self, run: Run, sub: Subscription) -> None:
+    def start(self, runs: Sequence[Run], sub: Subscription) -> None:
         if log.isEnabledFor(logging.DEBUG):
-            _stage("message.consumed", run)
-            _stage("message.parsed", run)
-        self._executor.start(run, sub)
+            for run in runs:
+                _stage("message.consumed", run)
+                _stage("message.parsed", run)
+        for run in runs:
+            self._executor.start(run, sub)
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
         if self._meter is not None:

@@ -15,7 +15,7 @@ from holdfast.core.message import Priority
 from holdfast.core.quota import UNITS, Limits, Quota
 
 from .expression import Condition, ExpressionError, parse
-from .rules import Action, Match, Names, Numbers, Rule, Rules
+from .rules import Action, Match, Matcher, Names, Numbers, Rule, Rules
 
 Say = Callable[[str, str], None]
 """Takes down a mistake: its path in the file, and what to do about it."""
@@ -143,13 +143,13 @@ class _Reading:
 
     def _match(self) -> Match:
         entry = self._entry.match
-        found: dict[str, Any] = {}
+        found: dict[str, Matcher | None] = {}
         for field in ("tenant", "queue", "type", "channel", "user"):
             found[field] = self._names(field, getattr(entry, field))
         found["priority"] = self._numbers("priority", entry.priority, _priority)
         found["attempt"] = self._numbers("attempt", entry.attempt, _whole)
         found["payload"] = self._condition(entry.payload)
-        return Match(**found)
+        return Match(tuple((name, each) for name, each in found.items() if each is not None))
 
     def _names(self, field: str, given: Any) -> Names | None:
         if given is UNSET:

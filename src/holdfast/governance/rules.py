@@ -23,7 +23,7 @@ from holdfast.core.guard import EXPIRES_S
 from holdfast.core.message import Message
 from holdfast.core.quota import Quota
 
-from .expression import MISSING, Condition, Truth, all_of, compare
+from .expression import MISSING, Condition, Truth, compare
 
 
 class Action(StrEnum):
@@ -110,28 +110,28 @@ class Numbers(msgspec.Struct, frozen=True):
         return compare(self.sign, int(fact), self.values[0])
 
 
-class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule is about; None: whatever it is. All that is said must hold."""
+Matcher = Names | Numbers | Condition
 
-    tenant: Names | None = None
-    queue: Names | None = None
-    type: Names | None = None
-    channel: Names | None = None
-    user: Names | None = None
-    priority: Numbers | None = None
-    attempt: Numbers | None = None
-    payload: Condition | None = None
+
+class Match(msgspec.Struct, frozen=True):
+    """What a rule is about: a matcher for each fact that it names, all of which must hold."""
+
+    wanted: tuple[tuple[str, Matcher], ...] = ()
 
     def holds(self, facts: Facts) -> Truth:
-        return all_of(
-            None if (fact := getattr(facts, name)) is MISSING else wanted.holds(fact)
-            for name in self.__struct_fields__
-            if (wanted := getattr(self, name)) is not None
-        )
+        result: Truth = True
+        for name, matcher in self.wanted:
+            fact = getattr(facts, name)
+            held = None if fact is MISSING else matcher.holds(fact)
+            if held is False:
+                return False
+            if held is None:
+                result = None
+        return result
 
     @property
     def is_everything(self) -> bool:
-        return all(getattr(self, name) is None for name in self.__struct_fields__)
+        return not self.wanted
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,14 +232,39 @@ def _differences(old: Rule, new: Rule) -> list[str]:
     found = []
     for field in Rule.__struct_fields__:
         was, now = getattr(old, field), getattr(new, field)
-        if was != now:
-            plain = isinstance(was, str | int | float)
-            found.append(f"{field} {was} → {now}" if plain else f"{field} changed")
+        if was == now:
+            continue
+        if isinstance(was, Match):
+            sides = dict(was.wanted), dict(now.wanted)
+            names = [
+                name for name in Facts.__struct_fields__ if sides[0].get(name) != sides[1].get(name)
+            ]
+            found.append(f"match of {', '.join(names)} changed")
+        elif field == "quota":
+            found.append(f"quota {_in_words(was)} → {_in_words(now)}")
+        else:
+            found.append(f"{field} {was} → {now}")
     return found
+
+
+def _in_words(quota: Quota | None) -> str:
+    if quota is None:
+        return "none"
+    limits = msgspec.structs.asdict(quota.limits).items()
+    named = ", ".join(f"{limit:g} {unit}" for unit, limit in limits if limit is not None)
+    return f"{named} in {quota.window_s:g} s"
 
 
 def facts_in(context: Mapping[str, Any]) -> Facts:
     """The facts that a guard is given; what is not in there is MISSING."""
-    names = {"tenant": "tenant_id"}
-    fields = Facts.__struct_fields__
-    return Facts(**{name: context.get(names.get(name, name), MISSING) for name in fields})
+    told = context.get
+    return Facts(
+        tenant=told("tenant_id", MISSING),
+        queue=told("queue", MISSING),
+        type=told("type", MISSING),
+        channel=told("channel", MISSING),
+        user=told("user", MISSING),
+        priority=told("priority", MISSING),
+        attempt=told("attempt", MISSING),
+        payload=told("payload", MISSING),
+    )

@@ -22,12 +22,11 @@ about. The hot path adds to plain numbers; Prometheus' objects are made when som
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import events
-from holdfast.core.clock import to_us
 from holdfast.core.outcome import RECORD_WORDS, Dead, Discarded, Done, Park, Released, Retry
 from holdfast.core.store import Finished
 
@@ -75,6 +74,7 @@ BUCKETS = (
     3600.0,
 )  # fmt: skip
 """From a no-op to an agent that thinks for an hour."""
+_BUCKETS_US = tuple(round(limit * 1e6) for limit in BUCKETS)
 
 _STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in RECORD_WORDS.items()}
 _COUNTER_OF_EVENT = {
@@ -97,11 +97,19 @@ class Histogram:
         self.buckets = [0] * (len(BUCKETS) + 1)
         self.sum = 0.0
 
-    def observe(self, values: Sequence[float]) -> None:
-        buckets = self.buckets
-        for value in values:
-            buckets[bisect_left(BUCKETS, value)] += 1
-        self.sum += sum(values)
+    def observe_us(self, values: list[int]) -> None:
+        """Microseconds. They are put in order: most batches fall into one or two buckets, and are
+        counted there as a whole."""
+        values.sort()
+        counted = 0
+        for bucket, limit in enumerate(_BUCKETS_US):
+            if counted == len(values):
+                break
+            within = bisect_right(values, limit)
+            self.buckets[bucket] += within - counted
+            counted = within
+        self.buckets[-1] += len(values) - counted
+        self.sum += sum(values) / 1e6
 
     @property
     def count(self) -> int:
@@ -151,19 +159,21 @@ class Metrics:
             by_queue.setdefault(item.run.queue, []).append(item)
         for queue, items in by_queue.items():
             counts = self._of(queue)
-            durations, delays = [], []
+            durations: list[int] = []
+            delays: list[int] = []
             for item in items:
                 run, kind = item.run, type(item.outcome)
                 if kind in _RAN:
-                    durations.append((item.finished_at_us - item.started_at_us) / 1e6)
-                if run.failures == 0 and kind not in _NOT_BEGUN:  # the message's first time
-                    delay_us = run.claimed_at_us - to_us(run.message.created_at)
-                    delays.append(max(0.0, delay_us / 1e6))
+                    durations.append(item.finished_at_us - item.started_at_us)
+                first_time = run.attempt == 1 or run.failures == 0
+                if first_time and kind not in _NOT_BEGUN:
+                    delay_us = run.claimed_at_us - run.created_at_us
+                    delays.append(delay_us if delay_us > 0 else 0)
                 if item.usage is not None:
                     counts.counters[LLM_CALLS] += item.usage.llm_calls
                     counts.counters[LLM_TOKENS] += item.usage.tokens
-            counts.duration.observe(durations)
-            counts.delay.observe(delays)
+            counts.duration.observe_us(durations)
+            counts.delay.observe_us(delays)
 
     def recognized(self, queue: str, copies: int) -> None:
         self._of(queue).counters[DEDUP_HITS] += copies

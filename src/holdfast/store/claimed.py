@@ -62,10 +62,10 @@ def reclaimed(sub: Subscription, worker: str, message: Message, taken_from: str)
     return message.tenant_id, sub.name, message.id, events.RECLAIMED, data
 
 
-def claimed(run: Run, created_us: int) -> Entry:
+def claimed(run: Run) -> Entry:
     """A run was granted."""
     message = run.message
-    data = {"attempt": run.attempt, "created_at": created_us}
+    data = {"attempt": run.attempt, "created_at": run.created_at_us}
     return message.tenant_id, run.subscription, message.id, events.CLAIMED, data
 
 

@@ -1,6 +1,7 @@
 """Tools for testing what is built on holdfast, and brokers of your own.
 
-`BrokerConformance` is the suite that every broker passes, `StoreConformance` that of every store;
+`BrokerConformance` is the suite that every broker passes, `StoreConformance` and
+`GovernanceConformance` those of every store;
 `FaultyBroker` fails on purpose;
 `FakeClock` stands still until it is moved; a `Signal` is waited for instead of a time. The mocks
 are what a queue trigger is tested with: agent runtime, governance, ledger, dedup memory.
@@ -14,9 +15,11 @@ from .agents import (
     MockLedger,
     TriggeredEvent,
 )
+from .checks.store_governance import Office
 from .clock import FakeClock
 from .conformance import BrokerConformance
 from .faulty import Fault, FaultyBroker, Plan, chaos
+from .governance_suite import GovernanceConformance
 from .harness import BrokerHarness, Check, Trial, run_check
 from .signals import Signal, SignalTimeout
 from .store_harness import StoreCheck, StoreHarness, StoreTrial, run_store_check
@@ -29,11 +32,13 @@ __all__ = [
     "FakeClock",
     "Fault",
     "FaultyBroker",
+    "GovernanceConformance",
     "GovernanceResult",
     "MockAgentRuntime",
     "MockGovernanceLayer",
     "MockIdempotencyStore",
     "MockLedger",
+    "Office",
     "Plan",
     "Signal",
     "SignalTimeout",

@@ -318,7 +318,7 @@ def _reclaims(story: Story) -> list[tuple[int, str, float]]:
     killed = {kill.worker_id: kill.at_us for kill in story.kills}
     found = []
     for event in story.history.of_type(RECLAIMED):
-        worker_id = event.data.get("worker")  # none: a consumer that never claimed it
+        worker_id = event.data.get("worker")  # none, where a stranger's copy was taken over
         if worker_id in killed:
             seconds = (event.created_at_us - killed[worker_id]) / 1e6
             found.append((worker_id, event.task_id, seconds))

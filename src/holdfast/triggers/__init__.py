@@ -11,6 +11,7 @@ from .messages import MessageEnvelope, RawMessage
 from .mock import MockQueueAdapter
 from .parsers import BinaryParser, JSONParser, MessageParser, TextParser
 from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Permission, QueueAdapter
+from .redis_idempotency import RedisIdempotencyStore
 
 __all__ = [
     "AgentRuntime",
@@ -28,6 +29,7 @@ __all__ = [
     "QueueAdapter",
     "QueueTriggerConfig",
     "RawMessage",
+    "RedisIdempotencyStore",
     "TextParser",
     "validate_config",
 ]

@@ -113,10 +113,15 @@ class IdempotencyStore(ABC):
     async def claim(self, key: str, owner: str, ttl: int) -> bool | None:
         """Optional: take the key for `owner` in one atomic step.
 
-        True: it is the owner's, now or already. False: somebody else has it or has recorded a
-        result. None: this store cannot claim, and `exists` is asked instead.
+        True: it is the owner's, now or already; a result that is there then is the owner's, too.
+        False: somebody else has it or has recorded a result. None: this store cannot claim, and
+        `exists` is asked instead.
         """
         return None
 
     async def release(self, key: str, owner: str) -> None:  # noqa: B027 - optional, as it says
         """Optional, beside `claim`: the owner's run failed, the key is free again."""
+
+    async def health_check(self) -> bool | None:
+        """Optional: can it be asked now? None: it cannot tell, and its last answer counts."""
+        return None

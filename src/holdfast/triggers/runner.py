@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.core.errors import TemporaryError
-from holdfast.core.outcome import Duplicate, Rejected
+from holdfast.core.outcome import Done, Duplicate, Rejected, Released
 from holdfast.core.secret import mask_line
 from holdfast.engine.context import Context
 
@@ -20,7 +19,8 @@ from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore
 log = logging.getLogger("holdfast.trigger")
 
 CLAIMED_ELSEWHERE_S = 1.0
-"""How long to wait for a key that another process has claimed and not yet recorded."""
+"""How long to wait for a key that another process has claimed and not yet recorded. It may take as
+long as that one's run takes, and costs no attempt."""
 
 
 class AgentRunner:
@@ -42,13 +42,16 @@ class AgentRunner:
         self._guard_timeout_s = guard_timeout_s
         self._keys = idempotency_store if config.enable_dedup else None
         self._dedup_unavailable = dedup_unavailable
+        self.dedup_works = True
+        """Did the foreign memory answer when it was last asked?"""
 
     async def run(self, ctx: Context) -> Any:
         """The engine's handler: a result, or the outcome that the message ends with."""
         envelope = envelope_of(ctx.message, self._config)
         try:
-            if await self._is_taken(envelope):
-                return Duplicate(of=envelope.key)
+            known = await self._known(envelope)
+            if known is not None:
+                return known
             try:
                 outcome = await self._permitted_run(ctx, envelope)
             except BaseException:
@@ -109,11 +112,11 @@ class AgentRunner:
 
     # -- the foreign dedup memory -----------------------------------------------------------------
 
-    async def _is_taken(self, envelope: MessageEnvelope) -> bool:
-        """True: somebody recorded a result for this key. False: run it."""
+    async def _known(self, envelope: MessageEnvelope) -> Duplicate | Done | Released | None:
+        """What the foreign memory says of this key; None: run it."""
         keys = self._keys
         if keys is None:
-            return False
+            return None
         key = envelope.shared_key
         try:
             claimed = None
@@ -121,18 +124,31 @@ class AgentRunner:
                 claimed = await keys.claim(
                     key, envelope.message_id, self._config.idempotency_window
                 )
-            if claimed:
-                return False
-            if await keys.exists(key):
-                return True
+            recorded = await keys.exists(key)
+            # Recorded, and ours: an earlier attempt died before the store heard of its end.
+            result = await keys.get(key) if recorded and claimed else None
         except Exception as error:
             self._without_dedup("check", error)
-            return False
-        if claimed is None:
-            return False
-        raise TemporaryError(
-            f"key {key} is claimed by another process", retry_after_s=CLAIMED_ELSEWHERE_S
-        )
+            return None
+        self.dedup_works = True
+        if recorded:
+            return Done(result) if claimed else Duplicate(of=envelope.key)
+        if claimed is False:
+            log.info("message %s waits: key %s is claimed elsewhere", envelope.message_id, key)
+            return Released(after_s=CLAIMED_ELSEWHERE_S)
+        return None
+
+    async def dedup_is_up(self) -> bool:
+        """Can the foreign memory be asked? Without one there is nothing to miss."""
+        if isinstance(self._keys, IdempotencyStore):
+            try:
+                answer = await self._keys.health_check()
+            except Exception as error:
+                log.warning("health of the dedup memory: %s", mask_line(str(error)))
+                return False
+            if answer is not None:
+                return answer
+        return self.dedup_works
 
     async def _remember(self, envelope: MessageEnvelope, result: Any) -> None:
         if self._keys is not None:
@@ -140,6 +156,8 @@ class AgentRunner:
                 await self._keys.set(envelope.shared_key, result, self._config.idempotency_window)
             except Exception as error:
                 self._without_dedup("record", error)
+            else:
+                self.dedup_works = True
 
     async def _release(self, envelope: MessageEnvelope) -> None:
         """A failed run must not keep its key."""
@@ -155,6 +173,7 @@ class AgentRunner:
             "Idempotency %s failed: %s, continuing without dedup", step, mask_line(str(error))
         )
         self._dedup_unavailable()
+        self.dedup_works = False
 
 
 def scrub(error: BaseException) -> None:

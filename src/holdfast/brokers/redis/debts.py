@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from holdfast.core.broker import Outgoing, Verb
 from holdfast.core.errors import BrokerUnavailable
@@ -69,8 +69,8 @@ class Debts:
     async def _tell(self, owed: Mapping[Place, Debt]) -> set[Place]:
         """Publish the notices; returns the entries of those that were refused.
 
-        These stay pending. When they come back by their age, the store finds them done and tells
-        of them itself: they hold up nobody meanwhile.
+        These stay pending. When they come back by their age, the store finds them done, keeps
+        their notices until they can be told, and they go: a full server can be worked empty.
         """
         queues: dict[str, list[tuple[Place, Outgoing]]] = {}
         for place, debt in owed.items():
@@ -84,10 +84,13 @@ class Debts:
         for (queue, told), answer in zip(queues.items(), answers, strict=True):
             if isinstance(answer, ResponseError):
                 refused = self._wire.refused(answer)
-                if isinstance(refused, BrokerUnavailable):
+                places = {place for place, _ in told}
+                if isinstance(answer, OutOfMemoryError):  # tried again, and holds up nobody else
+                    self._owed = {**{place: owed[place] for place in places}, **self._owed}
+                elif isinstance(refused, BrokerUnavailable):
                     raise refused
                 log.error("%d results for %s are not published yet: %s", len(told), queue, refused)
-                untold.update(place for place, _ in told)
+                untold |= places
         return untold
 
     def _ack_commands(self, places: Iterable[Place]) -> list[Sequence[Any]]:

@@ -71,6 +71,8 @@ class Group:
         self._held: dict[int, set[bytes]] = {level: set() for level in LEVELS}
         self._debts = Debts(wire, self._keys, group, consumer, delete_acked=delete_acked)
         self._made = False
+        self._unmade: BrokerError | None = None
+        """Why the group could not be made."""
         self._unsure = True
         """An answer may have got lost: look for entries that nobody holds."""
         self._high = False
@@ -132,8 +134,10 @@ class Group:
             self._unsure = True
             raise
         except BrokerError as error:
-            if "NOGROUP" not in str(error) or not self._made:
+            if "NOGROUP" not in str(error):
                 raise
+            if not self._made:
+                raise self._unmade or error from None
             # Somebody removed the stream or the group: it is made again, from the beginning.
             log.warning("%s: the group %s was gone, and is made again", self._queue, self._group)
             self._made = False
@@ -224,6 +228,7 @@ class Group:
         ]
         for answer in await self._wire.ask(*create):
             if isinstance(answer, OutOfMemoryError):
+                self._unmade = self._wire.refused(answer)
                 return  # a full server makes nothing; from a group that is there it can be emptied
             if isinstance(answer, ResponseError) and "BUSYGROUP" not in str(answer):
                 raise self._wire.refused(answer)

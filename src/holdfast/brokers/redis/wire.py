@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +31,8 @@ Answer = Any
 """What the server said; its own errors are values here: one bad command fails no other."""
 
 _AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+_IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+) (.*)", re.DOTALL)
+_BY_CODE = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
 """Errors of a server that may be able to do it later."""
 
@@ -120,7 +123,17 @@ async def _answer(connection: AbstractConnection) -> Answer:
     try:
         return await connection.read_response(disconnect_on_error=False)
     except ResponseError as error:
+        return _unwrapped(error)
+
+
+def _unwrapped(error: ResponseError) -> ResponseError:
+    """Before 7.0 a script's error stands inside another one: what it says counts."""
+    found = _IN_SCRIPT.search(str(error))
+    if found is None:
         return error
+    code, text = found.groups()
+    kind = _BY_CODE.get(code)
+    return ResponseError(f"{code} {text}") if kind is None else kind(text)
 
 
 def _without_secrets(url: str) -> str:

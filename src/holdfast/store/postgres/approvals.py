@@ -175,15 +175,20 @@ async def expire(tx: Tx, change: Change) -> int:
     return len(rows)
 
 
-async def withdraw(tx: Tx, task: Identity, *, by: str) -> None:
+async def withdraw(tx: Tx, change: Change, task: Identity, *, by: str) -> None:
     """The message is discarded: nobody need answer any more."""
-    await tx.send(
+    note = "the message was discarded"
+    found = await tx.rows(
         "UPDATE approvals SET state = 'rejected', answered_by = $4,"
-        " answered_at = clock_timestamp(), note = 'the message was discarded'"
-        f" WHERE {PK} AND state = 'pending'",
+        f" answered_at = clock_timestamp(), note = $5 WHERE {PK} AND state = 'pending'"
+        " RETURNING id::text, rule",
         *task,
         by,
+        note,
     )
+    for approval_id, rule in found:
+        data = {"approval_id": approval_id, "rule": rule, "by": by, "note": note}
+        change.entries.append((*task, events.APPROVAL_REJECTED, data))
 
 
 async def pending_of(tx: Tx, task: Identity) -> str | None:

@@ -213,7 +213,7 @@ class Claims:
                 await _put_off(claim, run, admitted, task.expires_us)
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(admitted, task.created_us))
+                entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
             book.close()
@@ -375,7 +375,7 @@ class Claims:
                 await _put_off(claim, run, admitted, None if expires is None else to_us(expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING)
             else:
-                entries.append(claimed(admitted, to_us(run.message.created_at)))
+                entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted)
         if book is not None:
             book.close()

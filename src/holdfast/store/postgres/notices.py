@@ -42,6 +42,9 @@ class Teller:
 
     async def tell(self, tx: Tx, change: Change) -> None:
         """Of the final events of this change, less those that are told otherwise."""
+        names = {entry[1] for entry in change.entries}
+        if not change.again and all(self._to(name) is None for name in names):
+            return
         ends: dict[Identity, tuple[Notices, Status, Mapping[str, Any]]] = {}
         letters: dict[Identity, str] = {}
         for tenant_id, subscription, task_id, kind, data in change.entries:

@@ -201,6 +201,7 @@ class PostgresOperations:
 
         async def op(tx: Tx, change: Change) -> None:
             kind = await parked.parked_kind(tx, identity)
+            await approvals.withdraw(tx, change, identity, by=self._by)
             await parked.end(
                 tx,
                 change,
@@ -210,7 +211,6 @@ class PostgresOperations:
                 data={"kind": kind, "by": self._by},
                 keep_letter=False,
             )
-            await approvals.withdraw(tx, identity, by=self._by)
 
         await self._write(op)
 

@@ -79,7 +79,7 @@ async def _discard(tx: Tx, change: Change, identity: Identity, why: Mapping[str,
     ((queue, event_name, trace_id, key, lane),) = await tx.rows(
         _DISCARD, *identity, str(why["reason"])
     )
-    await approvals.withdraw(tx, identity, by=str(why["by"]))
+    await approvals.withdraw(tx, change, identity, by=str(why["by"]))
     tenant_id, subscription, message_id = identity
     data = final_data(queue, tenant_id, message_id, event_name, trace_id, Status.DISCARDED)
     change.entries.append((*identity, events.DISCARDED, {**data, **why}))

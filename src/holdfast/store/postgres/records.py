@@ -329,5 +329,14 @@ class PostgresRecords:
 
 
 def _filter(where: LetterFilter) -> tuple[Any, ...]:
-    since = None if where.since_us is None else str(where.since_us)
-    return where.queue, where.reason, where.tenant_id, since, where.state
+    since, before = (None if us is None else str(us) for us in (where.since_us, where.before_us))
+    return (
+        where.queue,
+        where.reason,
+        where.tenant_id,
+        since,
+        where.state,
+        where.type,
+        where.error,
+        before,
+    )

@@ -41,7 +41,9 @@ LETTER_FILTER = (
     "($3::text IS NULL OR queue_name = $3) AND ($4::text IS NULL OR reason = $4)"
     " AND ($5::text IS NULL OR tenant_id = $5) AND ($6::bigint IS NULL OR failed_at >="
     " timestamptz 'epoch' + $6::bigint * interval '1 microsecond')"
-    " AND ($7::text IS NULL OR state = $7)"
+    " AND ($7::text IS NULL OR state = $7) AND ($8::text IS NULL OR event_name = $8)"
+    " AND ($9::text IS NULL OR strpos(error, $9) > 0) AND ($10::bigint IS NULL OR failed_at <"
+    " timestamptz 'epoch' + $10::bigint * interval '1 microsecond')"
 )
 UNENDED = (
     # The second condition is the one of a partial index over what is neither running nor ended.

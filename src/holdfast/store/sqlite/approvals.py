@@ -180,13 +180,24 @@ def expire(conn: sqlite3.Connection, now_us: int) -> list[Entry]:
     return entries
 
 
-def withdraw(conn: sqlite3.Connection, task: parked.Identity, *, by: str, now_us: int) -> None:
+def withdraw(
+    conn: sqlite3.Connection, task: parked.Identity, *, by: str, now_us: int
+) -> list[Entry]:
     """The message is discarded: nobody need answer any more."""
-    conn.execute(
-        "UPDATE approvals SET state = 'rejected', answered_by = ?, answered_at = ?,"
-        f" note = 'the message was discarded'{parked.TASK} AND state = 'pending'",
-        (by, now_us, *task),
-    )
+    note = "the message was discarded"
+    found = conn.execute(
+        "UPDATE approvals SET state = 'rejected', answered_by = ?, answered_at = ?, note = ?"
+        f"{parked.TASK} AND state = 'pending' RETURNING id, rule",
+        (by, now_us, note, *task),
+    ).fetchall()
+    return [
+        (
+            *task,
+            events.APPROVAL_REJECTED,
+            {"approval_id": text_id(blob), "rule": rule, "by": by, "note": note},
+        )
+        for blob, rule in found
+    ]
 
 
 def pending_of(conn: sqlite3.Connection, task: parked.Identity) -> str | None:

@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Transactional
-from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
-from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
+from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
 from holdfast.store.stored import ENDED, expires_us, none_of
@@ -201,6 +200,7 @@ class Claims:
                 for (_, task), row_id in zip(new, uuid7_block(len(new)), strict=True)
             ],
             shared=tasks.claimed(claim),
+            alike=tasks.ALIKE,
         )
         if inserted == len(new):
             return new
@@ -223,9 +223,12 @@ class Claims:
         lost = take_keys(claim, keys) if keys else {}
         entries = created(claim.sub, [task.message for _, task in new])
         book = claim.book
+        token, foreign = Token(claim.worker_id, 1), claim.sub.codec == TASK
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
-            run = self._failed_elsewhere(claim, tasks.new_run(claim, task))
+            run = tasks.new_run(claim, task, token)
+            if foreign:
+                run = self._failed_elsewhere(claim, run)
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
             expires = task.expires_us
@@ -240,7 +243,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, task.candidate, expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
-                entries.append(claimed(admitted, task.created_us))
+                entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
             book.save()
@@ -296,9 +299,12 @@ class Claims:
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
         run = msgspec.structs.replace(
-            tasks.new_run(claim, tasks.task(claim, candidate, message, row.rowid)),
+            tasks.new_run(
+                claim,
+                tasks.task(claim, candidate, message, row.rowid),
+                Token(claim.worker_id, row.epoch + 1),
+            ),
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
-            token=Token(claim.worker_id, row.epoch + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
         )
@@ -311,7 +317,7 @@ class Claims:
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted
-        self._append(claim, [claimed(run, to_us(message.created_at))])
+        self._append(claim, [claimed(run)])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
@@ -366,7 +372,7 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, None, expires))
                 return Verdict(answer=Answer.WAITING)
             run = admitted
-        entries.append(claimed(run, to_us(run.message.created_at)))
+        entries.append(claimed(run))
         return Verdict(answer=Answer.RUN, run=run)
 
     def _lost_key(

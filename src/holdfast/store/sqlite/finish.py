@@ -37,7 +37,7 @@ from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury
 from .outbox_rows import OUTBOX
-from .outcome_rows import all_done_statement, all_done_values, write_of
+from .outcome_rows import ALL_DONE_ALIKE, all_done_statement, all_done_values, write_of
 from .quotas import SqliteQuotaBook
 
 _SET = (
@@ -98,7 +98,9 @@ class Finisher:
         """All or nothing: True if every row still bore its token, else nothing was written."""
         values = [all_done_values(item) for item in batch]
         conn.execute("SAVEPOINT done")
-        changed = rows.update(conn, all_done_statement, values, shared=(now_us,))
+        changed = rows.update(
+            conn, all_done_statement, values, shared=(now_us,), alike=ALL_DONE_ALIKE
+        )
         if changed != len(batch):
             conn.execute("ROLLBACK TO done")
         conn.execute("RELEASE done")

@@ -23,6 +23,8 @@ _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
     " event_type, data, id, hash)"
 )
+_ALIKE = (1, 2, 4)
+"""Tenant, subscription and type of the event: places in what is written."""
 _encode = msgspec.json.Encoder().encode
 
 Entry = events.Entry
@@ -76,9 +78,11 @@ class Ledger:
             seq += 1
             record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
             digest = link(digest, record)
-            written.append((*record[:6], row_id, digest))
+            written.append(
+                (seq, tenant_id, subscription, task_id, event_type, text, row_id, digest)
+            )
         self._heads[(tenant or "", worker_id)] = (seq, digest)
-        rows.insert(conn, _INSERT, written, shared=(now_us, worker_id))
+        rows.insert(conn, _INSERT, written, shared=(now_us, worker_id), alike=_ALIKE)
         if self.notices is not None:
             self.notices.tell(conn, entries, told, now_us)
         if self.heard is not None:

@@ -56,7 +56,14 @@ class NoticeWriter:
         now_us: int,
     ) -> None:
         """Of the final events among the entries, less those that are told otherwise."""
-        over = [entry for entry in entries if entry[3] in _TOLD_OF]
+        asking = {
+            subscription: to
+            for subscription in {entry[1] for entry in entries}
+            if (to := self._to(subscription)) is not None
+        }
+        if not asking:
+            return
+        over = [entry for entry in entries if entry[3] in _TOLD_OF and entry[1] in asking]
         letters: dict[Identity, str] = {}
         ends: list[tuple[Notices, events.Entry]] = []
         for entry in over:
@@ -64,9 +71,7 @@ class NoticeWriter:
             if kind == events.DLQ:
                 letters[(tenant_id, subscription, task_id)] = data["dead_letter_id"]
             elif (tenant_id, subscription, task_id) not in told:
-                to = self._to(subscription)
-                if to is not None:
-                    ends.append((to, entry))
+                ends.append((asking[subscription], entry))
         notices: list[tuple[str, str, Outgoing]] = []
         for to, (tenant_id, subscription, task_id, kind, data) in ends:
             identity = (tenant_id, subscription, task_id)

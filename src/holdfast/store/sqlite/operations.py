@@ -25,6 +25,7 @@ from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
+from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
 from holdfast.store.outgoing import outbox_row
@@ -119,7 +120,7 @@ class SqliteOperations:
             return
         if self._queue is None:
             rows.insert(conn, OUTBOX, [outbox_row(send, now_us) for send in sends])
-            self._store.file.wake_after_commit()
+            self._store.file.wake_after_commit(OUTGOING)
             return
         for queue in dict.fromkeys(send.queue for send in sends):
             batch = [send.outgoing for send in sends if send.queue == queue]
@@ -218,7 +219,8 @@ class SqliteOperations:
     ) -> None:
         identity = (task.tenant_id, task.subscription, task.message_id)
         data = {"kind": parked.parked_kind(conn, identity), "by": self._by}
-        entries = parked.end(
+        entries = approvals.withdraw(conn, identity, by=self._by, now_us=now_us)
+        entries += parked.end(
             conn,
             identity,
             Status.DISCARDED,
@@ -227,7 +229,6 @@ class SqliteOperations:
             keep_letter=False,
             now_us=now_us,
         )
-        approvals.withdraw(conn, identity, by=self._by, now_us=now_us)
         self._append(conn, entries, now_us)
         self._store.file.wake_after_commit()
 

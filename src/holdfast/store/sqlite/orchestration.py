@@ -68,10 +68,10 @@ def _discard(
         " RETURNING queue_name, event_name, trace_id, idem_key, lane",
         (now_us, str(why["reason"]), *identity),
     ).fetchone()
-    approvals.withdraw(conn, identity, by=str(why["by"]), now_us=now_us)
+    withdrawn = approvals.withdraw(conn, identity, by=str(why["by"]), now_us=now_us)
     tenant_id, subscription, message_id = identity
     data = final_data(queue, tenant_id, message_id, event_name, trace_id, Status.DISCARDED)
-    entries: list[Entry] = [(*identity, events.DISCARDED, {**data, **why})]
+    entries: list[Entry] = [*withdrawn, (*identity, events.DISCARDED, {**data, **why})]
     if key is not None:
         free_key(conn, tenant_id, subscription, key, message_id)
         entries += resolve_key(conn, tenant_id, subscription, key, now_us)

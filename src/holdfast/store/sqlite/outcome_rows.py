@@ -67,6 +67,10 @@ def all_done_statement(values: str) -> str:
     )
 
 
+ALL_DONE_ALIKE = (3, 4, 5)
+"""Earlier failures, worker and epoch: places in `all_done_values`."""
+
+
 def all_done_values(item: Finished) -> tuple[Any, ...]:
     """One row of `all_done_statement`; its `?1` is the time of now."""
     run = item.run
@@ -74,7 +78,7 @@ def all_done_values(item: Finished) -> tuple[Any, ...]:
         item.result,
         duration_ms(item),
         run_uuid(item.agent_run_id),
-        run.failures,
+        0 if run.attempt == 1 else run.failures,
         run.token.worker_id,
         run.token.epoch,
         run.message.id,

@@ -30,6 +30,8 @@ INSERT = (
     " event_name, priority, idem_key, created_at, expires_at, correlation_id, trace_id, body,"
     " body_info, body_crc, body_sha256)"
 )
+ALIKE = (2, 4, 5, 12)
+"""Tenant, type, priority and form of the body: places in `row`."""
 RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
@@ -77,14 +79,13 @@ def _common(claim: Claiming) -> tuple[Any, ...]:
 
 
 def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) -> Task:
+    key, expires = message.idempotency_key, candidate.delivery.expires_at_us
+    if key is not None or claim.sub.dedup_by_id:  # most have none, and a call is a call
+        key = idem_key(claim.sub, message)
+    if message.expires_at is not None:
+        expires = expires_us(candidate.delivery, message)
     return Task(
-        candidate,
-        message,
-        rowid,
-        body_info(candidate),
-        idem_key(claim.sub, message),
-        to_us(message.created_at),
-        expires_us(candidate.delivery, message),
+        candidate, message, rowid, body_info(candidate), key, to_us(message.created_at), expires
     )
 
 
@@ -95,8 +96,10 @@ def row(claim: Claiming, task: Task, row_id: bytes) -> tuple[Any, ...]:
     info: str | None = None
     body_crc: int | None = None
     if claim.held == "store":
-        body, info = candidate.delivery.body, task.form
-        body_crc = crc(body)
+        delivery = candidate.delivery
+        body, info, body_crc = delivery.body, task.form, delivery.crc
+        if body_crc is None:
+            body_crc = crc(body)
     return (
         task.rowid,
         row_id,
@@ -141,7 +144,7 @@ def hold(conn: sqlite3.Connection, rowid: int, candidate: Candidate) -> None:
     )
 
 
-def new_run(claim: Claiming, task: Task) -> Run:
+def new_run(claim: Claiming, task: Task, token: Token) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = task.candidate.delivery
     return Run(
@@ -149,10 +152,11 @@ def new_run(claim: Claiming, task: Task) -> Run:
         queue=claim.sub.queue,
         idem_key=task.key,
         message=task.message,
-        token=Token(claim.worker_id, 1),
+        token=token,
         attempt=1,
         crashes=0,
         claimed_at_us=claim.now_us,
+        created_at_us=task.created_us,
         row=task.rowid,
         delivery=delivery if claim.held == "broker" else None,
         body=delivery.body,
@@ -174,6 +178,7 @@ def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
         attempt=attempt,
         crashes=crashes,
         claimed_at_us=claim.now_us,
+        created_at_us=to_us(message.created_at),
         row=rowid,
         history=decode_history(history),
         body=body,

@@ -83,9 +83,13 @@ def _letter_condition(where: LetterFilter) -> tuple[str, tuple[Any, ...]]:
     condition = (
         "(?3 IS NULL OR queue_name = ?3) AND (?4 IS NULL OR reason = ?4)"
         " AND (?5 IS NULL OR tenant_id = ?5) AND (?6 IS NULL OR failed_at >= ?6)"
-        " AND (?7 IS NULL OR state = ?7)"
+        " AND (?7 IS NULL OR state = ?7) AND (?8 IS NULL OR event_name = ?8)"
+        " AND (?9 IS NULL OR instr(error, ?9) > 0) AND (?10 IS NULL OR failed_at < ?10)"
     )
-    return condition, (where.queue, where.reason, where.tenant_id, where.since_us, where.state)
+    return condition, (
+        where.queue, where.reason, where.tenant_id, where.since_us, where.state, where.type,
+        where.error, where.before_us,
+    )  # fmt: skip
 
 
 def letter(conn: sqlite3.Connection, letter_id: str) -> DeadLetter | None:
