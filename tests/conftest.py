@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.postgres import OutsidePostgres, PostgresServer, postgres_server
 from tests.servers.redis import RedisServer
 
 # A shell that starts us in the background has Ctrl+C ignored, and commands that are started here
@@ -72,3 +73,31 @@ def redis_client(server: RedisServer) -> Iterator[Any]:
     yield client
     client.config_set("maxmemory", 0)
     client.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer | OutsidePostgres]:
+    """One PostgreSQL for all tests that want a database and do no harm to the server."""
+    server = postgres_server()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def _migrated(postgres: PostgresServer | OutsidePostgres) -> Iterator[str]:
+    """A database with our tables and no rows, to be copied."""
+    from holdfast.store.postgres.migrate import ensure_schema
+
+    name = postgres.new_database()
+    ensure_schema(postgres.url(name))
+    yield name
+    postgres.drop(name)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer | OutsidePostgres, _migrated: str) -> Iterator[str]:
+    """An empty database of this test alone, with our tables."""
+    name = postgres.new_database(template=_migrated)
+    yield postgres.url(name)
+    postgres.drop(name)

@@ -4,7 +4,9 @@
 #   openssl: makes the certificates of the tests that speak TLS.
 #   redis-server: the tests start private ones, in folders of their own. The system's service is not needed:
 #   it is neither started nor enabled, and one that runs already is left alone.
-# With HOLDFAST_TEST_REDIS_URL no Redis is installed: the tests use that one, and skip what needs another.
+#   postgresql: as redis-server. Its package makes a cluster of its own, which is not started, either.
+# With HOLDFAST_TEST_REDIS_URL or HOLDFAST_TEST_POSTGRES_URL that server is not installed: the tests use the one
+# that is named, and skip what needs another.
 set -euo pipefail
 
 have_faketime() {
@@ -15,10 +17,16 @@ have_redis() {
   command -v redis-server >/dev/null || [ -n "${HOLDFAST_TEST_REDIS_URL:-}" ]
 }
 
+have_postgres() {
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null ||
+    [ -n "${HOLDFAST_TEST_POSTGRES_URL:-}" ]
+}
+
 missing=()
 have_faketime || missing+=(faketime)
 command -v openssl >/dev/null || missing+=(openssl)
 have_redis || missing+=(redis-server)
+have_postgres || missing+=(postgresql)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 refuse() {
@@ -64,5 +72,9 @@ if [[ " ${missing[*]} " == *" redis-server "* ]]; then
   # Not at the next boot, either.
   "${as_root[@]}" update-rc.d redis-server disable >/dev/null || refuse "Its service could not be disabled."
 fi
+if [[ " ${missing[*]} " == *" postgresql "* ]]; then
+  "${as_root[@]}" update-rc.d postgresql disable >/dev/null || refuse "Its service could not be disabled."
+fi
 have_faketime || refuse "They were installed, but libfaketime.so.1 is not where it was expected."
 have_redis || refuse "They were installed, but there is no redis-server on the PATH."
+have_postgres || refuse "They were installed, but there is no initdb below /usr/lib/postgresql."

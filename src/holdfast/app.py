@@ -19,14 +19,14 @@ import msgspec
 from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
-from holdfast.core.broker import Broker, Inspectable, Notices, Subscription, Transactional
+from holdfast.core.broker import Broker, Inspectable, Notices, Subscription
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
 from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
-from holdfast.core.store import Send
+from holdfast.core.store import Send, Store
 from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.executor import Executor, Middleware
 from holdfast.engine.handlers import Handler, Handlers
@@ -37,8 +37,7 @@ from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
 from holdfast.governance.rulebook import RuleFile, ask_in_turn
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
+from holdfast.storage import Storage, storage_of
 
 log = logging.getLogger("holdfast.app")
 T = TypeVar("T")
@@ -74,7 +73,7 @@ class App:
         """The counts of this process; None if they are switched off."""
         self._guard: Guard | None = None
         self._broker: Broker | None = None
-        self._store: SqliteStore | None = None
+        self._store: Store | None = None
         self._sender = Sender(
             self._send_policy,
             max_bytes=self.config.max_message_bytes,
@@ -164,15 +163,10 @@ class App:
         """Open broker and store; creates or migrates the database. Idempotent."""
         if self._store is not None:
             return
-        config = self.config
-        await asyncio.to_thread(ensure_schema, config.store_file)
-        if config.broker_file not in (None, config.store_file):
-            await asyncio.to_thread(ensure_schema, config.broker_file)
-        self._broker = broker = make_broker(config.broker_url, clock=self.clock)
-        one_file = config.broker_file == config.store_file
-        store = SqliteStore(
-            config.store_file,
-            queue=broker if one_file and isinstance(broker, Transactional) else None,
+        await asyncio.to_thread(self.storage.ensure)
+        self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
+        store = self.storage.make_store(
+            broker,
             clock=self.clock,
             suspect_at=self._suspect_at,
             notices=functools.cache(self._notices),
@@ -188,6 +182,11 @@ class App:
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store
+
+    @functools.cached_property
+    def storage(self) -> Storage:
+        """The database of the configuration. Raises ConfigError if its driver is missing."""
+        return storage_of(self.config)
 
     @property
     def _suspect_at(self) -> int:
@@ -225,7 +224,7 @@ class App:
         return self._broker
 
     @property
-    def store(self) -> SqliteStore:
+    def store(self) -> Store:
         if self._store is None:
             raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
         return self._store

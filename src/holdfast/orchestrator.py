@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -28,8 +29,7 @@ from holdfast.core.notices import PROTOCOL_STATUS, End, error_text, read_result
 from holdfast.core.outcome import FINAL, ParkKind, Status
 from holdfast.core.records import Cancelled, Identity, Records, Task
 from holdfast.engine.sender import Receipt
-from holdfast.store.sqlite.operations import SqliteOperations
-from holdfast.store.sqlite.records import SqliteRecords
+from holdfast.storage import Acting
 
 log = logging.getLogger("holdfast.orchestrator")
 
@@ -66,15 +66,17 @@ class Orchestrator:
         """`queue`: where the tasks go; the app's usual one, on Redis the stream of the protocol."""
         self._app = App(name="orchestrator") if app is None else app
         self._queue = queue or self._app.config.default_queue
-        self._operations: SqliteOperations | None = None
+        self._operations: Acting | None = None
+        self._open = AsyncExitStack()
         self._reading: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         """Set, and replaced, when results came."""
 
     async def __aenter__(self) -> Orchestrator:
         await self._app.open()
-        operations = SqliteOperations(self._app.store, None, by=self._app.name)
-        self._operations = await operations.__aenter__()
+        app = self._app
+        operations = app.storage.operations(app.store, None, by=app.name)
+        self._operations = await self._open.enter_async_context(operations)
         results = self._results()
         if results is not None:
             self._reading = asyncio.create_task(self._read(results), name="holdfast results")
@@ -90,9 +92,8 @@ class Orchestrator:
         if reading is not None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        operations, self._operations = self._operations, None
-        if operations is not None:
-            await operations.__aexit__(kind, error, trace)
+        self._operations = None
+        await self._open.aclose()
         await self._app.close()
 
     # -- sending ----------------------------------------------------------------------------------
@@ -169,10 +170,10 @@ class Orchestrator:
 
     @property
     def _records(self) -> Records:
-        return SqliteRecords(self._app.store.file)
+        return self._app.storage.records(self._app.store)
 
     @property
-    def _desk(self) -> SqliteOperations:
+    def _desk(self) -> Acting:
         if self._operations is None:
             raise RuntimeError("the orchestrator is not open: use 'async with Orchestrator()'")
         return self._operations

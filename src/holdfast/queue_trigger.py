@@ -34,6 +34,7 @@ from holdfast.engine.relays import Relay
 from holdfast.engine.worker import EngineWorker, WorkerSettings
 from holdfast.observe.metrics import Metrics
 from holdfast.services import store_relays
+from holdfast.storage.sqlite import SqliteStorage
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.endings import final_events
 from holdfast.store.sqlite.store import SqliteStore
@@ -342,7 +343,7 @@ class QueueTrigger:
         if isinstance(given, SqliteStore):  # its owner knows its key, and how long to keep what
             return []
         config = given if isinstance(given, Config) else Config(home=store.file.path.parent)
-        return store_relays(store, config)
+        return store_relays(SqliteStorage(config), store, config)
 
     # -- store and adapter ------------------------------------------------------------------------
 
@@ -359,6 +360,14 @@ class QueueTrigger:
             folder = tempfile.mkdtemp(prefix="hf-trigger-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             given = self._given_store = Path(folder) / "trigger.db"
+        if isinstance(given, Config) and given.store_kind != "sqlite":
+            raise ConfigError(
+                [
+                    f"a QueueTrigger keeps its truth in SQLite, and this configuration has `store` "
+                    f"on {given.store_kind}: give it a path, or run the queue with an App "
+                    "(`triggers:` in the same file)"
+                ]
+            )
         path = given.store_file if isinstance(given, Config) else Path(given)
         await asyncio.to_thread(ensure_schema, path)
         suspect_at = max(1, self._settings.crash_budget - 1)

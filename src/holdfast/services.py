@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.approvals import Clerk
 from holdfast.core.broker import Trims
-from holdfast.core.store import Worker
+from holdfast.core.store import Store, Worker
 from holdfast.delivery.terminal import Terminal
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
+from holdfast.store.keep import Keep
 from holdfast.store.ledger_key import ledger_key
-from holdfast.store.sqlite.anchors import Anchors
-from holdfast.store.sqlite.clerk import SqliteClerk
-from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.metric_rows import SqliteMetricRows
-from holdfast.store.sqlite.outbox import Outbox
-from holdfast.store.sqlite.prune import Pruner
-from holdfast.store.sqlite.retention import Keep, Retention
+from holdfast.store.outbox import Outbox
 
 if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.config import Config
     from holdfast.governance.rulebook import RuleFile
-    from holdfast.store.sqlite.store import SqliteStore
+    from holdfast.storage import Storage
 
 log = logging.getLogger("holdfast.services")
 
@@ -44,13 +39,13 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
 
     `terminal`: it prints the replies of the terminal channel.
     """
-    relays = store_relays(app.store, app.config)
+    relays = store_relays(app.storage, app.store, app.config)
     if app.metrics is not None:
-        exporter = Exporter(app.metrics, SqliteMetricRows(app.store))
+        exporter = Exporter(app.metrics, app.storage.metric_rows(app.store))
         every_s = app.config.metrics.export_interval_s
         relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
     if app.rule_file is not None:
-        relays.append(_rules(app.rule_file, SqliteClerk(app.store)))
+        relays.append(_rules(app.rule_file, app.storage.clerk(app.store)))
     if not app.store.fused:
         relays.append(_outbox(app))
         relays += _trimming(app)
@@ -62,13 +57,21 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
     return relays
 
 
-def store_relays(store: SqliteStore, config: Config) -> list[Relay]:
+def store_relays(storage: Storage, store: Store, config: Config) -> list[Relay]:
     """What whoever runs messages does for their store: sign its ledger, let what is old go, end
     what nobody answered."""
     return [
-        *_ledger_relays(store, config),
-        _retention(store, config),
-        _approvals(SqliteClerk(store)),
+        *_ledger_relays(storage, store, config),
+        _retention(storage, store, config),
+        *_upkeep(storage, store),
+        _approvals(storage.clerk(store)),
+    ]
+
+
+def _upkeep(storage: Storage, store: Store) -> list[Relay]:
+    return [
+        Relay(name="upkeep", every_s=PRUNE_S, step=each.step, role="upkeep")
+        for each in storage.upkeep(store)
     ]
 
 
@@ -86,9 +89,9 @@ def _approvals(clerk: Clerk) -> Relay:
     )
 
 
-def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:
+def _ledger_relays(storage: Storage, store: Store, config: Config) -> list[Relay]:
     key = ledger_key(config.ledger_key_file, create=True)
-    anchors = Anchors(store, key=key, anchor_file=config.ledger_anchor_file)
+    anchors = storage.anchors(store, key=key, file=config.ledger_anchor_file)
     relays = [
         Relay(
             name="ledger anchor",
@@ -99,14 +102,14 @@ def _ledger_relays(store: SqliteStore, config: Config) -> list[Relay]:
         )
     ]
     if config.retention.events_days is not None:
-        pruner = Pruner(store, key=key, keep_days=config.retention.events_days)
+        pruner = storage.pruner(store, key=key, keep_days=config.retention.events_days)
         relays.append(
             Relay(name="ledger pruning", every_s=PRUNE_S, step=pruner.step, role="retention")
         )
     return relays
 
 
-def _retention(store: SqliteStore, config: Config) -> Relay:
+def _retention(storage: Storage, store: Store, config: Config) -> Relay:
     days = config.retention
     keep = Keep(
         tasks_days=days.tasks_days,
@@ -114,7 +117,7 @@ def _retention(store: SqliteStore, config: Config) -> Relay:
         deliveries_days=days.deliveries_days,
         dead_letters_days=days.dead_letters_days,
     )
-    retention = Retention(store, keep)
+    retention = storage.retention(store, keep)
     return Relay(name="retention", every_s=RETENTION_S, step=retention.step, role="retention")
 
 
@@ -133,7 +136,8 @@ def _rules(file: RuleFile, clerk: Clerk) -> Relay:
 
 
 def _outbox(app: App) -> Relay:
-    outbox = Outbox(app.store, app.broker, codec_of=lambda queue: app.config.queue(queue).codec)
+    rows = app.storage.outbox(app.store)
+    outbox = Outbox(rows, app.broker, codec_of=lambda queue: app.config.queue(queue).codec)
     return Relay(
         name="outbox",
         every_s=LOOK_S,
@@ -168,7 +172,7 @@ def _trimming(app: App) -> list[Relay]:
 
 
 def _terminal(app: App) -> Relay:
-    deliveries = SqliteDeliveries(app.store)
+    deliveries = app.storage.deliveries(app.store)
     printer = Terminal(deliveries)
     return Relay(
         name="terminal",

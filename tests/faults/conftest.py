@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import Fleet
+from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 MakeFleet = Callable[..., Fleet]
@@ -16,10 +17,14 @@ VISIBILITY_S = 2
 """Redis: how long a dead worker's entries stay with it."""
 on_each_broker = pytest.mark.parametrize(
     "broker",
-    ["embedded", pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis"))],
+    [
+        "embedded",
+        pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis")),
+        pytest.param("redis+postgres", marks=pytest.mark.xdist_group("faults-postgres")),
+    ],
     indirect=True,
 )
-"""Queue and store in one file; and the queue on a Redis server of its own."""
+"""Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
 
 
 @pytest.fixture
@@ -40,8 +45,16 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def postgres_server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
 def broker(request: pytest.FixtureRequest) -> str:
-    """The broker of this test's fleets: `embedded` or `redis`."""
+    """The broker of this test's fleets: `embedded`, `redis` or `redis+postgres`."""
     return str(getattr(request, "param", "embedded"))
 
 
@@ -51,13 +64,17 @@ def make_fleet(
 ) -> Iterator[MakeFleet]:
     fleets: list[Fleet] = []
     settings_of: dict[str, object] = {}
-    if broker == "redis":
+    if broker != "embedded":
         server: RedisServer = request.getfixturevalue("redis_server")
         settings_of = {
             "BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}",
             "TASKS__STREAM": "default",
             "TASKS__RETRY_DELAYS_S": "[0.01, 0.05, 0.1]",
         }
+
+    if broker == "redis+postgres":
+        database: PostgresServer = request.getfixturevalue("postgres_server")
+        settings_of["STORE"] = database.url(database.new_database())
 
     def make(**settings: object) -> Fleet:
         fleets.append(Fleet(home, seed=seed, **{**settings_of, **settings}))

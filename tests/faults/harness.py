@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -18,10 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import psycopg
+
 from holdfast.app import App
 from holdfast.config import load_config
 from holdfast.core.message import Message
 from holdfast.store.ledger_key import ledger_key
+from holdfast.store.ledger_report import LedgerReport
+from holdfast.store.postgres.verify import verify_ledger as verify_postgres
 from holdfast.store.sqlite.verify import verify_ledger
 from holdfast.testing.checker import Kill, Report, Sent, Story, check
 from holdfast.testing.history import History
@@ -60,7 +66,9 @@ class Fleet:
         self.seed = seed
         self.random = random.Random(seed)
         self.oracle = Oracle(home / "effects")
-        self.database = home / "holdfast.db"
+        url = settings.get("STORE")
+        self.database: Path | str = home / "holdfast.db" if url is None else str(url)
+        """The store's file, or the URL of its PostgreSQL."""
         self.sent: list[Sent] = []
         self.kills: list[Kill] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -141,6 +149,10 @@ class Fleet:
 
     def pause(self, process: subprocess.Popen[bytes]) -> None:
         """SIGSTOP, outside of a write: a writer that stands still holds up the whole file."""
+        if not isinstance(self.database, Path):  # the server ends transactions that stand still
+            process.send_signal(signal.SIGSTOP)
+            self.wait_for(lambda: _is_stopped(process.pid), "the worker stands still")
+            return
         lock = os.open(f"{self.database}.lock", os.O_RDWR | os.O_CLOEXEC)
         try:
             while True:
@@ -194,6 +206,8 @@ class Fleet:
     # -- questions --------------------------------------------------------------------------------
 
     def rows(self, sql: str, *values: object) -> list[Any]:
+        if not isinstance(self.database, Path):
+            return postgres_rows(self.database, sql, values)
         if not self.database.exists():
             return []
         uri = f"file:{self.database}?mode=ro"
@@ -247,7 +261,7 @@ class Fleet:
         return int(
             self.one(
                 "SELECT count(*) FROM event_log WHERE event_type = ?1"
-                " AND (?2 IS NULL OR task_id = ?2)",
+                " AND (CAST(?2 AS text) IS NULL OR task_id = ?2)",
                 event_type,
                 task_id,
             )
@@ -345,11 +359,7 @@ class Fleet:
             sent=self.sent,
             effects=self.oracle.effects(),
             kills=self.kills,
-            ledger=verify_ledger(
-                self.database,
-                ledger_key(self.home / "ledger.key"),
-                self.home / "ledger.anchors",
-            ),
+            ledger=self._verified(),
             **known,
         )
         report = check(story, seed=self.seed)
@@ -358,6 +368,12 @@ class Fleet:
         if self.variables.get("HOLDFAST__BROKER", "").startswith(("redis:", "unix:")):
             self._check_results(self.variables["HOLDFAST__BROKER"])
         return report
+
+    def _verified(self) -> LedgerReport:
+        key, file = ledger_key(self.home / "ledger.key"), self.home / "ledger.anchors"
+        if isinstance(self.database, Path):
+            return verify_ledger(self.database, key, file)
+        return verify_postgres(self.database, key, file)
 
     def _check_results(self, url: str) -> None:
         """Every task that ended was told of on the stream of results, once."""
@@ -375,6 +391,18 @@ class Fleet:
             assert not twice, f"told more than once: {twice[:10]}"
             assert set(told()) <= ended, "told of a task that did not end"
         print(f"{len(ended)} results, one for each task")
+
+
+def postgres_rows(url: str, sql: str, values: Sequence[object]) -> list[Any]:
+    """Nothing, while the server is away or the tables are not made yet."""
+    count = itertools.count(1)
+    named = re.sub(r"\?(\d*)", lambda m: f"%(p{m[1] or next(count)})s", sql.replace("%", "%%"))
+    given = {f"p{n}": value for n, value in enumerate(values, 1)}
+    try:
+        with psycopg.connect(url, autocommit=True, connect_timeout=2) as conn:
+            return conn.execute(named, given).fetchall()
+    except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
+        return []
 
 
 async def _send(app: App, messages: Sequence[Mapping[str, Any]], at_once: int) -> list[Sent]:

@@ -13,8 +13,8 @@ from holdfast.app import App
 from holdfast.config import load_config
 from holdfast.core.clock import SystemClock
 from holdfast.engine.context import Context
+from holdfast.store.chain import GENESIS, link
 from holdfast.store.ledger_key import ledger_key
-from holdfast.store.sqlite.ledger import GENESIS, link
 from holdfast.store.sqlite.verify import verify_ledger
 from holdfast.testing.checker import Fault, Kill, Report, Sent, Story, check
 from holdfast.testing.history import History

@@ -23,6 +23,7 @@ from holdfast.core.errors import StoreFull
 from holdfast.services import relays_of
 from holdfast.store.migrate import PAGE_SIZE
 from tests.faults.waiting import PATIENCE_S, until
+from tests.servers.stores import sqlite_store
 
 APP = Path(__file__).with_name("patient_app.py")
 LEASE_S = 2.0
@@ -265,7 +266,7 @@ async def test_a_run_that_begins_on_a_full_disk_waits_for_room(
             await app.send("quick", {}, id="after")
             status = "SELECT status FROM queue_executions WHERE message_id = 'after'"
             await until(
-                lambda: app.store.file.read_sync(
+                lambda: sqlite_store(app).file.read_sync(
                     lambda conn: conn.execute(status).fetchone() == ("succeeded",)
                 ),
                 "it works now",

@@ -21,6 +21,7 @@ from holdfast.services import relays_of
 from holdfast.store.sqlite.clerk import SqliteClerk
 from holdfast.testing import FakeClock
 from tests.integration.lab import Lab
+from tests.servers.stores import sqlite_store
 
 BIG = {
     "name": "big",
@@ -185,7 +186,7 @@ async def test_a_late_answer_counts_for_nothing_even_before_the_relay_looks(one_
         with pytest.raises(Conflict, match=r"expired at .*; no answer in time is a no"):
             await approvals.approve(found, by="late")
         app.store.expiry_paused = True  # somebody sets the clock: nobody knows what is over
-        assert await SqliteClerk(app.store).expire(worker=one_file._workers[0].worker) == 0
+        assert await SqliteClerk(sqlite_store(app)).expire(worker=one_file._workers[0].worker) == 0
         await approvals.approve(found, by="in doubt")
     assert await one_file.ends("m-1") == ["succeeded"]
     assert len(ran) == 1
@@ -374,7 +375,7 @@ async def test_a_question_moves_with_the_clock(one_file: Lab) -> None:
     async with desk(app) as (approvals, _):
         before = await approvals.find("m-1")
         clock.jump_wall(2 * 86_400)
-        await app.store.file.write(lambda conn: None)
+        await sqlite_store(app).file.write(lambda conn: None)
         after = await approvals.find("m-1")
         assert after.expires_at_us - before.expires_at_us == 2 * 86_400_000_000
         await approvals.approve(after, by="anna")

@@ -11,11 +11,12 @@ from holdfast.core.clock import to_us
 from holdfast.core.outcome import Done
 from holdfast.core.store import Finished, Run, Worker
 from holdfast.engine.decoder import decoder
+from tests.servers.stores import sqlite_store
 
 
 async def take(app: App, worker: Worker) -> list[Run]:
     (sub,) = app.subscriptions()
-    taken = await app.store.take(sub, decoder(sub, max_bytes=None), limit=10, worker=worker)
+    taken = await sqlite_store(app).take(sub, decoder(sub, max_bytes=None), limit=10, worker=worker)
     return [verdict.run for verdict in taken.verdicts if verdict.run is not None]
 
 

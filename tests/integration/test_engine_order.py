@@ -14,6 +14,7 @@ from holdfast.engine.context import Context
 from holdfast.engine.worker import EngineWorker
 from holdfast.testing import FakeClock
 from tests.integration.lab import Lab
+from tests.servers.stores import sqlite_store
 
 
 async def test_each_conversation_in_order(lab: Lab) -> None:
@@ -266,7 +267,7 @@ async def _pause(app: App, queue: str, *, paused: bool) -> None:
             (queue, 1 if paused else None),
         )
 
-    await app.store.file.write(op)
+    await sqlite_store(app).file.write(op)
 
 
 async def test_undecodable_bytes_go_to_dead_letters_and_block_nobody(lab: Lab) -> None:

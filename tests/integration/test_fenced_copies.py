@@ -11,6 +11,7 @@ from holdfast.core.broker import Inspectable
 from holdfast.engine.context import Context
 from holdfast.engine.worker import EngineWorker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
+from tests.servers.stores import sqlite_store
 
 
 class Scene:
@@ -93,7 +94,7 @@ async def test_of_a_run_that_ends_with_its_workers_lease(scene: Scene) -> None:
 async def test_of_a_message_that_ended_elsewhere(scene: Scene) -> None:
     """It comes back, is recognised as final, and is acknowledged without a second run."""
     end = "UPDATE queue_executions SET status = 'succeeded', epoch = epoch + 1"
-    await scene.app.store.file.write(lambda conn: conn.execute(end))
+    await sqlite_store(scene.app).file.write(lambda conn: conn.execute(end))
     scene.learn()
     await scene.copies_are_gone()
     assert scene.attempts == [1]

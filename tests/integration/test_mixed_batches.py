@@ -5,6 +5,7 @@ from pathlib import Path
 
 from holdfast import App, Config, Context
 from holdfast.core.broker import Outgoing
+from tests.servers.stores import sqlite_store
 
 
 async def test_a_broken_message_between_good_ones_is_buried_and_they_run(home: Path) -> None:
@@ -28,7 +29,7 @@ async def test_a_broken_message_between_good_ones_is_buried_and_they_run(home: P
             await asyncio.wait_for(both.wait(), 30)
         finally:
             await worker.drain()
-        letters = await app.store.file.read(
+        letters = await sqlite_store(app).file.read(
             lambda conn: conn.execute("SELECT reason, body FROM dead_letters").fetchall()
         )
     assert sorted(ran) == ["good-1", "good-2"]
@@ -51,7 +52,7 @@ async def test_broken_bytes_under_the_id_of_a_good_message_are_kept(home: Path) 
         await app.broker.publish("default", [broken])  # a further copy of the same bytes
     await app.work(until_idle=True)
     async with app:
-        letters, ends = await app.store.file.read(
+        letters, ends = await sqlite_store(app).file.read(
             lambda conn: (
                 conn.execute("SELECT reason, body FROM dead_letters").fetchall(),
                 conn.execute("SELECT status, count(*) FROM queue_executions GROUP BY 1").fetchall(),

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast import App, Config, Context, RetryPolicy
 from holdfast.config import Breaker, Worker
 from holdfast.core.store import Taken
+from tests.servers.stores import sqlite_store
 
 PATIENCE_S = 60.0
 
@@ -56,7 +57,7 @@ async def test_a_claim_that_was_under_way_when_the_worker_left_is_handed_back(ho
 
     async with app:
         claimed = asyncio.Event()
-        take = app.store.take
+        take = sqlite_store(app).take
 
         async def take_and_stop(*args: Any, **options: Any) -> Taken:
             """The claim is committed, and its fetcher never hears of it."""
@@ -66,14 +67,14 @@ async def test_a_claim_that_was_under_way_when_the_worker_left_is_handed_back(ho
                 await asyncio.Event().wait()
             return taken
 
-        app.store.take = take_and_stop  # type: ignore[method-assign]
+        sqlite_store(app).take = take_and_stop  # type: ignore[method-assign]
         receipt = await app.send("t", 1)
         first = app.worker()
         await first.begin()
         await asyncio.wait_for(claimed.wait(), PATIENCE_S)
         await first.drain()
         assert not ran.is_set()
-        app.store.take = take  # type: ignore[method-assign]
+        sqlite_store(app).take = take  # type: ignore[method-assign]
 
         second = app.worker()
         await second.begin()
@@ -81,7 +82,7 @@ async def test_a_claim_that_was_under_way_when_the_worker_left_is_handed_back(ho
             await asyncio.wait_for(ran.wait(), PATIENCE_S)
         finally:
             await second.drain()
-        rows = await app.store.file.read(
+        rows = await sqlite_store(app).file.read(
             lambda conn: conn.execute(
                 "SELECT message_id, status, attempt, crashes FROM queue_executions"
             ).fetchall()

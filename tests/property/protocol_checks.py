@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.events import CLAIMED, EVENT_OF_STATUS, FINAL_EVENTS
 from holdfast.core.ids import derived_id
 from holdfast.core.outcome import FINAL, Status
-from holdfast.store.sqlite.ledger import GENESIS, link
+from holdfast.store.chain import GENESIS, link
 from tests.property.protocol_world import RESULTS, Sent, World
 
 _BURIED = frozenset({Status.FAILED, Status.EXPIRED, Status.REJECTED})

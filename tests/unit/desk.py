@@ -15,8 +15,7 @@ from holdfast.admin.parked import Parked
 from holdfast.cli.session import encoder, operating
 from holdfast.config import Config, Queue, Retry
 from holdfast.core.records import LedgerEvent
-from holdfast.store.sqlite.operations import SqliteOperations
-from holdfast.store.sqlite.records import SqliteRecords
+from holdfast.storage import Acting, Looking
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
@@ -29,7 +28,7 @@ async def until(happened: Callable[[], Awaitable[bool]]) -> None:
 class Desk:
     """What an operator has in front of them."""
 
-    def __init__(self, app: App, records: SqliteRecords, operations: SqliteOperations) -> None:
+    def __init__(self, app: App, records: Looking, operations: Acting) -> None:
         self.app = app
         self.records = records
         self.operations = operations

@@ -16,6 +16,7 @@ from holdfast.config import Queue
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.core.records import LetterFilter
 from holdfast.sqlite.wake import OUTGOING
+from tests.servers.stores import sqlite_store
 from tests.unit.desk import Desk, open_desk
 
 
@@ -268,7 +269,7 @@ async def test_an_expired_letter_lives_anew(desk: Desk):
 async def test_with_two_files_the_replay_goes_through_the_outbox(home: Path):
     async with open_desk(home, two_files=True) as desk:
         await kill(desk, "m-1")
-        bell = desk.app.store.file.subscribe(OUTGOING)
+        bell = sqlite_store(desk.app).file.subscribe(OUTGOING)
         (handled,) = await desk.replayed([await desk.letters.find("m-1")])
         assert handled.error is None
         await asyncio.wait_for(bell.wait(), 20)  # whoever carries the outbox is told at once

@@ -13,14 +13,17 @@ from holdfast.core import events
 from holdfast.core.errors import ConfigError, StoreError
 from holdfast.core.store import Worker
 from holdfast.sqlite.file import SqliteFile
+from holdfast.store import seals
+from holdfast.store.anchor_file import AnchorFile
+from holdfast.store.chain import GENESIS, link
 from holdfast.store.ledger_key import ledger_key
+from holdfast.store.ledger_report import LedgerReport
 from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite import seals
-from holdfast.store.sqlite.anchors import AnchorFile, Anchors
-from holdfast.store.sqlite.ledger import GENESIS, link
+from holdfast.store.sqlite import seals as rows_of_seals
+from holdfast.store.sqlite.anchors import Anchors
 from holdfast.store.sqlite.prune import Pruner
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.verify import LedgerReport, verify_ledger
+from holdfast.store.sqlite.verify import verify_ledger
 from holdfast.testing import FakeClock
 
 KEY = b"k" * 32
@@ -162,7 +165,7 @@ async def test_an_anchor_lists_only_what_moved(signed):
 
 
 async def test_a_ledger_of_many_windows_is_anchored_exactly(book, monkeypatch):
-    monkeypatch.setattr(seals, "WINDOW", 7)
+    monkeypatch.setattr(rows_of_seals, "WINDOW", 7)
     await book.write(10)
     await book.anchor()
     await book.write(10)
@@ -464,7 +467,7 @@ async def test_pruning_again_takes_the_old_checkpoint_away(pruned):
     assert report.pruned_before == 13
     (rows,) = await pruned.store.file.read(
         lambda conn: conn.execute(
-            "SELECT count(*) FROM event_log WHERE rowid < ?", (seals.anchor_row(conn, 13),)
+            "SELECT count(*) FROM event_log WHERE rowid < ?", (rows_of_seals.anchor_row(conn, 13),)
         ).fetchone()
     )
     assert rows <= 6, "only the ends of living chains stay"
@@ -560,7 +563,9 @@ async def test_rows_of_former_workers_go_with_their_events(book):
     assert report.ok, [str(f) for f in report.findings]
     assert ("acme", old.worker_id) not in {
         head[:2]
-        for _, checkpoint in [await book.store.file.read(seals.last_checkpoint) or (0, None)]
+        for _, checkpoint in [
+            await book.store.file.read(rows_of_seals.last_checkpoint) or (0, None)
+        ]
         if checkpoint is not None
         for head in checkpoint.chains
     }

@@ -25,6 +25,7 @@ from holdfast.engine.worker import EngineWorker
 from holdfast.observe.export import Exporter
 from holdfast.observe.metrics import BUCKETS, HELP, NAMES, Metrics, QueueCounts
 from holdfast.services import relays_of
+from tests.servers.stores import sqlite_store
 
 NOW = RetryPolicy(max_retries=1, base_delay=0.0, jitter=0.0)
 
@@ -157,9 +158,9 @@ async def test_what_a_dead_worker_ran_is_counted_as_reclaimed(home):
         from holdfast.engine.decoder import decoder
 
         sub = app.config.subscription("q")
-        taken = await app.store.take(sub, decoder(sub), limit=1, worker=ghost)
+        taken = await sqlite_store(app).take(sub, decoder(sub), limit=1, worker=ghost)
         assert len(taken.verdicts) == 1
-        app.store._roll.stop_beat(ghost.worker_id)  # it dies
+        sqlite_store(app)._roll.stop_beat(ghost.worker_id)  # it dies
         worker = app.worker()
         await worker.begin()
         await asyncio.wait_for(ran.wait(), 30)
@@ -379,7 +380,7 @@ async def test_a_worker_that_stops_has_exported_everything(home):
             await app.send("t", {"n": n}, queue="q")
         await app.idle(worker)
     async with app:
-        found = await app.store.file.read(
+        found = await sqlite_store(app).file.read(
             lambda conn: conn.execute(
                 "SELECT queue_name, tenant_id, sum(metric_value), min(tags) FROM queue_metrics"
                 " WHERE metric_name = 'queue_messages_consumed_total' GROUP BY queue_name"

@@ -16,9 +16,10 @@ from holdfast.core.errors import BrokerUnavailable, HoldfastError, MessageTooLar
 from holdfast.core.ids import uuid7_bytes
 from holdfast.core.store import Worker
 from holdfast.services import relays_of
+from holdfast.store import outbox as outbox_module
 from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite import outbox as outbox_module
-from holdfast.store.sqlite.outbox import Outbox
+from holdfast.store.outbox import Outbox
+from holdfast.store.sqlite.outbox import SqliteOutboxRows
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import FakeClock, Signal
 
@@ -45,7 +46,8 @@ class Office:
         self.clock = FakeClock()
         self.store = SqliteStore(home / "holdfast.db", clock=self.clock)
         self.broker = Fragile(clock=self.clock)
-        self.outbox = Outbox(self.store, self.broker, codec_of=lambda queue: "standard")
+        self.rows = SqliteOutboxRows(self.store)
+        self.outbox = Outbox(self.rows, self.broker, codec_of=lambda queue: "standard")
         self.worker = Worker(worker_id=0)
 
     async def put(self, name: str, body: bytes = b"{}", **columns: Any) -> None:
@@ -153,11 +155,11 @@ async def test_a_crash_before_the_deletion_publishes_again_under_the_same_id(off
     class Killed(BaseException):
         pass
 
-    def die(*args: object) -> None:
+    def die(**arguments: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(office.outbox, "_settle", die)
+        patch.setattr(office.rows, "settle", die)
         with pytest.raises(Killed):
             await office.outbox.step(office.worker)
     assert await office.left() == ["a"]

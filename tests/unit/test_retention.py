@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.core.ids import uuid7_bytes
 from holdfast.sqlite import liveness
+from holdfast.store.keep import Keep
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite import retention
-from holdfast.store.sqlite.retention import Keep, Retention
+from holdfast.store.sqlite.retention import Retention
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import FakeClock
 

@@ -84,12 +84,11 @@ class Display:
     async def _main(self) -> None:
         from holdfast.admin.tail import EventFilter, follow
         from holdfast.app import App
-        from holdfast.store.sqlite.records import SqliteRecords
 
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         async with App(self._app.config) as app:
-            records = SqliteRecords(app.store.file)
+            records = app.storage.records(app.store)
             self._position = await records.last_position()
             self._greet()
             self._ready.set()
@@ -133,7 +132,7 @@ class Display:
     def _greet(self) -> None:
         out, config = self._out, self._app.config
         out.line(out.strong("holdfast is running") + f" {safe(self._target)}")
-        out.line(f"  database  {safe(config.store_file)}")
+        out.line(f"  database  {safe(self._app.storage.place)}")
         out.line(f"  settings  {safe(config.file) if config.file else 'the defaults'}")
         queues = ", ".join(sub.queue for sub in self._app.subscriptions())
         out.line(f"  queues    {safe(queues)}")

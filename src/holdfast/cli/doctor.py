@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import ConfigError, HoldfastError, NotFound
 
 from .examples import examples
 from .output import safe
@@ -14,7 +14,6 @@ from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from holdfast.config import Config
     from holdfast.core.checks import Check
@@ -46,13 +45,13 @@ def doctor(session: Session, deep: bool) -> None:
 
 def _findings(session: Session, *, deep: bool) -> list[Check]:
     from holdfast.admin import doctor as use
-    from holdfast.store.sqlite import checks
+    from holdfast.core.checks import Finding, refused
 
     try:
         config = session.config
+        storage = session.storage
     except ConfigError as error:
-        return [checks.check_version(), *use.check_problems(error.problems)]
-    path = config.store_file
+        return use.check_problems(error.problems)
     found = [
         _config_check(config),
         *use.check_settings(
@@ -61,12 +60,16 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
         ),
         *_of_rules(config),
         *session.run(_of_broker(config)),
-        checks.check_version(),
-        checks.check_file_system(path),
-        *use.check_home(config.home),
-        use.check_space(path.parent),
     ]
-    return [*found, *_of_database(session, path, deep=deep)]
+    of_store = storage.examine(deep=deep)
+    if all(check.finding is not Finding.REFUSED for check in of_store):
+        try:
+            of_store = [*of_store, *session.run(_of_records(session))]
+        except NotFound:
+            pass  # there is nothing yet to look at
+        except HoldfastError as error:
+            of_store = [*of_store, refused("database", str(error))]
+    return [*found, *of_store]
 
 
 async def _of_broker(config: Config) -> Sequence[Check]:
@@ -100,30 +103,6 @@ def _of_rules(config: Config) -> list[Check]:
     except ConfigError as error:
         return [refused("rules", problem) for problem in error.problems]
     return [ok("rules", f"{len(found.rules)} rules in {config.rules}")]
-
-
-def _of_database(session: Session, path: Path, *, deep: bool) -> list[Check]:
-    """What the database itself shows; a broken one ends the list with what is broken."""
-    from holdfast.admin import doctor as use
-    from holdfast.core.checks import Finding, ok, refused
-    from holdfast.core.clock import SystemClock
-    from holdfast.store.sqlite import checks
-
-    if not path.exists():
-        return [ok("database", f"{path} does not exist yet; it is made at the first start")]
-    found: list[Check] = []
-    try:
-        found.append(checks.check_schema(path))
-        if found[-1].finding is Finding.OK:
-            found.append(checks.check_witness(path))
-            if deep:
-                found += [checks.check_integrity(path), checks.check_bodies(path)]
-            found.append(use.check_clock(SystemClock().now_us(), checks.last_event_us(path)))
-        if all(check.finding is not Finding.REFUSED for check in found):
-            found += session.run(_of_records(session))
-    except HoldfastError as error:
-        found.append(refused("database", str(error)))
-    return found
 
 
 async def _of_records(session: Session) -> list[Check]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -27,7 +27,6 @@ from holdfast.core.errors import (
     HoldfastError,
     NotFound,
     PublishUnknown,
-    SchemaMismatch,
     StoreUnavailable,
 )
 from holdfast.engine.sender import MESSAGE_OPTIONS
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from holdfast.core.broker import QueueStats
     from holdfast.core.message import Message
     from holdfast.core.store import Send
-    from holdfast.store.sqlite.operations import SqliteOperations
-    from holdfast.store.sqlite.records import SqliteRecords
+    from holdfast.storage import Acting as Operating
+    from holdfast.storage import Looking, Storage
 
 T = TypeVar("T")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -82,8 +81,8 @@ class Acting(NamedTuple):
     """What a command that changes something has open."""
 
     app: App
-    records: SqliteRecords
-    operations: SqliteOperations
+    records: Looking
+    operations: Operating
 
 
 class Session:
@@ -139,43 +138,20 @@ class Session:
             return asyncio.run(work)
         return asyncio.run(self.signals.run(work))
 
-    def require_store(self) -> Path:
-        """The store's file, which must be there and readable for this version."""
-        from holdfast.store.migrate import HEAD, current_revision, is_behind
+    @functools.cached_property
+    def storage(self) -> Storage:
+        """The database of the configuration."""
+        from holdfast.storage import storage_of
 
-        path = self.config.store_file
-        if not path.exists():
-            raise NotFound(
-                f"there is no database yet ({path}). 'holdfast dev' or 'holdfast send' makes one; "
-                "HOLDFAST_HOME and --config say where to look"
-            )
-        if is_behind(path):
-            revision = current_revision(path) or "none"
-            raise SchemaMismatch(
-                f"{path} has schema revision {revision}, this holdfast needs {HEAD}. "
-                "Run 'holdfast migrate'"
-            )
-        return path
+        return storage_of(self.config)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[SqliteRecords]:
+    def require_store(self) -> None:
+        """The store must be there and readable for this version."""
+        self.storage.require()
+
+    def reading(self) -> AbstractAsyncContextManager[Looking]:
         """The records, to look at. Makes nothing and migrates nothing."""
-        from holdfast.sqlite.file import close_file, open_file
-        from holdfast.store.sqlite.records import SqliteRecords
-
-        path = self.require_store()
-        queue_path = self.config.broker_file
-        apart = queue_path is not None and queue_path != path and queue_path.exists()
-        file = await asyncio.to_thread(open_file, path)
-        try:
-            queue = await asyncio.to_thread(open_file, queue_path) if apart and queue_path else None
-            try:
-                yield SqliteRecords(file, queue=queue, lease_s=self.config.worker.lease_s)
-            finally:
-                if queue is not None:
-                    await asyncio.to_thread(close_file, queue)
-        finally:
-            await asyncio.to_thread(close_file, file)
+        return self.storage.reading()
 
     @asynccontextmanager
     async def acting(self) -> AsyncIterator[Acting]:
@@ -189,24 +165,10 @@ class Session:
 
 
 @asynccontextmanager
-async def operating(app: App) -> AsyncIterator[tuple[SqliteRecords, SqliteOperations]]:
+async def operating(app: App) -> AsyncIterator[tuple[Looking, Operating]]:
     """Records and operations of an app that is open."""
-    from holdfast.brokers.sqlite import SqliteBroker
-    from holdfast.store.sqlite.operations import SqliteOperations
-    from holdfast.store.sqlite.records import SqliteRecords
-
-    broker = app.broker if isinstance(app.broker, SqliteBroker) else None
-    lease_s = app.config.worker.lease_s
-    records = SqliteRecords(
-        app.store.file, queue=broker.file if broker is not None else None, lease_s=lease_s
-    )
-    operations = SqliteOperations(
-        app.store,
-        broker if app.store.fused else None,
-        by=operator_name(),
-        beat_every_s=lease_s / 4,
-    )
-    async with operations:
+    records = app.storage.records(app.store, app.broker)
+    async with app.storage.operations(app.store, app.broker, by=operator_name()) as operations:
         yield records, operations
 
 

@@ -26,26 +26,20 @@ def migrate(session: Session, check: bool) -> None:
     Makes the database if there is none. A migration is one transaction: it happens whole or not at
     all. Workers do the same when they start.
     """
-    from holdfast.store.migrate import HEAD, current_revision, ensure_schema, is_behind
+    from holdfast.store.migrate import HEAD
 
-    config = session.config
-    paths = dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None)
-    behind = False
-    for path in paths:
-        before = current_revision(path)
-        changed = is_behind(path)
-        behind = behind or changed
-        if changed and not check:
-            ensure_schema(path)
+    found = session.storage.migrate(check=check)
+    for each in found:
         words = {
             (False, False): f"is at {HEAD}, the newest",
             (False, True): f"is at {HEAD}, the newest",
-            (True, True): f"is at {before or 'nothing'}, {HEAD} is the newest",
-            (True, False): f"went from {before or 'nothing'} to {HEAD}",
+            (True, True): f"is at {each.before or 'nothing'}, {HEAD} is the newest",
+            (True, False): f"went from {each.before or 'nothing'} to {HEAD}",
         }
-        after = before if check else HEAD
-        record = {"file": path, "from": before, "to": after, "newest": HEAD}
-        session.out.data(record, f"{safe(path)} {words[(changed, check)]}")
+        after = each.before if check else HEAD
+        record = {"file": each.place, "from": each.before, "to": after, "newest": HEAD}
+        session.out.data(record, f"{safe(each.place)} {words[(each.behind, check)]}")
+    behind = any(each.behind for each in found)
     if check and behind:
         stop(Exit.CHECK_FAILED)
 
@@ -64,10 +58,9 @@ def verify(session: Session) -> None:
     or taken away. The key of the anchors is read from HOLDFAST_LEDGER_KEY or ledger.key_file.
     """
     from holdfast.store.ledger_key import ledger_key
-    from holdfast.store.sqlite.verify import verify_ledger
 
     config, out = session.config, session.out
-    path = session.require_store()
+    session.require_store()
     key = ledger_key(config.ledger_key_file)
     with out.progress("events", None) as advance:
         seen = 0
@@ -77,7 +70,7 @@ def verify(session: Session) -> None:
             advance(done - seen)
             seen = done
 
-        report = verify_ledger(path, key, config.ledger_anchor_file, progress)
+        report = session.storage.verify(key, config.ledger_anchor_file, progress)
     out.data({"ok": report.ok, **plain(report)})
     for finding in report.findings:
         out.line(out.tinted(safe(finding), "red"))
@@ -108,6 +101,11 @@ def recover(session: Session, accept_loss: bool) -> None:
 
     out = session.out
     config = session.config
+    if config.store_kind != "sqlite":
+        raise NotFound(
+            "recover mends SQLite files; this store is a server's database, which mends itself. "
+            "Restore it with the server's own tools"
+        )
     sound = True
     for path in dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None):
         found = recovery.recover(path, accept_loss=True) if accept_loss else recovery.inspect(path)

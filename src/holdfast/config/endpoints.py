@@ -8,6 +8,8 @@ from pathlib import Path
 
 from .secret import mask_text
 
+STORES = {"postgresql": "postgresql", "postgres": "postgresql"}
+"""URL schemes of stores on a server, and the store behind each."""
 SERVERS = {"redis": "redis", "rediss": "redis", "unix": "redis"}
 """URL schemes of brokers on a server, and the broker behind each."""
 ADAPTERS = {"mock": "memory", "memory": "memory", "sqlite": "sqlite", "redis": "redis"}
@@ -16,8 +18,6 @@ _LATER = {
     "amqp": "RabbitMQ",
     "amqps": "RabbitMQ",
     "kafka": "Kafka",
-    "postgres": "PostgreSQL",
-    "postgresql": "PostgreSQL",
     "rabbitmq": "RabbitMQ",
     "servicebus": "Azure Service Bus",
     "sqs": "SQS",
@@ -47,6 +47,8 @@ def read_url(setting: str, url: str, folder: Path) -> str:
     forms = "sqlite, sqlite:///path/to/file.db"
     if setting == "broker":
         forms += ", memory://, redis://host:6379/0"
+    else:
+        forms += ", postgresql://user@host:5432/name"
     scheme, separator, rest = url.partition("://")
     scheme = scheme.strip().lower()
     if scheme == "memory" and setting == "broker":
@@ -63,9 +65,13 @@ def read_url(setting: str, url: str, folder: Path) -> str:
         return f"sqlite:///{_sqlite_path(rest, folder)}"
     if scheme in SERVERS and setting == "broker":
         return _server(scheme, rest, url)
+    if scheme in STORES and setting == "store":
+        if not rest:
+            raise ValueError(f"{scheme}:// names no database; write postgresql://user@host/name")
+        return url.strip()
     if scheme in _LATER:
         raise ValueError(lacks_adapter(scheme, forms))
-    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *_LATER], 1)
+    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *STORES, *_LATER], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     found = mask_text(url) if separator else url
     raise ValueError(f"{found[:60]!r} is no {setting} known here; {hint}write one of: {forms}")

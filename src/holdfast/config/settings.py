@@ -18,7 +18,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.retry import RetryPolicy
 from holdfast.triggers.config import QueueTriggerConfig
 
-from .endpoints import ADAPTERS, SERVERS, lacks_adapter, sqlite_file
+from .endpoints import ADAPTERS, SERVERS, STORES, lacks_adapter, sqlite_file
 from .queues import Queue, Retry, Tasks
 from .ranges import YEAR, Days, Span, Time
 from .secret import Secret, masked
@@ -181,7 +181,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     broker: str = "sqlite"
     """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
     store: str = "sqlite"
-    """`sqlite` (the broker's file, else in `home`) or `sqlite:///path`."""
+    """`sqlite` (the broker's file, else in `home`), `sqlite:///path` or `postgresql://user@host/name`."""
     worker: Worker = Worker()
     queues: dict[str, Queue] = {}
     tasks: Tasks = Tasks()
@@ -224,8 +224,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.broker if file is None else f"sqlite:///{file}"
 
     @property
+    def store_kind(self) -> str:
+        """`sqlite`, or the server behind the URL."""
+        scheme = self.store.partition(":")[0]
+        return STORES.get(scheme, scheme)
+
+    @property
     def store_file(self) -> Path:
-        """The store's SQLite file."""
+        """The store's SQLite file, if it is one (`store_kind`)."""
         return sqlite_file(self.store) or self.broker_file or self.home / "holdfast.db"
 
     @property

@@ -262,7 +262,9 @@ class Claims(Protocol):
     """
 
     def beat(self, worker: Worker) -> None:
-        """A sign of life. Called from the lease's own thread: may block, but not for long."""
+        """A sign of life. Called from the lease's own thread: may block, but not for long.
+
+        Raises StoreError if it could not be given."""
         ...
 
     def is_registered(self, worker: Worker) -> bool:
@@ -344,3 +346,24 @@ class RunWrites(Protocol):
     async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None: ...
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str: ...
+
+
+class Store(Claims, Effects, RunWrites, Protocol):
+    """A store as those see it that put a worker together."""
+
+    @property
+    def fused(self) -> bool:
+        """Does the broker's queue live in the same database?"""
+        ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def hold_back(self, send: Send) -> None:
+        """A message that is not due yet, for the outbox to publish when it is."""
+        ...
+
+    async def is_empty(self, subscriptions: Sequence[str]) -> bool:
+        """Nothing waits, runs or is due later (parked messages aside)."""
+        ...

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from holdfast.core.clock import Clock
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.store import Claims, Worker
 
 log = logging.getLogger("holdfast.engine")
@@ -86,7 +86,11 @@ class Lease:
                 doubt_until = now + self._lease_s
             given_up = 0
             # From here on the beat is young, and the answer is about what happened before it.
-            self._store.beat(self._worker)
+            try:
+                self._store.beat(self._worker)
+            except StoreError as error:  # its last sign of life gets older: see above
+                log.warning("worker %d gives no sign of life: %s", self._worker.worker_id, error)
+                continue
             beaten = now
             if now <= doubt_until and not self._still_ours():
                 self._call_lost()

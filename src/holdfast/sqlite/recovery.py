@@ -289,7 +289,7 @@ def _go_on(path: Path, before: Report, copy: Path, saved: Sequence[Saved]) -> No
 
 def _tell_ledger(conn: sqlite3.Connection, data: Mapping[str, object]) -> None:
     """One event in a chain of its own."""
-    from holdfast.store.sqlite.ledger import GENESIS, link
+    from holdfast.store.chain import GENESIS, link
 
     now_us = time.time_ns() // 1000
     worker_id = conn.execute(

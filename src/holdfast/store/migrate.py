@@ -36,7 +36,7 @@ PAGE_SIZE = 8192
 SPINE = Path(__file__).with_name("spine.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 
-_alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
+alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
 
 
 def current_revision(path: Path) -> str | None:
@@ -61,17 +61,22 @@ def is_behind(path: Path) -> bool:
     revision = current_revision(path)
     if revision == HEAD:
         return False
-    if revision is None or revision in _known():
+    if revision is None or revision in known_revisions():
         return True
+    raise refuse_revision(revision, str(path), "file")
+
+
+def refuse_revision(revision: str, place: str, kind: str) -> SchemaMismatch:
+    """The error for a revision that is none of ours, or one of a later version."""
     if revision.isdigit() and revision > HEAD:
-        raise SchemaMismatch(
-            f"{path} has schema revision {revision}; this holdfast knows revisions up to {HEAD}. "
-            "A newer holdfast has used this file. Install that version (pip install --upgrade "
+        return SchemaMismatch(
+            f"{place} has schema revision {revision}; this holdfast knows revisions up to {HEAD}. "
+            f"A newer holdfast has used this {kind}. Install that version (pip install --upgrade "
             "holdfast), or restore the copy made before it was upgraded. Nothing was changed."
         )
-    raise SchemaMismatch(
-        f"{path} has schema revision {revision!r}, which is none of holdfast's (this one has "
-        f"{HEAD}): it belongs to another program. Give holdfast a file of its own. "
+    return SchemaMismatch(
+        f"{place} has schema revision {revision!r}, which is none of holdfast's (this one has "
+        f"{HEAD}): it belongs to another program. Give holdfast a {kind} of its own. "
         "Nothing was changed."
     )
 
@@ -101,8 +106,8 @@ def render(dialect: str, revision: str = "head") -> str:
     from alembic import command
 
     buffer = io.StringIO()
-    with _alembic_lock:
-        command.upgrade(_config(buffer, dialect=dialect), revision, sql=True)
+    with alembic_lock:
+        command.upgrade(alembic_config(buffer, dialect=dialect), revision, sql=True)
     # Which SQLite the machine has decides whether the last INSERT returns its row: it need not.
     text = buffer.getvalue().replace(" RETURNING version_num;", ";")
     lines = (line.rstrip() for line in text.splitlines())
@@ -118,7 +123,8 @@ def render_spine() -> str:
     )
 
 
-def _known() -> set[str]:
+def known_revisions() -> set[str]:
+    """Every revision that this program has a migration for."""
     return {file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("*_*.py")}
 
 
@@ -216,13 +222,13 @@ def _run_alembic(conn: sqlite3.Connection) -> None:
     engine = create_engine("sqlite://", creator=lambda: conn, poolclass=NullPool)
     event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN IMMEDIATE"))
     try:
-        with _alembic_lock, engine.begin() as connection:
-            command.upgrade(_config(io.StringIO(), connection=connection), "head")
+        with alembic_lock, engine.begin() as connection:
+            command.upgrade(alembic_config(io.StringIO(), connection=connection), "head")
     except DBAPIError as error:
         raise error.orig or error from error
 
 
-def _config(output: io.StringIO, **attributes: Any) -> Config:
+def alembic_config(output: io.StringIO, **attributes: Any) -> Config:
     from alembic.config import Config
 
     config = Config(output_buffer=output, attributes=attributes)

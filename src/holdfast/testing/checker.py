@@ -22,7 +22,7 @@ import msgspec
 from holdfast.core.events import CLAIMED, DUPLICATE, EVENT_OF_STATUS, RECLAIMED, SUCCEEDED
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.outcome import FINAL, Status
-from holdfast.store.sqlite.verify import LedgerReport
+from holdfast.store.ledger_report import LedgerReport
 
 from .history import History, Task, TaskId
 from .oracle import Effect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -61,46 +61,42 @@ class Task(NamedTuple):
     result: bytes | None
 
 
-class History:
-    """The tables that the checker reads, as values."""
+_EVENTS = (
+    "SELECT tenant_id, subscription, task_id, event_type, {data}, {created_at}, worker_id, seq,"
+    " hash FROM event_log ORDER BY {order}"
+)
+_TASKS = (
+    "SELECT tenant_id, subscription, message_id, status, worker_id, attempt, crashes, lane,"
+    " lane_seq, idem_key, result FROM queue_executions"
+)
+_KEYS = "SELECT tenant_id, subscription, key, message_id, state FROM idempotency_keys"
+_REPLIES = "SELECT tenant_id, subscription, task_id, count(*) FROM deliveries GROUP BY 1, 2, 3"
+_QUEUED = "SELECT message_id, CASE state WHEN 2 THEN worker_id END FROM messages"
 
-    def __init__(self, database: Path) -> None:
-        with opened(database) as conn:
-            self.events = [
-                Event(*row)
-                for row in conn.execute(
-                    "SELECT rowid, tenant_id, subscription, task_id, event_type, data, created_at,"
-                    " worker_id, seq, hash FROM event_log ORDER BY rowid"
-                )
-            ]
-            tasks = (
-                Task(*row)
-                for row in conn.execute(
-                    "SELECT tenant_id, subscription, message_id, status, worker_id, attempt,"
-                    " crashes, lane, lane_seq, idem_key, result FROM queue_executions"
-                )
-            )
-            self.tasks: dict[TaskId, Task] = {task[:3]: task for task in tasks}
-            self.workers: dict[int, str] = dict(
-                conn.execute("SELECT worker_id, state FROM workers")
-            )
+
+class History:
+    """The tables that the checker reads, as values: of a SQLite file, or of a PostgreSQL URL."""
+
+    def __init__(self, database: Path | str) -> None:
+        with _reading(database) as read:
+            if isinstance(database, Path):
+                events = _EVENTS.format(data="data", created_at="created_at", order="rowid")
+                waiting = read(_QUEUED)
+            else:
+                us = "(extract(epoch FROM created_at) * 1000000)::bigint"
+                by_time = "event_log.created_at, id"
+                events = _EVENTS.format(data="data::text", created_at=us, order=by_time)
+                waiting = []  # its queue is a broker's
+            self.events = [Event(n, *row) for n, row in enumerate(read(events), 1)]
+            self.tasks: dict[TaskId, Task] = {row[:3]: Task(*row) for row in read(_TASKS)}
+            self.workers: dict[int, str] = dict(read("SELECT worker_id, state FROM workers"))
             self.keys: dict[TaskId, tuple[str, str]] = {
                 (tenant, subscription, key): (message_id, state)
-                for tenant, subscription, key, message_id, state in conn.execute(
-                    "SELECT tenant_id, subscription, key, message_id, state FROM idempotency_keys"
-                )
+                for tenant, subscription, key, message_id, state in read(_KEYS)
             }
-            self.waiting: dict[str, int | None] = dict(
-                conn.execute(
-                    "SELECT message_id, CASE state WHEN 2 THEN worker_id END FROM messages"
-                )
-            )
+            self.waiting: dict[str, int | None] = dict(waiting)
             self.replies: dict[TaskId, int] = {
-                (tenant, subscription, task): n
-                for tenant, subscription, task, n in conn.execute(
-                    "SELECT tenant_id, subscription, task_id, count(*) FROM deliveries"
-                    " GROUP BY 1, 2, 3"
-                )
+                (tenant, subscription, task): n for tenant, subscription, task, n in read(_REPLIES)
             }
 
     @cached_property
@@ -118,6 +114,21 @@ class History:
     def is_alive(self, worker_id: int | None) -> bool:
         """Alive, or on its way out: a reaper looks after both."""
         return worker_id is not None and self.workers.get(worker_id) in ("alive", "leaving")
+
+
+Read = Callable[[str], list[Any]]
+
+
+@contextmanager
+def _reading(database: Path | str) -> Iterator[Read]:
+    if isinstance(database, Path):
+        with opened(database) as conn:
+            yield lambda sql: conn.execute(sql).fetchall()
+        return
+    import psycopg
+
+    with psycopg.connect(database) as postgres:
+        yield lambda sql: postgres.execute(sql).fetchall()
 
 
 @contextmanager

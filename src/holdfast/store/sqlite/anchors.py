@@ -8,26 +8,18 @@ the two leaves out of the file is made up for by the next step.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import logging
-import os
 import sqlite3
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from holdfast.core.errors import StoreUnavailable
 from holdfast.core.store import Worker
+from holdfast.store.anchor_file import AnchorFile
+from holdfast.store.seals import Anchor, Chain, Tip, heads_of, key_id
 
 from . import seals
-from .seals import Anchor, Chain, Tip
 from .store import SqliteStore
 
 log = logging.getLogger("holdfast.ledger")
-
-_TAIL = 64 * 1024
 
 
 class Anchors:
@@ -76,9 +68,9 @@ class Anchors:
         anchor = Anchor(
             n=max(number, filed) + 1,
             at=now,
-            chains=seals.heads_of(moved),
+            chains=heads_of(moved),
             previous="" if previous is None else previous.mac,
-            key_id=seals.key_id(self._key),
+            key_id=key_id(self._key),
         ).sealed(self._key)
         self._store.ledger.append(conn, worker.worker_id, [anchor.entry()], now)
         return anchor
@@ -104,82 +96,3 @@ def _moved(conn: sqlite3.Connection) -> tuple[dict[Chain, Tip], int, Anchor | No
         moved.update(tips)
         seen = last
     return None if seen <= at else (moved, seen, previous)
-
-
-class AnchorFile:
-    """One JSON line per anchor, synced. A line that a crash tore is taken off again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def last(self) -> int:
-        """The number of the last whole line; 0 if there is none."""
-        try:
-            with self.path.open("rb") as file:
-                return self._number(_last_line(file.fileno()))
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise StoreUnavailable(f"the anchor file {self.path}: {error.strerror}") from error
-
-    def _number(self, line: bytes) -> int:
-        try:
-            return seals.read_anchor(line).n if line else 0
-        except msgspec.MsgspecError:
-            log.error("the last line of %s is no anchor", self.path)
-            return 0
-
-    def append(self, anchors: Sequence[Anchor]) -> None:
-        """Those that are not there yet; two processes may try at once."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fd = os.open(self.path, flags, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                there = self._number(_last_line(fd))
-                new = [msgspec.json.encode(anchor) for anchor in anchors if anchor.n > there]
-                lines = b"".join(line + b"\n" for line in new)
-                size = _whole(fd)
-                os.ftruncate(fd, size)
-                if os.pwrite(fd, lines, size) != len(lines):
-                    raise OSError(errno.ENOSPC, "no room for the whole line")
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise StoreUnavailable(f"the anchor file {self.path}: {error.strerror}") from error
-
-    def read(self) -> Iterator[bytes]:
-        """Its lines, whole ones and a torn last one alike."""
-        with self.path.open("rb") as file:
-            yield from file
-
-
-def _whole(fd: int) -> int:
-    """Bytes up to the end of the last whole line."""
-    end = os.fstat(fd).st_size
-    while end > 0:
-        start = max(0, end - _TAIL)
-        at = os.pread(fd, end - start, start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
-        end = start
-    return 0
-
-
-def _last_line(fd: int) -> bytes:
-    """The last whole line, without its end."""
-    end = _whole(fd)
-    if end == 0:
-        return b""
-    line = b""
-    at = end - 1
-    while at > 0:
-        start = max(0, at - _TAIL)
-        line = os.pread(fd, at - start, start) + line
-        cut = line.rfind(b"\n")
-        if cut >= 0:
-            return line[cut + 1 :]
-        at = start
-    return line

@@ -7,28 +7,35 @@ task: one answer wins, and its message runs once or never.
 from __future__ import annotations
 
 import sqlite3
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.approvals import Approval, ApprovalFilter, ApprovalState
-from holdfast.core.clock import from_us
+from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.ids import uuid7_bytes
 from holdfast.core.outcome import Question, Status
 from holdfast.core.store import Approved, Finished
+from holdfast.store.approval import (
+    BATCH,
+    Answering,
+    answer_data,
+    approved,
+    asked,
+    identity_of,
+    moment_text,
+    of_row,
+    why_not,
+)
+from holdfast.store.letter import storable
+from holdfast.store.seen import HIGHEST, id_bytes, text_id
 
 from . import parked
 from .claiming import Claiming
 from .ledger import Entry
-from .letters import storable
 
-BATCH = 200
-"""Questions that expire in one transaction."""
-_HIGHEST = chr(0x10FFFF)
 _COLUMNS = (
     "id, tenant_id, subscription, message_id, queue_name, event_name, payload_sha256, rule, reason,"
     " state, four_eyes, asked_at, expires_at, first_by, first_at, answered_by, answered_at, note"
@@ -89,15 +96,7 @@ def ask(conn: sqlite3.Connection, item: Finished, question: Question, now_us: in
             expires_us,
         ),
     )
-    data = {
-        "approval_id": _text(approval_id),
-        "rule": question.rule,
-        "reason": reason,
-        "payload_sha256": question.payload_sha256.hex(),
-        "expires_at": expires_us,
-        "four_eyes": question.four_eyes,
-    }
-    return message.tenant_id, run.subscription, message.id, events.APPROVAL_REQUESTED, data
+    return asked(item, question, text_id(approval_id), expires_us)
 
 
 def approved_of(
@@ -109,7 +108,7 @@ def approved_of(
     for tenant, message, blob, rule, digest in claim.conn.execute(
         APPROVED, (marks, claim.sub.name)
     ):
-        yes = Approved(id=_text(blob), rule=rule, payload_sha256=digest)
+        yes = Approved(id=text_id(blob), rule=rule, payload_sha256=digest)
         found[(tenant, message)] = (*found.get((tenant, message), ()), yes)
     return found
 
@@ -117,38 +116,25 @@ def approved_of(
 # ── answered ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers, and when."""
-
-    by: str
-    note: str
-    now_us: int
-    expiry_us: int
-    """What expires up to here is over; 0 while the clock is in doubt."""
-
-
 def approve(
     conn: sqlite3.Connection, approval_id: str, answer: Answering
 ) -> tuple[Approval, list[Entry]]:
     """A yes; with four eyes the first of two. Raises NotFound or Conflict."""
-    blob = _blob(approval_id)
+    blob = id_bytes(approval_id)
     values = (blob, answer.expiry_us, "approved", answer.by, answer.now_us, storable(answer.note))
     row = conn.execute(APPROVE, values).fetchone()
     if row is not None:
         approval = of_row(row)
-        data = _answer_data(approval, answer)
-        if approval.first_by is not None:
-            data["first_by"] = approval.first_by
-        yes: Entry = (*_identity(approval), events.APPROVAL_APPROVED, data)
-        resumed = parked.resume(conn, _identity(approval), by=answer.by, now_us=answer.now_us)
+        yes = approved(approval, answer)
+        resumed = parked.resume(conn, identity_of(approval), by=answer.by, now_us=answer.now_us)
         return approval, [yes, resumed]
     half = (blob, answer.expiry_us, answer.by, answer.now_us, storable(answer.note))
     row = conn.execute(FIRST_YES, half).fetchone()
     if row is None:
-        raise _why_not(conn, approval_id, answer)
+        raise why_not(_found(conn, approval_id), approval_id, answer)
     approval = of_row(row)
-    data = _answer_data(approval, answer)
-    return approval, [(*_identity(approval), events.APPROVAL_FIRST, data)]
+    data = answer_data(approval, answer)
+    return approval, [(*identity_of(approval), events.APPROVAL_FIRST, data)]
 
 
 def reject(
@@ -156,7 +142,7 @@ def reject(
 ) -> tuple[Approval, list[Entry]]:
     """A no: the message ends. Raises NotFound or Conflict."""
     values = (
-        _blob(approval_id),
+        id_bytes(approval_id),
         answer.expiry_us,
         "rejected",
         answer.by,
@@ -165,9 +151,9 @@ def reject(
     )
     row = conn.execute(REJECT, values).fetchone()
     if row is None:
-        raise _why_not(conn, approval_id, answer)
+        raise why_not(_found(conn, approval_id), approval_id, answer)
     approval = of_row(row)
-    no: Entry = (*_identity(approval), events.APPROVAL_REJECTED, _answer_data(approval, answer))
+    no: Entry = (*identity_of(approval), events.APPROVAL_REJECTED, answer_data(approval, answer))
     why = f"{answer.by} said no" + (f": {answer.note}" if answer.note else "")
     return approval, [no, *_deny(conn, approval, why, {"by": answer.by}, answer.now_us)]
 
@@ -185,9 +171,9 @@ def expire(conn: sqlite3.Connection, now_us: int) -> list[Entry]:
             continue
         approval = of_row(row)
         data = {"approval_id": approval.id, "rule": approval.rule}
-        entries.append((*_identity(approval), events.APPROVAL_EXPIRED, data))
+        entries.append((*identity_of(approval), events.APPROVAL_EXPIRED, data))
         try:
-            why = f"nobody answered by {_moment(approval.expires_at_us)}"
+            why = f"nobody answered by {moment_text(approval.expires_at_us)}"
             entries += _deny(conn, approval, why, {}, now_us)
         except (NotFound, Conflict):
             continue  # the message ended otherwise: there is nothing left to deny
@@ -208,7 +194,7 @@ def withdraw(
         (
             *task,
             events.APPROVAL_REJECTED,
-            {"approval_id": _text(blob), "rule": rule, "by": by, "note": note},
+            {"approval_id": text_id(blob), "rule": rule, "by": by, "note": note},
         )
         for blob, rule in found
     ]
@@ -219,18 +205,18 @@ def pending_of(conn: sqlite3.Connection, task: parked.Identity) -> str | None:
     found = conn.execute(
         f"SELECT id FROM approvals{parked.TASK} AND state = 'pending'", task
     ).fetchone()
-    return None if found is None else _text(found[0])
+    return None if found is None else text_id(found[0])
 
 
 def _deny(
     conn: sqlite3.Connection, approval: Approval, why: str, data: dict[str, Any], now_us: int
 ) -> list[Entry]:
     (keep,) = conn.execute(
-        "SELECT keep_rejected FROM approvals WHERE id = ?", (_blob(approval.id),)
+        "SELECT keep_rejected FROM approvals WHERE id = ?", (id_bytes(approval.id),)
     ).fetchone()
     return parked.end(
         conn,
-        _identity(approval),
+        identity_of(approval),
         Status.REJECTED,
         reason=why,
         data={"policies": [approval.rule], "approval_id": approval.id, **data},
@@ -239,35 +225,11 @@ def _deny(
     )
 
 
-def _why_not(conn: sqlite3.Connection, approval_id: str, answer: Answering) -> Exception:
-    """Who was first, and with what."""
+def _found(conn: sqlite3.Connection, approval_id: str) -> Approval | None:
     row = conn.execute(
-        f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (_blob(approval_id),)
+        f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (id_bytes(approval_id),)
     ).fetchone()
-    if row is None:
-        return NotFound(f"there is no approval {approval_id}")
-    found = of_row(row)
-    if found.state == ApprovalState.PENDING and found.expires_at_us <= answer.expiry_us:
-        when = _moment(found.expires_at_us)
-        return Conflict(f"approval {found.id} expired at {when}; no answer in time is a no")
-    if found.state == ApprovalState.PENDING:
-        return Conflict(
-            f"{found.first_by} said yes to approval {found.id} before; it needs four eyes: "
-            "a second, other person has to say yes, too"
-        )
-    when = "" if found.answered_at_us is None else f" at {_moment(found.answered_at_us)}"
-    who = "" if found.answered_by is None else f" by {found.answered_by}"
-    note = f" ({found.note})" if found.note else ""
-    return Conflict(f"approval {found.id} was {found.state}{who}{when}{note}; nothing was changed")
-
-
-def _answer_data(approval: Approval, answer: Answering) -> dict[str, Any]:
-    return {
-        "approval_id": approval.id,
-        "rule": approval.rule,
-        "by": answer.by,
-        "note": storable(answer.note),
-    }
+    return None if row is None else of_row(row)
 
 
 # ── looked at ────────────────────────────────────────────────────────────────────────────────────
@@ -284,7 +246,7 @@ def listed(
         " ORDER BY id LIMIT ?1",
         (
             limit,
-            None if after is None else _blob(after),
+            None if after is None else id_bytes(after),
             where.state,
             where.queue,
             where.rule,
@@ -299,58 +261,13 @@ def named(conn: sqlite3.Connection, name: str, tenant_id: str | None, limit: int
     head = f"SELECT {_COLUMNS} FROM approvals WHERE (?2 IS NULL OR tenant_id = ?2)"
     tail = " ORDER BY id DESC LIMIT ?3"
     exact = conn.execute(
-        f"{head} AND (id = ?1 OR message_id = ?4){tail}", (_blob(name), tenant_id, limit, name)
+        f"{head} AND (id = ?1 OR message_id = ?4){tail}", (id_bytes(name), tenant_id, limit, name)
     ).fetchall()
     if exact:
         return [of_row(row) for row in exact]
     digits = name.replace("-", "").upper()
     found = conn.execute(
         f"{head} AND (message_id BETWEEN ?1 AND ?4 OR hex(id) BETWEEN ?5 AND ?6){tail}",
-        (name, tenant_id, limit, name + _HIGHEST, digits, digits + "G"),
+        (name, tenant_id, limit, name + HIGHEST, digits, digits + "G"),
     )
     return [of_row(row) for row in found]
-
-
-def of_row(row: Sequence[Any]) -> Approval:
-    """`_COLUMNS` as a record."""
-    blob, tenant, subscription, message, queue, type_, digest, rule, reason, state, *rest = row
-    four_eyes, asked, expires, first_by, first_at, answered_by, answered_at, note = rest
-    return Approval(
-        id=_text(blob),
-        tenant_id=tenant,
-        subscription=subscription,
-        message_id=message,
-        queue=queue,
-        type=type_,
-        payload_sha256=digest.hex(),
-        rule=rule,
-        reason=reason or "",
-        state=state,
-        four_eyes=bool(four_eyes),
-        asked_at_us=asked,
-        expires_at_us=expires,
-        first_by=first_by,
-        first_at_us=first_at,
-        answered_by=answered_by,
-        answered_at_us=answered_at,
-        note=note or None,
-    )
-
-
-def _identity(approval: Approval) -> parked.Identity:
-    return approval.tenant_id, approval.subscription, approval.message_id
-
-
-def _blob(approval_id: str) -> bytes:
-    try:
-        return uuid.UUID(approval_id).bytes
-    except ValueError:
-        return b""  # no row has this
-
-
-def _text(blob: bytes) -> str:
-    return str(uuid.UUID(bytes=blob))
-
-
-def _moment(us: int) -> str:
-    return f"{from_us(us):%Y-%m-%d %H:%M:%S} UTC"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.core.broker import Subscription
 
-from .quotas import QuotaBook
+from .quotas import SqliteQuotaBook
 
 
 class Claiming(NamedTuple):
@@ -25,5 +25,5 @@ class Claiming(NamedTuple):
     """The worker's name."""
     governed: bool = False
     """Runs bring along what people answered about their messages."""
-    book: QuotaBook | None = None
+    book: SqliteQuotaBook | None = None
     """Where runs are counted, if there are quotas."""

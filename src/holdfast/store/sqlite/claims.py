@@ -19,15 +19,18 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
+from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere, reclaimed
+from holdfast.store.outcomes import final_data
+from holdfast.store.quota_book import PutOff
+from holdfast.store.stored import ENDED, expires_us, none_of
 
 from . import ends, tasks
 from .approvals import approved_of
-from .claim_entries import TASK, claimed, created, put_off, reclaimed
+from .claim_entries import put_off
 from .claiming import Claiming
-from .keys import Holder, end_as_duplicate, final_data, is_free, resolve_key, take_keys
+from .keys import Holder, end_as_duplicate, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
 from .ledger import Entry, Ledger
-from .quotas import PutOff
 
 LANE_CHUNK = 200
 """Keyed messages taken into their lanes at a time."""
@@ -47,7 +50,7 @@ NEXT_DUE = " UNION ALL ".join(
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
-    f" AND b.lane_seq < a.lane_seq AND {tasks.none_of(*tasks.ENDED, column='b.status')}))"
+    f" AND b.lane_seq < a.lane_seq AND {none_of(*ENDED, column='b.status')}))"
 )
 CLAIM_READY = (
     "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"
@@ -144,7 +147,7 @@ class Claims:
         known = append_to_lanes(claim, candidates)
         others = {id(candidate) for candidate in known}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-        self._append(claim, created(claim, new))
+        self._append(claim, created(claim.sub, new))
         for candidate in known:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
@@ -218,7 +221,7 @@ class Claims:
             if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
-        entries = created(claim, [task.message for _, task in new])
+        entries = created(claim.sub, [task.message for _, task in new])
         book = claim.book
         token, foreign = Token(claim.worker_id, 1), claim.sub.codec == TASK
         for at, task in new:
@@ -227,7 +230,7 @@ class Claims:
             if foreign:
                 run = self._failed_elsewhere(claim, run)
             if delivery.taken_from is not None:
-                entries.append(reclaimed(claim, message, delivery.taken_from))
+                entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
             expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -248,18 +251,14 @@ class Claims:
 
     def _failed_elsewhere(self, claim: Claiming, run: Run) -> Run:
         """A task that somebody else's worker tried before: its failures count here, too."""
-        if claim.sub.codec != TASK or not run.message.metadata.get("retry_count"):
+        counted = failed_elsewhere(claim.sub, run)
+        if counted is run:
             return run
-        failures = min(int(run.message.metadata["retry_count"]), claim.sub.max_retries)
-        if failures <= run.failures:
-            return run
-        attempt = run.attempt + failures - run.failures
         claim.conn.execute(
             "UPDATE queue_executions SET attempt = ?, retry_count = ? WHERE rowid = ?",
-            (attempt, failures, run.row),
+            (counted.attempt, counted.failures, run.row),
         )
-        message = msgspec.structs.replace(run.message, attempt=attempt)
-        return msgspec.structs.replace(run, message=message, attempt=attempt)
+        return counted
 
     def _known(self, claim: Claiming, candidate: Candidate, message: Message) -> Verdict:
         """A copy of a task that exists already."""
@@ -314,7 +313,7 @@ class Claims:
             admitted = claim.book.admit(run)
             claim.book.save()
             if isinstance(admitted, PutOff):
-                expires = tasks.expires_us(delivery, message)
+                expires = expires_us(delivery, message)
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted

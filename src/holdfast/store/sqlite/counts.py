@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.records import Count, QueueState, WorkerState
+from holdfast.store.stored import UNCOMMON
 
-from .tasks import UNCOMMON
 from .views import position_of
 
 # The second condition is the one of a partial index over what is neither running nor well ended.

@@ -11,13 +11,15 @@ from holdfast.core.ids import derived_id, uuid7_bytes
 from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run
+from holdfast.store.letter import Letter, letter_of, storable
+from holdfast.store.outcomes import final_data
+from holdfast.store.stored import body_info, crc
 
-from . import tasks
 from .claiming import Claiming
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .letters import Letter, bury, letter_of, storable
+from .letters import bury
 
 
 def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
@@ -37,7 +39,7 @@ def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
         reason="undecodable",
         error=str(candidate.error),
         body=delivery.body,
-        body_info=tasks.body_info(candidate),
+        body_info=body_info(candidate),
     )
     if _known_as_other(claim, letter, digest):
         letter.message_id = derived_id(letter.message_id, digest.hex())
@@ -64,7 +66,7 @@ def id_conflict(claim: Claiming, candidate: Candidate, message: Message) -> list
         reason="id_conflict",
         error=f"message id {message.id} was used before, with another payload",
         body=candidate.delivery.body,
-        body_info=tasks.body_info(candidate),
+        body_info=body_info(candidate),
     )
     return _dead_on_arrival(claim, letter, candidate.sha256)
 
@@ -120,8 +122,8 @@ def complete_letter(claim: Claiming, candidate: Candidate, message: Message) -> 
         " AND message_id = ? AND subscription = ? AND body IS NULL",
         (
             body,
-            tasks.body_info(candidate),
-            tasks.crc(body),
+            body_info(candidate),
+            crc(body),
             message.tenant_id,
             message.id,
             claim.sub.name,

@@ -10,13 +10,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.core import events
 from holdfast.core.broker import Transactional
-from holdfast.core.ids import derived_id
 from holdfast.core.outcome import (
-    RECORD_WORDS,
     Dead,
     Discarded,
     Done,
@@ -28,27 +24,21 @@ from holdfast.core.outcome import (
     Retry,
     Status,
 )
-from holdfast.core.store import Commit, Finished, Run
+from holdfast.core.store import Commit, Finished
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.letter import letter_of, storable
+from holdfast.store.outcomes import failure, failures_after, final_entry, runs_again
+from holdfast.store.outgoing import delivery_row, outbox_row
 
 from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import bury, letter_of, storable
-from .outbox_rows import OUTBOX, outbox_row
-from .outcome_rows import (
-    ALL_DONE_ALIKE,
-    all_done_statement,
-    all_done_values,
-    duration_ms,
-    failure,
-    failures_after,
-    runs_again,
-    write_of,
-)
-from .quotas import QuotaBook
+from .letters import bury
+from .outbox_rows import OUTBOX
+from .outcome_rows import ALL_DONE_ALIKE, all_done_statement, all_done_values, write_of
+from .quotas import SqliteQuotaBook
 
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -86,14 +76,14 @@ class Finisher:
             if n not in taken:
                 commits[n] = self._one(conn, item, entries, now_us)
             elif commits[n] is Commit.COMMITTED:
-                entries.append(_final_entry(item, Status.SUCCEEDED, {}))
+                entries.append(final_entry(item, Status.SUCCEEDED, {}))
         committed = [
             item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
         ]
         self._keys(conn, committed, entries, now_us)
         counted = [item for item in committed if item.run.quotas]
         if counted:
-            QuotaBook(conn, now_us).correct(counted)
+            SqliteQuotaBook(conn, now_us).correct(counted)
         self._lanes(conn, committed, now_us)
         self._follow_ups(conn, committed, now_us)
         told = {
@@ -140,7 +130,7 @@ class Finisher:
         head = (message.tenant_id, run.subscription, message.id)
         match outcome:
             case Done():
-                return [_final_entry(item, status, {})]
+                return [final_entry(item, status, {})]
             case Retry(after_s, reason):
                 if status is Status.FAILED:  # the crash budget is spent
                     return self._buried(conn, item, status, "crash_budget", reason, now_us)
@@ -157,7 +147,7 @@ class Finisher:
                 return self._buried(conn, item, status, "expired", "its time was over", now_us)
             case Rejected(reason, policies):
                 extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
-                found = [_final_entry(item, status, extra)]
+                found = [final_entry(item, status, extra)]
                 if item.keep_rejected:
                     found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
                 return found
@@ -167,11 +157,11 @@ class Finisher:
                     return [aside]
                 return [aside, approvals.ask(conn, item, question, now_us)]
             case Discarded(reason):
-                return [_final_entry(item, status, {"reason": storable(reason)})]
+                return [final_entry(item, status, {"reason": storable(reason)})]
             case Released():
                 return [(*head, events.RELEASED, {"attempt": run.attempt})]
             case Duplicate(of):
-                return [_final_entry(item, status, {"first_id": of})]
+                return [final_entry(item, status, {"first_id": of})]
 
     def _buried(
         self,
@@ -188,7 +178,7 @@ class Finisher:
             letter.history = [*run.history, failure(run, error, now_us)]
             letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
-        return [_final_entry(item, status, extra), bury(conn, letter, now_us)]
+        return [final_entry(item, status, extra), bury(conn, letter, now_us)]
 
     def _keys(
         self,
@@ -253,25 +243,6 @@ class Finisher:
             self._queue.publish_in(conn, queue, batch)
 
 
-def delivery_row(run: Run, reply: Any, n: int, now_us: int) -> tuple[Any, ...]:
-    """A reply as a row of `deliveries`; its id is the same if the write is repeated."""
-    message = run.message
-    kind = "now" if reply.now else "end"
-    return (
-        derived_id(message.tenant_id, run.subscription, message.id, str(run.attempt), kind, str(n)),
-        message.tenant_id,
-        run.subscription,
-        message.id,
-        reply.channel,
-        storable(reply.recipient)[:255],
-        reply.content.encode("utf-8", "backslashreplace").decode(),
-        reply.conversation,
-        reply.priority,
-        now_us,
-        now_us,
-    )
-
-
 def _why_not(
     conn: sqlite3.Connection, identity: tuple[str, str, str], token: tuple[int, int]
 ) -> Commit:
@@ -282,32 +253,3 @@ def _why_not(
     ).fetchone()
     mine = found is not None and (found[0], found[1]) == token and found[2] != Status.RUNNING
     return Commit.ALREADY if mine else Commit.FENCED
-
-
-def _final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> Entry:
-    run = item.run
-    message = run.message
-    data: dict[str, Any] = {
-        "trace_id": message.trace_id,
-        "message_id": message.id,
-        "queue": run.queue,
-        "event_name": message.type,
-        "tenant_id": message.tenant_id,
-        "status": RECORD_WORDS[status],
-        "duration_ms": duration_ms(item),
-        "agent_run_id": item.agent_run_id,
-        "attempt": run.attempt,
-    }
-    if item.usage is not None:
-        data["usage"] = msgspec.to_builtins(item.usage)
-    if item.details:
-        data.update(item.details)
-    if extra:
-        data.update(extra)
-    return (
-        message.tenant_id,
-        run.subscription,
-        message.id,
-        events.EVENT_OF_STATUS[status],
-        data,
-    )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core import events
-from holdfast.core.outcome import RECORD_WORDS, Status
+from holdfast.core.outcome import Status
 from holdfast.sqlite import rows
+from holdfast.store.outcomes import final_data
 
 from .claiming import Claiming
 from .lanes import advance_lane
@@ -154,24 +155,3 @@ def end_as_duplicate(
     if lane is not None:
         advance_lane(conn, tenant_id, subscription, lane, now_us)
     return tenant_id, subscription, message_id, events.DUPLICATE, data
-
-
-def final_data(
-    queue: str,
-    tenant_id: str,
-    message_id: str,
-    event_name: str | None,
-    trace_id: str | None,
-    status: Status,
-) -> dict[str, Any]:
-    """What every final event's data holds."""
-    return {
-        "trace_id": trace_id or f"queue-{message_id}",
-        "message_id": message_id,
-        "queue": queue,
-        "event_name": event_name,
-        "tenant_id": tenant_id,
-        "status": RECORD_WORDS[status],
-        "duration_ms": 0,
-        "agent_run_id": None,
-    }

@@ -12,17 +12,18 @@ from holdfast.core.ids import uuid7_bytes
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate
 from holdfast.sqlite import rows
+from holdfast.store.stored import UNENDED
 
 from . import tasks
 from .claiming import Claiming
 
 LANE_BUSY = (
     "SELECT 1 FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND lane = ?"
-    f" AND {tasks.UNENDED} LIMIT 1"
+    f" AND {UNENDED} LIMIT 1"
 )
 LANE_FIRST = (
     "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
-    f" AND lane = ? AND {tasks.UNENDED} ORDER BY lane_seq LIMIT 1"
+    f" AND lane = ? AND {UNENDED} ORDER BY lane_seq LIMIT 1"
 )
 READY_HEADS = (
     "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?"

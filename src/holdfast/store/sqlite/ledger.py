@@ -6,7 +6,6 @@ in memory, and read again from the table after anything was rolled back.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Collection, Sequence
 
@@ -16,6 +15,7 @@ from holdfast.core import events
 from holdfast.core.ids import uuid7_block
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
+from holdfast.store.chain import GENESIS, link
 
 from .notices import NoticeWriter
 
@@ -25,18 +25,9 @@ _INSERT = (
 )
 _ALIKE = (1, 2, 4)
 """Tenant, subscription and type of the event: places in what is written."""
-GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
 
 Entry = events.Entry
-
-Record = tuple[int, str, str, str, str, str, int, int]
-"""seq, tenant_id, subscription, task_id, event_type, data, created_at, worker_id"""
-
-
-def link(previous: bytes, record: Record) -> bytes:
-    """The hash of one event: covers everything in its row, and the hash before it."""
-    return hashlib.sha256(previous + _encode(record)).digest()
 
 
 class Ledger:

@@ -12,24 +12,24 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.core import events
 from holdfast.core.broker import Notices, Outgoing, Transactional
-from holdfast.core.notices import End, letter_fields, notices_of
+from holdfast.core.notices import End, notices_of
 from holdfast.core.outcome import Status
 from holdfast.core.store import Send
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.notice import COLUMNS, add_letter, end_of
+from holdfast.store.outgoing import outbox_row
 
-from .outbox_rows import OUTBOX, outbox_row
+from .outbox_rows import OUTBOX
 
 Identity = tuple[str, str, str]
 """tenant_id, subscription, message_id"""
 _STATUS_OF = {event: status for status, event in events.EVENT_OF_STATUS.items()}
 _TOLD_OF = events.FINAL_EVENTS | {events.DLQ}
 _TASK = (
-    "SELECT t.event_name, t.result, t.retry_count, t.error_message, t.idem_key, w.name"
+    f"SELECT {COLUMNS}"
     " FROM queue_executions t LEFT JOIN workers w ON w.worker_id = t.worker_id"
     " WHERE t.tenant_id = ? AND t.subscription = ? AND t.message_id = ?"
 )
@@ -110,28 +110,11 @@ class NoticeWriter:
 def _end(
     conn: sqlite3.Connection, identity: Identity, status: Status, data: Any, now_us: int
 ) -> End:
-    tenant_id, subscription, task_id = identity
-    tool_name, result, retry_count, error, key, worker = conn.execute(_TASK, identity).fetchone()
-    return End(
-        tenant_id=tenant_id,
-        subscription=subscription,
-        task_id=task_id,
-        tool_name=tool_name or "",
-        status=status,
-        result=result,
-        error=str(data.get("error") or data.get("reason") or error or ""),
-        retry_count=data.get("retry_count", retry_count) or 0,
-        idempotency_key=key,
-        finished_at_us=now_us,
-        consumer=worker or "",
-        duplicate_of=data.get("first_id"),
-    )
+    return end_of(identity, conn.execute(_TASK, identity).fetchone(), status, data, now_us)
 
 
 def _add_letter(conn: sqlite3.Connection, end: End, letter: str) -> None:
-    end.letter = letter
-    body, info, reason = conn.execute(
+    found = conn.execute(
         "SELECT body, body_info, reason FROM dead_letters WHERE id = ?", (uuid.UUID(letter).bytes,)
     ).fetchone()
-    form = msgspec.json.decode(info) if info else {}
-    letter_fields(end, body or b"", form.get("codec", ""), reason)
+    add_letter(end, letter, *found)

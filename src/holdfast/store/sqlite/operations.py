@@ -26,12 +26,13 @@ from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resum
 from holdfast.core.store import Send, Worker
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.approval import Answering
+from holdfast.store.letter import storable
+from holdfast.store.outgoing import outbox_row
 
 from . import approvals, orchestration, parked
-from .approvals import Answering
 from .ledger import Entry
-from .letters import storable
-from .outbox_rows import OUTBOX, outbox_row
+from .outbox_rows import OUTBOX
 from .store import SqliteStore
 
 T = TypeVar("T")

@@ -11,12 +11,13 @@ from holdfast.core.ids import uuid7_bytes
 from holdfast.core.notices import End
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.records import Cancelled
+from holdfast.store.letter import storable
+from holdfast.store.outcomes import final_data, recorded
 
 from . import approvals
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .letters import storable
 from .notices import Identity
 
 _TASK = " WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -100,12 +101,5 @@ def record(
         tool = end.tool_name or None
         if conn.execute(_NEW, (uuid7_bytes(), *identity, queue, tool, *values)).rowcount != 1:
             continue
-        data = final_data(queue, end.tenant_id, end.task_id, tool, None, end.status)
-        data.update(retry_count=end.retry_count, consumer=storable(end.consumer), foreign=True)
-        if end.error:
-            data["error"] = storable(end.error)
-        if end.duplicate_of is not None:
-            data["first_id"] = end.duplicate_of
-        entries.append((*identity, events.CREATED, {"foreign": True}))
-        entries.append((*identity, events.EVENT_OF_STATUS[end.status], data))
+        entries += recorded(end)
     return entries

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import msgspec
 
-from holdfast.core.ids import derived_id
 from holdfast.core.outcome import (
     Dead,
     Discarded,
@@ -21,9 +19,9 @@ from holdfast.core.outcome import (
     Status,
 )
 from holdfast.core.store import Finished, Run
-
-from . import tasks
-from .letters import storable
+from holdfast.store.letter import storable
+from holdfast.store.outcomes import duration_ms, failure, failures_after, run_uuid, runs_again
+from holdfast.store.stored import crc
 
 Write = tuple[str, tuple[Any, ...], Status]
 """`name = ?, …` of an UPDATE, the values for its marks, and what the task is then."""
@@ -79,7 +77,7 @@ def all_done_values(item: Finished) -> tuple[Any, ...]:
     return (
         item.result,
         duration_ms(item),
-        _run_uuid(item.agent_run_id),
+        run_uuid(item.agent_run_id),
         0 if run.attempt == 1 else run.failures,
         run.token.worker_id,
         run.token.epoch,
@@ -93,7 +91,7 @@ def _done(item: Finished, now_us: int) -> Write:
         "status = 'succeeded', result = ?, completed_at = ?, duration_ms = ?, agent_run_id = ?,"
         " retry_count = ?, body = NULL, body_info = NULL, due_at = NULL"
     )
-    run_id = _run_uuid(item.agent_run_id)
+    run_id = run_uuid(item.agent_run_id)
     values = (item.result, now_us, duration_ms(item), run_id, item.run.failures)
     return assignments, values, Status.SUCCEEDED
 
@@ -149,40 +147,4 @@ def _ended(status: Status, why: str, item: Finished, now_us: int) -> Write:
 
 
 def _held(run: Run) -> tuple[Any, ...]:
-    return run.body, run.body_info, tasks.crc(run.body)
-
-
-def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
-    """One line of a message's history."""
-    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
-
-
-def runs_again(item: Finished) -> bool:
-    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
-    outcome = item.outcome
-    if isinstance(outcome, Retry):
-        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
-    return isinstance(outcome, Released)
-
-
-def failures_after(item: Finished) -> int:
-    """Failed attempts so far, this one included; a crash spends no retry."""
-    outcome = item.outcome
-    failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
-    return item.run.failures + int(failed)
-
-
-def duration_ms(item: Finished) -> int:
-    """How long the run took."""
-    took_us = item.finished_at_us - item.started_at_us
-    return took_us // 1000 if took_us > 0 else 0
-
-
-def _run_uuid(run_id: str | None) -> bytes | None:
-    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
-    if run_id is None:
-        return None
-    try:
-        return uuid.UUID(run_id).bytes
-    except ValueError:
-        return uuid.UUID(derived_id("agent-run", run_id)).bytes
+    return run.body, run.body_info, crc(run.body)

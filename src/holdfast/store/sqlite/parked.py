@@ -8,12 +8,14 @@ from typing import Any
 from holdfast.core import events
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.outcome import Status
+from holdfast.store.letter import Letter, storable
+from holdfast.store.outcomes import final_data
+from holdfast.store.stored import decode_history
 
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .letters import Letter, bury, storable
-from .tasks import decode_history
+from .letters import bury
 
 TASK = " WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
 Identity = tuple[str, str, str]

@@ -18,15 +18,15 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core.store import Worker
+from holdfast.store.keep import DAY_US
+from holdfast.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
 
 from . import seals
-from .seals import Chain, Checkpoint, Head, Tip
 from .store import SqliteStore
 
 log = logging.getLogger("holdfast.ledger")
 
 BATCH = 500
-DAY_US = 86_400_000_000
 _MARGIN_US = DAY_US
 """A worker that ended so long before the cut has no event behind it, whatever its clock did."""
 
@@ -71,12 +71,12 @@ class Pruner:
             return None
         heads: dict[Chain, Head] = {h[:2]: h for h in (before[1].chains if before else ())}
         for tips, _ in seals.tips(conn, max(0, start - 1), upto=rowid - 1):
-            heads.update((head[:2], head) for head in seals.heads_of(tips))
+            heads.update((head[:2], head) for head in heads_of(tips))
         over = _ended_before(conn, anchor.at - _MARGIN_US)
         listed = {head[:2] for head in anchor.chains}
         kept = [h for chain, h in sorted(heads.items()) if chain in listed or chain[1] not in over]
         checkpoint = Checkpoint(
-            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=seals.key_id(self._key)
+            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=key_id(self._key)
         )
         return checkpoint.sealed(self._key), "" if before is None else before[1].mac
 

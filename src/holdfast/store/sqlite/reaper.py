@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
-
-import msgspec
 
 from holdfast.core import events
 from holdfast.core.outcome import Status
 from holdfast.core.store import Reclaimed
+from holdfast.store.crash import Crash
 
-from .keys import final_data, free_key, resolve_key
+from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import Letter, bury
+from .letters import bury
 
 _RUNNING = (
     "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt, crashes,"
@@ -23,8 +22,6 @@ _RUNNING = (
     " WHERE worker_id = ? AND status = 'running'"
 )
 PRESENT = "SELECT worker_id, state, name FROM workers WHERE state IN ('alive', 'leaving')"
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 def reap(
@@ -56,13 +53,15 @@ def reap(
         found = [_Running(*row) for row in conn.execute(_RUNNING, (worker_id,))]
         entries: list[Entry] = []
         for task in found:
-            crash = _Crash(task, worker_id, crash_budget, now_us)
-            entries.append(crash.reclaimed(me, names))
+            crash = Crash(task, worker_id, crash_budget, now_us)
+            entries.append(
+                crash.reclaimed(me, its_name=names[worker_id], my_name=names.get(me, ""))
+            )
             if crash.spent_the_budget:
-                entries += _quarantine(conn, crash)
+                entries += _quarantine(conn, task, crash)
                 quarantined += 1
             else:
-                _give_back(conn, crash)
+                _give_back(conn, task, crash)
                 back += 1
         ledger.append(conn, me, entries, now_us)
     return Reclaimed(workers=list(dead), tasks=back, quarantined=quarantined)
@@ -111,70 +110,25 @@ class _Running(NamedTuple):
         return self.tenant_id, self.subscription, self.message_id
 
 
-class _Crash:
-    """One more crash of one message."""
-
-    def __init__(self, task: _Running, worker_id: int, budget: int, now_us: int) -> None:
-        self.task = task
-        self.now_us = now_us
-        self.crashes = task.crashes + 1
-        self.spent_the_budget = self.crashes >= budget
-        self.error = f"worker {worker_id} died while running it (crash {self.crashes} of {budget})"
-        self.history = [
-            *(_decode(task.history) if task.history else []),
-            {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
-        ]
-        self._worker_id = worker_id
-
-    def reclaimed(self, me: int, names: Mapping[int, str]) -> Entry:
-        data = {
-            "worker": self._worker_id,
-            "by": me,
-            "original_consumer": names[self._worker_id],
-            "new_consumer": names.get(me, ""),
-            "message_id": self.task.message_id,
-            "crashes": self.crashes,
-        }
-        return (*self.task.identity, events.RECLAIMED, data)
-
-
-def _give_back(conn: sqlite3.Connection, crash: _Crash) -> None:
+def _give_back(conn: sqlite3.Connection, task: _Running, crash: Crash) -> None:
     """It runs again, by whoever comes first."""
-    task = crash.task
     status = Status.READY if task.held == "store" else Status.OPEN
     conn.execute(
         "UPDATE queue_executions SET status = ?, worker_id = NULL, epoch = epoch + 1,"
         " crashes = ?, due_at = ?, history = ? WHERE rowid = ?",
-        (status, crash.crashes, crash.now_us, _encode(crash.history).decode(), task.rowid),
+        (status, crash.crashes, crash.now_us, crash.history, task.rowid),
     )
 
 
-def _quarantine(conn: sqlite3.Connection, crash: _Crash) -> list[Entry]:
+def _quarantine(conn: sqlite3.Connection, task: _Running, crash: Crash) -> list[Entry]:
     """It killed too many workers: to the dead letters; its key and its conversation go on."""
-    task, now_us = crash.task, crash.now_us
+    now_us = crash.now_us
     conn.execute(
         "UPDATE queue_executions SET status = 'failed', epoch = epoch + 1, crashes = ?,"
         " completed_at = ?, error_message = ?, history = ?, body = NULL WHERE rowid = ?",
-        (crash.crashes, now_us, crash.error, _encode(crash.history).decode(), task.rowid),
+        (crash.crashes, now_us, crash.error, crash.history, task.rowid),
     )
-    final = final_data(
-        task.queue, task.tenant_id, task.message_id, task.event_name, task.trace_id, Status.FAILED
-    )
-    final.update(reason="crash_budget", error=crash.error)
-    letter = Letter(
-        tenant_id=task.tenant_id,
-        subscription=task.subscription,
-        message_id=task.message_id,
-        queue=task.queue,
-        event_name=task.event_name,
-        reason="crash_budget",
-        error=crash.error,
-        retry_count=max(0, task.attempt - crash.crashes),
-        history=crash.history,
-        body=task.body,
-        body_info=task.body_info,
-    )
-    entries: list[Entry] = [(*task.identity, events.FAILED, final), bury(conn, letter, now_us)]
+    entries: list[Entry] = [crash.failed(), bury(conn, crash.letter(), now_us)]
     free_key(conn, task.tenant_id, task.subscription, task.key, task.message_id)
     if task.key is not None:
         entries += resolve_key(conn, task.tenant_id, task.subscription, task.key, now_us)

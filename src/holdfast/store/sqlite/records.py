@@ -12,6 +12,7 @@ from holdfast.core.records import LetterFilter
 from holdfast.sqlite.file import SqliteFile
 from holdfast.sqlite.liveness import is_alive
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store.quota_book import use_of_row
 
 from . import approvals, counts, quotas, views
 
@@ -102,7 +103,7 @@ class SqliteRecords:
 
     async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
         return await self._file.read(
-            lambda conn: [quotas.use_of_row(row) for row in conn.execute(quotas.USE, (tenant_id,))]
+            lambda conn: [use_of_row(row) for row in conn.execute(quotas.USE, (tenant_id,))]
         )
 
     async def queues(self) -> Sequence[records.QueueState]:

@@ -25,24 +25,16 @@ from typing import Any
 import msgspec
 
 from holdfast.core.store import Worker
+from holdfast.store.keep import DAY_US, Keep
+from holdfast.store.stored import FINAL_WORDS
 
-from .prune import BATCH, DAY_US
+from .prune import BATCH
 from .store import SqliteStore
-from .tasks import FINAL_WORDS
 
 log = logging.getLogger("holdfast.store")
 
 PAGE = 5000
 """Rows that one reading looks at."""
-
-
-class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """Days that finished things are kept; None: for ever."""
-
-    tasks_days: float | None = None
-    metrics_days: float | None = None
-    deliveries_days: float | None = None
-    dead_letters_days: float | None = None
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):

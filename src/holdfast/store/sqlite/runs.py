@@ -10,8 +10,9 @@ from holdfast.core import events
 from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
 from holdfast.sqlite import rows
+from holdfast.store.outgoing import delivery_row
 
-from .finish import DELIVERY, delivery_row
+from .finish import DELIVERY
 from .ledger import Ledger
 
 

@@ -36,6 +36,9 @@ from holdfast.core.store import (
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.outcomes import bare
+from holdfast.store.outgoing import outbox_row
+from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -44,11 +47,10 @@ from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .notices import NoticeWriter
-from .outbox_rows import OUTBOX, outbox_row
-from .quotas import QuotaBook
+from .outbox_rows import OUTBOX
+from .quotas import SqliteQuotaBook
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
-from .tasks import UNCOMMON, UNENDED, crc
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
@@ -246,7 +248,7 @@ class SqliteStore:
             held,
             worker.name,
             self.governed,
-            None if self.quotas_of is None else QuotaBook(conn, now, self.quotas_of),
+            None if self.quotas_of is None else SqliteQuotaBook(conn, now, self.quotas_of),
         )
 
     def expiry_us(self, now_us: int) -> int:
@@ -290,7 +292,7 @@ class SqliteStore:
             if len(batch) == 1:
                 log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
                 dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-                return await self._finish([_bare(batch[0], dead)], worker)
+                return await self._finish([bare(batch[0], dead)], worker)
             half = len(batch) // 2
             first = await self.finish(batch[:half], worker=worker)
             return [*first, *await self.finish(batch[half:], worker=worker)]
@@ -495,13 +497,3 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
     return keys, lanes
-
-
-def _bare(item: Finished, outcome: Dead) -> Finished:
-    """The same end without anything that might be what the database refused."""
-    return Finished(
-        run=item.run,
-        outcome=outcome,
-        started_at_us=item.started_at_us,
-        finished_at_us=item.finished_at_us,
-    )

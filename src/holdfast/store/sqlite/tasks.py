@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.broker import Subscription
 from holdfast.core.clock import to_us
-from holdfast.core.codec import CODECS, stored_form
-from holdfast.core.errors import StoreCorrupt
 from holdfast.core.message import Message
-from holdfast.core.outcome import FINAL, Status
+from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run, Token
+from holdfast.store.stored import (
+    body_info,
+    crc,
+    decode_history,
+    expires_us,
+    idem_key,
+    stored_message,
+)
 
 from .claiming import Claiming
 
@@ -31,22 +36,6 @@ RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
 )
-ENDED = tuple(status.value for status in Status if status in FINAL)
-FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
-
-
-def none_of(*words: str, column: str = "status") -> str:
-    """A condition in the words of the partial indexes: only with the same ones are they used."""
-    return " AND ".join(f"{column} <> '{word}'" for word in words)
-
-
-UNENDED = none_of(*ENDED)
-"""Not final: has something to do, or waits."""
-UNCOMMON = none_of("running", "succeeded", "duplicate")
-"""Neither running nor well ended: the few rows that a person may want to look for."""
-
-_decode_json = msgspec.json.Decoder().decode
-crc = zlib.crc32
 
 
 class Task(msgspec.Struct):
@@ -73,24 +62,6 @@ class Existing(NamedTuple):
     epoch: int
     attempt: int
     crashes: int
-
-
-def idem_key(sub: Subscription, message: Message) -> str | None:
-    """The key this message is deduplicated by, if any."""
-    if not sub.dedup:
-        return None
-    if message.idempotency_key is not None:
-        return message.idempotency_key
-    return message.id if sub.dedup_by_id else None
-
-
-def expires_us(delivery: Delivery, message: Message) -> int | None:
-    """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
-    theirs = delivery.expires_at_us
-    if message.expires_at is None:
-        return theirs
-    own = to_us(message.expires_at)
-    return own if theirs is None else min(own, theirs)
 
 
 def claimed(claim: Claiming) -> tuple[Any, ...]:
@@ -173,22 +144,6 @@ def hold(conn: sqlite3.Connection, rowid: int, candidate: Candidate) -> None:
     )
 
 
-_COPY = ("sent_at_us", "priority", "key")
-_INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.items()}
-
-
-def body_info(candidate: Candidate) -> str:
-    """How to read the stored body again, with what only the broker's copy says of it."""
-    delivery = candidate.delivery
-    # `find`: `in` tries the bytes as a number first. With its time, the standard form says all.
-    if candidate.codec == "standard" and delivery.body.find(b'"timestamp"') >= 0:
-        if not delivery.headers:
-            return _INFO[candidate.codec]
-        return stored_form(CODECS[candidate.codec], delivery.headers)
-    copy = {name: getattr(delivery, name) for name in _COPY}
-    return stored_form(CODECS[candidate.codec], delivery.headers, copy)
-
-
 def new_run(claim: Claiming, task: Task, token: Token) -> Run:
     """The run of a message that was claimed for the first time."""
     delivery = task.candidate.delivery
@@ -229,35 +184,3 @@ def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
         body=body,
         body_info=info,
     )
-
-
-def decode_history(history: str | None) -> tuple[Mapping[str, Any], ...]:
-    """Earlier failed attempts, as they were stored."""
-    return tuple(_decode_json(history)) if history else ()
-
-
-def stored_message(
-    sub: Subscription, message_id: str, body: bytes | None, info: str | None, check: int | None
-) -> Message:
-    """The message of a stored body. Raises StoreCorrupt or DecodeError."""
-    if body is None or info is None:
-        raise StoreCorrupt(f"message {message_id}: its body is not in the store")
-    if crc(body) != check:
-        raise StoreCorrupt(
-            f"message {message_id}: the stored body does not match its checksum; it was changed "
-            "on disk and is not run"
-        )
-    try:
-        form = _decode_json(info)
-        codec = CODECS[form["codec"]]
-        headers = dict(form.get("headers") or {})
-        copy = {name: form["copy"][name] for name in _COPY} if "copy" in form else {}
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(
-            f"message {message_id}: its stored form is unreadable: {error}"
-        ) from None
-    delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id, **copy)
-    message = codec.decode(delivery, sub)
-    if message.id != message_id:
-        message = msgspec.structs.replace(message, id=message_id)
-    return message

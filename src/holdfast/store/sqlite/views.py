@@ -7,12 +7,7 @@ are, so that they find by an index that begins with the tenant.
 from __future__ import annotations
 
 import sqlite3
-import uuid
-import zlib
-from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from holdfast.core.records import (
     DeadLetter,
@@ -24,11 +19,18 @@ from holdfast.core.records import (
     Task,
     Waiting,
 )
+from holdfast.store.seen import (
+    HIGHEST,
+    event_of_row,
+    id_bytes,
+    is_intact,
+    letter_of_row,
+    mapping,
+    task_of_row,
+    text_id,
+)
+from holdfast.store.stored import UNCOMMON
 
-from .tasks import UNCOMMON
-
-_decode = msgspec.json.Decoder().decode
-_HIGHEST = chr(0x10FFFF)
 _LETTER = (
     "SELECT id, tenant_id, subscription, message_id, queue_name, event_name, reason, error,"
     " retry_count, state, failed_at, settled_at, replay_id, history, {} FROM dead_letters"
@@ -62,7 +64,7 @@ def letters(
     found = conn.execute(
         f"{_LETTER.format(_NO_BODY)} WHERE {condition} AND (?2 IS NULL OR id < ?2)"
         " ORDER BY id DESC LIMIT ?1",
-        (limit, None if before is None else _blob(before), *values),
+        (limit, None if before is None else id_bytes(before), *values),
     )
     return [letter_of_row(row) for row in found]
 
@@ -74,7 +76,7 @@ def letter_ids(conn: sqlite3.Connection, where: LetterFilter, limit: int | None)
         f"SELECT id FROM dead_letters WHERE {condition} AND ?2 IS NULL ORDER BY id LIMIT ?1",
         (-1 if limit is None else limit, None, *values),
     )
-    return [_text_id(row[0]) for row in found]
+    return [text_id(row[0]) for row in found]
 
 
 def _letter_condition(where: LetterFilter) -> tuple[str, tuple[Any, ...]]:
@@ -92,7 +94,7 @@ def _letter_condition(where: LetterFilter) -> tuple[str, tuple[Any, ...]]:
 
 def letter(conn: sqlite3.Connection, letter_id: str) -> DeadLetter | None:
     found = conn.execute(
-        f"{_LETTER.format(_WITH_BODY)} WHERE id = ?", (_blob(letter_id),)
+        f"{_LETTER.format(_WITH_BODY)} WHERE id = ?", (id_bytes(letter_id),)
     ).fetchone()
     return None if found is None else letter_of_row(found)
 
@@ -105,14 +107,14 @@ def letters_named(
     tail = " ORDER BY id DESC LIMIT ?3"
     exact = conn.execute(
         f"{head} AND (id = ?1 OR message_id = ?4){tail}",
-        (_blob(name), tenant_id, limit, name),
+        (id_bytes(name), tenant_id, limit, name),
     ).fetchall()
     if exact:
         return [letter_of_row(row) for row in exact]
     digits = name.replace("-", "").upper()
     found = conn.execute(
         f"{head} AND (message_id BETWEEN ?1 AND ?4 OR hex(id) BETWEEN ?5 AND ?6){tail}",
-        (name, tenant_id, limit, name + _HIGHEST, digits, digits + "G"),
+        (name, tenant_id, limit, name + HIGHEST, digits, digits + "G"),
     )
     return [letter_of_row(row) for row in found]
 
@@ -125,29 +127,6 @@ def letters_of(conn: sqlite3.Connection, tenant_id: str, message_id: str) -> lis
         (tenant_id, message_id),
     )
     return [letter_of_row(row) for row in found]
-
-
-def letter_of_row(row: Sequence[Any]) -> DeadLetter:
-    body, info, crc = row[14:17]
-    return DeadLetter(
-        id=_text_id(row[0]),
-        tenant_id=row[1],
-        subscription=row[2],
-        message_id=row[3],
-        queue=row[4],
-        type=row[5],
-        reason=row[6],
-        error=row[7] or "",
-        retry_count=row[8],
-        state=row[9],
-        failed_at_us=row[10],
-        settled_at_us=row[11],
-        replay_id=row[12],
-        history=_history(row[13]),
-        body=body,
-        body_info=info,
-        intact=_is_intact(body, crc),
-    )
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +171,7 @@ def tasks_like(
         rows = conn.execute(
             f"{_TASK.format(_NO_BODY)} WHERE tenant_id = ?1 AND message_id BETWEEN ?2 AND ?3"
             " AND (?4 IS NULL OR status = ?4) ORDER BY message_id LIMIT ?5",
-            (tenant, prefix, prefix + _HIGHEST, status, limit - len(found)),
+            (tenant, prefix, prefix + HIGHEST, status, limit - len(found)),
         )
         found += [task_of_row(row) for row in rows]
     return found
@@ -206,48 +185,13 @@ def tasks_correlated(conn: sqlite3.Connection, correlation_id: str, limit: int) 
     return [task_of_row(row) for row in found]
 
 
-def task_of_row(row: Sequence[Any]) -> Task:
-    body, info, crc = row[27:30]
-    return Task(
-        tenant_id=row[1],
-        subscription=row[2],
-        message_id=row[3],
-        queue=row[4],
-        type=row[5],
-        status=row[6],
-        held=row[7],
-        worker_id=row[8],
-        attempt=row[9],
-        crashes=row[10],
-        retry_count=row[11] or 0,
-        priority=row[12],
-        created_at_us=row[13],
-        started_at_us=row[14],
-        completed_at_us=row[15],
-        due_at_us=row[16],
-        expires_at_us=row[17],
-        duration_ms=row[18],
-        parked_kind=row[19],
-        error=row[20],
-        ordering_key=row[21],
-        idempotency_key=row[22],
-        correlation_id=row[23],
-        trace_id=row[24],
-        history=_history(row[25]),
-        result=row[26],
-        body=body,
-        body_info=info,
-        intact=_is_intact(body, crc),
-    )
-
-
 # ── searches ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def find(conn: sqlite3.Connection, name: str, tenant_id: str | None, limit: int) -> list[Found]:
     """Messages called so, else those whose id begins so, else those that belong to it."""
     sources = {"queue_executions": "message_id", "event_log": "task_id"}
-    for by, high in (("id", name), ("prefix", name + _HIGHEST)):
+    for by, high in (("id", name), ("prefix", name + HIGHEST)):
         found: dict[tuple[str, str], Found] = {}
         for table, column in sources.items():
             for tenant in [tenant_id] if tenant_id is not None else _tenants(conn, table):
@@ -321,21 +265,6 @@ def position_of(conn: sqlite3.Connection, since_us: int) -> int:
     return low
 
 
-def event_of_row(row: Sequence[Any]) -> LedgerEvent:
-    position, at, kind, tenant_id, subscription, task_id, worker_id, seq, data = row
-    return LedgerEvent(
-        position=position,
-        at_us=at,
-        type=kind,
-        tenant_id=tenant_id,
-        subscription=subscription,
-        task_id=task_id,
-        worker_id=worker_id,
-        seq=seq,
-        data=_mapping(data),
-    )
-
-
 def effects_of(conn: sqlite3.Connection, tenant_id: str, message_id: str) -> list[Effect]:
     found = conn.execute(
         "SELECT name, state, value, worker_id, created_at, done_at FROM effects"
@@ -374,47 +303,12 @@ def waiting_with(conn: sqlite3.Connection, text: str, limit: int) -> list[Waitin
             sent_at_us=sent,
             due_at_us=due,
             expires_at_us=expires,
-            headers=_mapping(headers),
+            headers=mapping(headers),
             body=body,
-            intact=_is_intact(body, crc),
+            intact=is_intact(body, crc),
         )
         for queue, message_id, state, priority, lane, sent, due, expires, headers, body, crc in rows
     ]
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _history(text: str | None) -> tuple[dict[str, Any], ...]:
-    try:
-        return tuple(_decode(text)) if text else ()
-    except (msgspec.DecodeError, TypeError):
-        return ()
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    """JSON of a row; what cannot be read is shown as it stands."""
-    try:
-        found = _decode(text)
-    except msgspec.DecodeError:
-        found = text
-    return found if isinstance(found, dict) else {"text": found}
-
-
-def _is_intact(body: object, crc: int | None) -> bool:
-    """Is the body the one that was written? A body that is no longer bytes is not."""
-    if body is None or crc is None:
-        return True
-    return isinstance(body, bytes) and zlib.crc32(body) == crc
-
-
-def _text_id(blob: bytes) -> str:
-    return str(uuid.UUID(bytes=blob))
-
-
-def _blob(text: str) -> bytes:
-    """The id as the table holds it; an id that is none fits nothing."""
-    try:
-        return uuid.UUID(text).bytes
-    except ValueError:
-        return b""

@@ -13,6 +13,9 @@ Exceptions to "every business table has a UUID primary key", on purpose:
    unique index; a gap or a double is found by its hash chain.
 4. `alembic_version`: Alembic's own table, without `tenant_id` and UUID.
 `effects`, `workers`, `sources`, `roles`, `messages` and `witness` are the engine's own machinery.
+
+On PostgreSQL `event_log` is partitioned by month. What has no partition yet goes into
+`event_log_default`: nothing is refused because nobody made the next one in time.
 """
 
 from __future__ import annotations
@@ -33,12 +36,13 @@ ZERO = sa.text("0")
 
 
 def upgrade() -> None:
-    """Make all tables and the one row of `witness`."""
+    """Make all tables; on SQLite also its broker's, and the one row of `witness`."""
     _tasks()
     _records()
     _outgoing()
     _machinery()
-    _broker()
+    if _is_sqlite():
+        _broker()
 
 
 def downgrade() -> None:
@@ -169,8 +173,18 @@ def _records() -> None:
         sa.Column("worker_id", sa.BigInteger, nullable=False),
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        postgresql_partition_by="RANGE (created_at)",
     )
     op.create_index("idx_event_log_tenant_task", "event_log", ["tenant_id", "task_id"])
+    if not _is_sqlite():
+        op.create_index(
+            "idx_event_log_created",
+            "event_log",
+            ["created_at"],
+            postgresql_using="brin",
+            postgresql_with={"autosummarize": "on"},
+        )
+        op.execute("CREATE TABLE event_log_default PARTITION OF event_log DEFAULT")
 
     op.create_table(
         "dead_letters",
@@ -265,11 +279,17 @@ def _outgoing() -> None:
 def _machinery() -> None:
     op.create_table(
         "workers",
-        sa.Column("worker_id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column(
+            "worker_id",
+            sa.Integer().with_variant(sa.BigInteger(), "postgresql"),
+            primary_key=True,
+            autoincrement=True,
+        ),
         sa.Column("name", NAME, nullable=False),
         sa.Column("state", sa.String(10), nullable=False),
         sa.Column("started_at", _moment(), nullable=False),
         sa.Column("ended_at", _moment()),
+        *_beats(),
         sqlite_autoincrement=True,  # a worker's number is never given out twice
     )
     op.create_table(
@@ -329,6 +349,16 @@ def _broker() -> None:
     op.execute("INSERT INTO witness (id, commits) VALUES (1, 0)")
 
 
+def _beats() -> list[sa.Column[Any]]:
+    """Signs of life; on SQLite they are files."""
+    if _is_sqlite():
+        return []
+    return [
+        sa.Column("beat", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("lease_until", _moment()),
+    ]
+
+
 # ── the types, as they were when this revision was made ──────────────────────────────────────────
 
 
@@ -350,8 +380,12 @@ def _tenant() -> sa.Column[str]:
     )
 
 
+def _is_sqlite() -> bool:
+    return op.get_context().dialect.name == "sqlite"
+
+
 def _now() -> sa.TextClause:
-    if op.get_context().dialect.name == "sqlite":  # integer microseconds
+    if _is_sqlite():  # integer microseconds
         return sa.text(
             "(CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) || '000' AS INTEGER))"
         )

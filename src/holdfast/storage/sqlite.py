@@ -1,0 +1,212 @@
+"""The truth in a SQLite file, which the broker's queue may share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.core.broker import Broker, Notices, Transactional
+from holdfast.core.checks import Check, Finding, ok, refused
+from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError, NotFound, SchemaMismatch
+from holdfast.core.store import Store
+from holdfast.store import migrate
+from holdfast.store.keep import Keep
+from holdfast.store.sqlite.store import SqliteStore
+
+from . import Acting, Looking, Migration, Stepper
+
+if TYPE_CHECKING:
+    from holdfast.config import Config
+    from holdfast.core.approvals import Clerk
+    from holdfast.core.delivery import Deliveries
+    from holdfast.core.meter import MetricRows
+    from holdfast.store.ledger_report import LedgerReport, Progress
+    from holdfast.store.outbox import OutboxRows
+
+
+class SqliteStorage:
+    """`Storage` on the file that the configuration names."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._path = config.store_file
+        self.place = str(self._path)
+
+    # -- the schema -------------------------------------------------------------------------------
+
+    def ensure(self) -> None:
+        for path in self._paths():
+            migrate.ensure_schema(path)
+
+    def require(self) -> None:
+        path = self._path
+        if not path.exists():
+            raise NotFound(
+                f"there is no database yet ({path}). 'holdfast dev' or 'holdfast send' makes one; "
+                "HOLDFAST_HOME and --config say where to look"
+            )
+        if migrate.is_behind(path):
+            revision = migrate.current_revision(path) or "none"
+            raise SchemaMismatch(
+                f"{path} has schema revision {revision}, this holdfast needs {migrate.HEAD}. "
+                "Run 'holdfast migrate'"
+            )
+
+    def migrate(self, *, check: bool) -> Sequence[Migration]:
+        found = []
+        for path in self._paths():
+            before, behind = migrate.current_revision(path), migrate.is_behind(path)
+            if behind and not check:
+                migrate.ensure_schema(path)
+            found.append(Migration(str(path), before, behind))
+        return found
+
+    def _paths(self) -> Sequence[Path]:
+        return sqlite_paths(self._path, self._config)
+
+    # -- the store --------------------------------------------------------------------------------
+
+    def make_store(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        suspect_at: int,
+        notices: Callable[[str], Notices | None],
+    ) -> Store:
+        one_file = self._config.broker_file == self._path
+        queue: object = broker
+        return SqliteStore(
+            self._path,
+            queue=queue if one_file and isinstance(queue, Transactional) else None,
+            clock=clock,
+            suspect_at=suspect_at,
+            notices=notices,
+        )
+
+    def outbox(self, store: Store) -> OutboxRows:
+        from holdfast.store.sqlite.outbox import SqliteOutboxRows
+
+        return SqliteOutboxRows(_ours(store))
+
+    def deliveries(self, store: Store) -> Deliveries:
+        from holdfast.store.sqlite.deliveries import SqliteDeliveries
+
+        return SqliteDeliveries(_ours(store))
+
+    def metric_rows(self, store: Store) -> MetricRows:
+        from holdfast.store.sqlite.metric_rows import SqliteMetricRows
+
+        return SqliteMetricRows(_ours(store))
+
+    def anchors(self, store: Store, *, key: bytes, file: Path) -> Stepper:
+        from holdfast.store.sqlite.anchors import Anchors
+
+        return Anchors(_ours(store), key=key, anchor_file=file)
+
+    def pruner(self, store: Store, *, key: bytes, keep_days: float) -> Stepper:
+        from holdfast.store.sqlite.prune import Pruner
+
+        return Pruner(_ours(store), key=key, keep_days=keep_days)
+
+    def retention(self, store: Store, keep: Keep) -> Stepper:
+        from holdfast.store.sqlite.retention import Retention
+
+        return Retention(_ours(store), keep)
+
+    def clerk(self, store: Store) -> Clerk:
+        from holdfast.store.sqlite.clerk import SqliteClerk
+
+        return SqliteClerk(_ours(store))
+
+    def upkeep(self, store: Store) -> Sequence[Stepper]:
+        return ()
+
+    # -- people -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Looking]:
+        from holdfast.sqlite.file import close_file, open_file
+        from holdfast.store.sqlite.records import SqliteRecords
+
+        self.require()
+        queue_path = self._config.broker_file
+        apart = queue_path is not None and queue_path != self._path and queue_path.exists()
+        file = await asyncio.to_thread(open_file, self._path)
+        try:
+            queue = await asyncio.to_thread(open_file, queue_path) if apart and queue_path else None
+            try:
+                yield SqliteRecords(file, queue=queue, lease_s=self._config.worker.lease_s)
+            finally:
+                if queue is not None:
+                    await asyncio.to_thread(close_file, queue)
+        finally:
+            await asyncio.to_thread(close_file, file)
+
+    def records(self, store: Store, broker: Broker | None = None) -> Looking:
+        from holdfast.brokers.sqlite import SqliteBroker
+        from holdfast.store.sqlite.records import SqliteRecords
+
+        queue = broker.file if isinstance(broker, SqliteBroker) else None
+        lease_s = self._config.worker.lease_s
+        return SqliteRecords(_ours(store).file, queue=queue, lease_s=lease_s)
+
+    def operations(
+        self, store: Store, broker: Broker | None, *, by: str
+    ) -> AbstractAsyncContextManager[Acting]:
+        from holdfast.store.sqlite.operations import SqliteOperations
+
+        queue: object = broker
+        return SqliteOperations(
+            _ours(store),
+            queue if store.fused and isinstance(queue, Transactional) else None,
+            by=by,
+            beat_every_s=self._config.worker.lease_s / 4,
+        )
+
+    def verify(self, key: bytes, anchor_file: Path, progress: Progress | None) -> LedgerReport:
+        from holdfast.store.sqlite.verify import verify_ledger
+
+        return verify_ledger(self._path, key, anchor_file, progress)
+
+    def examine(self, *, deep: bool) -> Sequence[Check]:
+        from holdfast.admin import doctor
+        from holdfast.core.clock import SystemClock
+        from holdfast.store.sqlite import checks
+
+        path = self._path
+        found = [
+            checks.check_version(),
+            checks.check_file_system(path),
+            *doctor.check_home(self._config.home),
+            doctor.check_space(path.parent),
+        ]
+        if not path.exists():
+            made = f"{path} does not exist yet; it is made at the first start"
+            return [*found, ok("database", made)]
+        try:
+            found.append(checks.check_schema(path))
+            if found[-1].finding is Finding.OK:
+                found.append(checks.check_witness(path))
+                if deep:
+                    found += [checks.check_integrity(path), checks.check_bodies(path)]
+                last = checks.last_event_us(path)
+                found.append(doctor.check_clock(SystemClock().now_us(), last))
+        except HoldfastError as error:
+            found.append(refused("database", str(error)))
+        return found
+
+
+def sqlite_paths(store: Path | None, config: Config) -> Sequence[Path]:
+    """The files that have a schema: the store's, and the broker's."""
+    return list(dict.fromkeys(p for p in (store, config.broker_file) if p is not None))
+
+
+def _ours(store: Store) -> SqliteStore:
+    if not isinstance(store, SqliteStore):
+        raise TypeError(f"a SQLite store is needed, not {type(store).__name__}")
+    return store

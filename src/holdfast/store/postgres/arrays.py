@@ -1,0 +1,46 @@
+"""Columns of a batch as array literals.
+
+The driver turns lists into arrays item by item in Python, which costs more than the statement; a
+batch of texts joined at once costs next to nothing, and the server reads it as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+MICROSECOND = "interval '1 microsecond'"
+
+
+def moment(expression: str) -> str:
+    """SQL: integer microseconds as a timestamptz, exactly."""
+    return f"(timestamptz 'epoch' + {expression} * {MICROSECOND})"
+
+
+def texts(values: Sequence[str | None]) -> str:
+    """A text[] of these."""
+    if not values:
+        return "{}"
+    if None not in values:
+        joined = '","'.join(values)  # type: ignore[arg-type] # there is no None in it
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return f'{{"{joined}"}}'
+    return "{" + ",".join(["NULL" if v is None else _quoted(v) for v in values]) + "}"
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def numbers(values: Iterable[float | None]) -> str:
+    """An array of numbers or truth values."""
+    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
+
+
+def blobs(values: Iterable[bytes | None]) -> str:
+    """A bytea[] of these."""
+    return "{" + ",".join(["NULL" if v is None else f'"\\\\x{v.hex()}"' for v in values]) + "}"
+
+
+def ids(values: Iterable[bytes | None]) -> str:
+    """A uuid[] of these."""
+    return "{" + ",".join(["NULL" if v is None else v.hex() for v in values]) + "}"

@@ -1,0 +1,38 @@
+"""`PostgresClerk`: what relays do for governance."""
+
+from __future__ import annotations
+
+from holdfast.core.store import Worker
+
+from . import approvals
+from .change import Change
+from .database import Tx
+from .quotas import FORGET_WAITS, LOOK_AGAIN
+from .store import PostgresStore
+from .wake import WORK
+
+
+class PostgresClerk:
+    """`Clerk` of the store's database."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    async def has_overdue(self) -> bool:
+        if self._store.expiry_paused:
+            return False
+        return bool(await self._store.read(approvals.OVERDUE))
+
+    async def expire(self, *, worker: Worker) -> int:
+        if self._store.expiry_paused:
+            return 0
+        return await self._store.write(approvals.expire, worker_id=worker.worker_id)
+
+    async def quotas_changed(self) -> int:
+        async def op(tx: Tx, change: Change) -> int:
+            found = await tx.rows(LOOK_AGAIN)
+            tx.at_end(FORGET_WAITS)
+            change.topics.add(WORK)
+            return len(found)
+
+        return await self._store.write(op, worker_id=0)

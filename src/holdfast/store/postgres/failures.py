@@ -1,0 +1,65 @@
+"""What PostgreSQL says, in our words: the one place that knows its error codes."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+
+from holdfast.core.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+
+from .address import Address
+
+_REPEAT = ("40001", "40P01", "55P03")
+"""Serialization failure, deadlock, a lock that was not free in time: nothing was written."""
+_GONE = ("08", "57P", "53300", "25P03", "57014")
+"""Connection, shutdown and start of the server, no connection left, told to stop waiting."""
+
+
+def may_repeat(error: BaseException) -> bool:
+    """Was it rolled back for no fault of its own?"""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _REPEAT
+
+
+def is_away(error: BaseException) -> bool:
+    """Is it the connection or the server, and not what was asked?"""
+    if isinstance(error, TimeoutError | OSError):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is None:  # never came to an answer
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return state.startswith(_GONE)
+
+
+def translate(error: BaseException, address: Address) -> StoreError | None:
+    """Our error for one that is not the fault of a single value; None: it may be."""
+    where = address.shown
+    if is_away(error):
+        return StoreUnavailable(f"{where} is away: {_first_line(error)}")
+    if may_repeat(error):
+        return StoreUnavailable(f"{where} could not do it now: {_first_line(error)}")
+    if isinstance(error, errors.DiskFull | errors.OutOfMemory):
+        return StoreFull(f"{where} has no room: {_first_line(error)}")
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return StoreUnavailable(
+            f"{where} only reads (a standby, or default_transaction_read_only is on); "
+            "give `store` the address of the primary"
+        )
+    if isinstance(error, errors.InsufficientPrivilege):
+        return StoreUnavailable(
+            f"{where}: the role may not do this ({_first_line(error)}). Run 'holdfast migrate' "
+            "as the owner of the tables, and grant the role of the workers SELECT, INSERT, UPDATE "
+            "and DELETE on them and USAGE on workers_worker_id_seq"
+        )
+    if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn | errors.InvalidSchemaName):
+        return SchemaMismatch(
+            f"{where} lacks tables or columns of this holdfast ({_first_line(error)}). "
+            "Run 'holdfast migrate'"
+        )
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

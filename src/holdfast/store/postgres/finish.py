@@ -1,0 +1,410 @@
+"""Finish: outcome, dedup record, ledger, follow-ups and replies of a batch, in one transaction.
+
+Every row is written only if it still bears the run's token; the rest is refused (FENCED) or was
+written before (ALREADY). The common case, a batch of plain successes, is one statement and the one
+round trip that commits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core import events
+from holdfast.core.outcome import (
+    Dead,
+    Discarded,
+    Done,
+    Duplicate,
+    Expired,
+    Park,
+    Rejected,
+    Released,
+    Retry,
+    Status,
+)
+from holdfast.core.store import Commit, Finished
+from holdfast.store.letter import letter_of, storable
+from holdfast.store.outcomes import (
+    duration_ms,
+    failure,
+    failures_after,
+    final_entry,
+    run_uuid,
+    runs_again,
+)
+from holdfast.store.outgoing import delivery_row, outbox_row
+from holdfast.store.stored import crc
+
+from . import approvals, arrays, quotas
+from .arrays import moment
+from .change import Change
+from .database import Tx
+from .keys import KEEP, free_keys
+from .ledger import Entry
+from .letters import bury
+from .tasks import Identity
+from .wake import OUTGOING, WORK
+
+_encode = msgspec.json.Encoder().encode
+_IF_OWNED = (
+    " t.tenant_id = u.tenant AND t.subscription = u.sub AND t.message_id = u.message"
+    " AND t.worker_id = u.worker AND t.epoch = u.epoch AND t.status = 'running'"
+    " RETURNING t.tenant_id, t.subscription, t.message_id"
+)
+_RUNS = "$1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[]"
+_RUN_NAMES = "tenant, sub, message, worker, epoch"
+ALL_DONE = (
+    "UPDATE queue_executions t SET status = 'succeeded', result = u.result,"
+    " completed_at = clock_timestamp(), duration_ms = u.duration, agent_run_id = u.run_id,"
+    " retry_count = u.failures, body = NULL, body_info = NULL, due_at = NULL"
+    f" FROM unnest({_RUNS}, $6::bytea[], $7::int[], $8::uuid[], $9::int[])"
+    f" u({_RUN_NAMES}, result, duration, run_id, failures) WHERE{_IF_OWNED}"
+)
+OTHERS = (
+    "UPDATE queue_executions t SET status = CASE WHEN u.status = 'handed back' THEN CASE t.held"
+    " WHEN 'store' THEN 'ready' ELSE 'open' END ELSE u.status END,"
+    " held = CASE WHEN u.hold THEN 'store' ELSE t.held END,"
+    " body = CASE WHEN u.hold THEN coalesce(t.body, u.body) WHEN u.ended THEN NULL ELSE t.body END,"
+    " body_info = CASE WHEN u.hold THEN coalesce(t.body_info::text, u.info)::json"
+    " ELSE t.body_info END,"
+    " body_crc = CASE WHEN u.hold THEN coalesce(t.body_crc, u.crc) ELSE t.body_crc END,"
+    " completed_at = CASE WHEN u.ended THEN clock_timestamp() ELSE t.completed_at END,"
+    " due_at = CASE WHEN u.wait_us IS NULL THEN t.due_at"
+    " ELSE clock_timestamp() + u.wait_us * interval '1 microsecond' END,"
+    " duration_ms = coalesce(u.duration, t.duration_ms),"
+    " retry_count = coalesce(u.failures, t.retry_count),"
+    " error_message = coalesce(u.error, t.error_message),"
+    " history = coalesce(u.history, t.history::text)::json,"
+    " parked_kind = coalesce(u.parked, t.parked_kind), attempt = t.attempt - u.given_back,"
+    " crashes = t.crashes + u.crashed, lane = CASE WHEN u.leave THEN NULL ELSE t.lane END"
+    f" FROM unnest({_RUNS}, $6::text[], $7::bool[], $8::bool[], $9::bytea[], $10::text[],"
+    " $11::bigint[], $12::bigint[], $13::int[], $14::int[], $15::text[], $16::text[], $17::text[],"
+    f" $18::int[], $19::int[], $20::bool[]) u({_RUN_NAMES}, status, hold, ended, body, info, crc,"
+    " wait_us, duration, failures, error, history, parked, given_back, crashed, leave)"
+    f" WHERE{_IF_OWNED}"
+)
+_WHY_NOT = (
+    "SELECT t.tenant_id, t.subscription, t.message_id, t.worker_id, t.epoch, t.status"
+    " FROM unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, message)"
+    " JOIN queue_executions t ON t.tenant_id = u.tenant AND t.subscription = u.sub"
+    " AND t.message_id = u.message"
+)
+DELIVERIES = (
+    "INSERT INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient, content,"
+    " conversation, priority, due_at, created_at) SELECT u.id, u.tenant, u.sub, u.task, u.channel,"
+    f" u.recipient, u.content, u.conversation, u.priority, {moment('u.due')}, {moment('u.created')}"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],"
+    " $7::text[], $8::text[], $9::int[], $10::bigint[], $11::bigint[]) u(id, tenant, sub, task,"
+    " channel, recipient, content, conversation, priority, due, created)"
+    " ON CONFLICT (id) DO NOTHING"
+)
+OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at) SELECT u.id, u.tenant, u.queue, u.message,"
+    " u.headers, u.body, u.crc, u.priority, u.key, u.ttl,"
+    f" {moment('u.due')}, {moment('u.created')}"
+    " FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::json[], $6::bytea[],"
+    " $7::bigint[], $8::int[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[]) u(id,"
+    " tenant, queue, message, headers, body, crc, priority, key, ttl, due, created)"
+)
+HANDED_BACK = "handed back"
+"""To the broker, or to the store, whoever holds it."""
+
+
+class _Write(NamedTuple):
+    """What an outcome other than success writes into the row of its task."""
+
+    status: str
+    hold: bool = False
+    ended: bool = False
+    wait_us: int | None = None
+    duration_ms: int | None = None
+    failures: int | None = None
+    error: str | None = None
+    history: str | None = None
+    parked_kind: str | None = None
+    given_back: int = 0
+    crashed: int = 0
+    leave_lane: bool = False
+
+
+async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Commit]:
+    """One commit answer per item, in the order of the batch."""
+    done = sorted((each for each in batch if type(each.outcome) is Done), key=_identity)
+    others = sorted((each for each in batch if type(each.outcome) is not Done), key=_identity)
+    written: set[Identity] = set()
+    if done:
+        written |= await _write_done(tx, done)
+    if others:
+        written |= await _write_others(tx, others, await tx.moment())
+    commits = await _answers(tx, batch, written)
+    now_us = await tx.moment()
+    committed = [
+        item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
+    ]
+    change.told |= {_identity(item) for item in committed if item.told_on_ack}
+    for item in committed:
+        change.entries.extend(_events_of(tx, item, now_us))
+    _keys(tx, change, committed)
+    counted = [item for item in committed if item.run.quotas]
+    if counted:
+        await quotas.correct(tx, counted, now_us)
+    _lanes(change, committed)
+    _follow_ups(tx, change, committed, now_us)
+    return commits
+
+
+def _identity(item: Finished) -> Identity:
+    run = item.run
+    return run.message.tenant_id, run.subscription, run.message.id
+
+
+def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
+    found = [_identity(item) for item in batch]
+    return (
+        *(arrays.texts([each[n] for each in found]) for n in range(3)),
+        arrays.numbers(item.run.token.worker_id for item in batch),
+        arrays.numbers(item.run.token.epoch for item in batch),
+    )
+
+
+async def _write_done(tx: Tx, batch: Sequence[Finished]) -> set[Identity]:
+    rows = await tx.rows(
+        ALL_DONE,
+        *_tokens(batch),
+        arrays.blobs(item.result for item in batch),
+        arrays.numbers(duration_ms(item) for item in batch),
+        arrays.ids(run_uuid(item.agent_run_id) for item in batch),
+        arrays.numbers(item.run.failures for item in batch),
+    )
+    return set(rows)
+
+
+async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> set[Identity]:
+    writes = [_write_of(item, now_us) for item in batch]
+    held = [item.run if write.hold else None for item, write in zip(batch, writes, strict=True)]
+    rows = await tx.rows(
+        OTHERS,
+        *_tokens(batch),
+        arrays.texts([write.status for write in writes]),
+        arrays.numbers(write.hold for write in writes),
+        arrays.numbers(write.ended for write in writes),
+        arrays.blobs(None if run is None else run.body for run in held),
+        arrays.texts([None if run is None else run.body_info for run in held]),
+        arrays.numbers(None if run is None else crc(run.body) for run in held),
+        arrays.numbers(write.wait_us for write in writes),
+        arrays.numbers(write.duration_ms for write in writes),
+        arrays.numbers(write.failures for write in writes),
+        arrays.texts([write.error for write in writes]),
+        arrays.texts([write.history for write in writes]),
+        arrays.texts([write.parked_kind for write in writes]),
+        arrays.numbers(write.given_back for write in writes),
+        arrays.numbers(write.crashed for write in writes),
+        arrays.numbers(write.leave_lane for write in writes),
+    )
+    return set(rows)
+
+
+async def _answers(tx: Tx, batch: Sequence[Finished], written: set[Identity]) -> list[Commit]:
+    commits = [Commit.COMMITTED if _identity(item) in written else Commit.FENCED for item in batch]
+    missing = [item for item in batch if _identity(item) not in written]
+    if not missing:
+        return commits
+    found = [_identity(item) for item in missing]
+    tokens = {
+        row[:3]: row[3:]
+        for row in await tx.rows(
+            _WHY_NOT, *(arrays.texts([each[n] for each in found]) for n in range(3))
+        )
+    }
+    for n, item in enumerate(batch):
+        if commits[n] is Commit.FENCED:
+            worker_id, epoch, status = tokens.get(_identity(item), (None, None, None))
+            token = item.run.token
+            if (worker_id, epoch) == (token.worker_id, token.epoch) and status != Status.RUNNING:
+                commits[n] = Commit.ALREADY
+    return commits
+
+
+def _write_of(item: Finished, now_us: int) -> _Write:  # noqa: PLR0911 - one per outcome
+    run = item.run
+    match item.outcome:
+        case Retry(after_s, reason, crashed):
+            history = _encode([*run.history, failure(run, reason, now_us)]).decode()
+            error = storable(reason)
+            if not runs_again(item):
+                return _Write("failed", ended=True, error=error, history=history, crashed=1)
+            return _Write(
+                "ready",
+                hold=True,
+                wait_us=int(after_s * 1e6),
+                failures=failures_after(item),
+                error=error,
+                history=history,
+                crashed=int(crashed),
+            )
+        case Park(kind, reason):  # set aside is not failed: the attempt is given back
+            return _Write(
+                "parked",
+                hold=True,
+                error=storable(reason),
+                parked_kind=kind,
+                given_back=1,
+                leave_lane=item.on_parked == "skip",
+            )
+        case Released(after_s):  # with a wait the store keeps it: a broker would not wait
+            waits = after_s > 0
+            status = "ready" if waits else HANDED_BACK
+            return _Write(status, hold=waits, wait_us=int(after_s * 1e6), given_back=1)
+        case Dead(reason, error):
+            return _ended(Status.FAILED, error or reason, item)
+        case Expired():
+            return _ended(Status.EXPIRED, "expired before it could run", item)
+        case Rejected(reason):
+            return _ended(Status.REJECTED, reason, item)
+        case Discarded(reason):
+            return _ended(Status.DISCARDED, reason, item)
+        case Duplicate(of):
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item)
+        case Done():
+            raise AssertionError("successes are written by themselves")
+
+
+def _ended(status: Status, why: str, item: Finished) -> _Write:
+    return _Write(
+        status.value,
+        ended=True,
+        duration_ms=duration_ms(item),
+        failures=failures_after(item),
+        error=storable(why),
+    )
+
+
+def _events_of(tx: Tx, item: Finished, now_us: int) -> list[Entry]:  # noqa: PLR0911 - as above
+    run, outcome = item.run, item.outcome
+    head = _identity(item)
+    match outcome:
+        case Done():
+            return [final_entry(item, Status.SUCCEEDED, {})]
+        case Retry(after_s, reason):
+            if not runs_again(item):  # the crash budget is spent
+                return _buried(tx, item, Status.FAILED, "crash_budget", reason, now_us)
+            data = {
+                "attempt": run.attempt,
+                "retry_count": failures_after(item),
+                "after_s": round(after_s, 3),
+                "error": storable(reason),
+            }
+            return [(*head, events.RETRIED, data)]
+        case Dead(reason, error):
+            return _buried(tx, item, Status.FAILED, reason, error, now_us)
+        case Expired():
+            return _buried(tx, item, Status.EXPIRED, "expired", "its time was over", now_us)
+        case Rejected(reason, policies):
+            extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
+            found = [final_entry(item, Status.REJECTED, extra)]
+            if item.keep_rejected:
+                found.append(bury(tx, letter_of(run, "rejected", reason), now_us))
+            return found
+        case Park(kind, reason, question):
+            aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
+            if question is None:
+                return [aside]
+            return [aside, approvals.ask(tx, item, question, now_us)]
+        case Discarded(reason):
+            return [final_entry(item, Status.DISCARDED, {"reason": storable(reason)})]
+        case Released():
+            return [(*head, events.RELEASED, {"attempt": run.attempt})]
+        case Duplicate(of):
+            return [final_entry(item, Status.DUPLICATE, {"first_id": of})]
+
+
+def _buried(
+    tx: Tx, item: Finished, status: Status, reason: str, error: str, now_us: int
+) -> list[Entry]:
+    run = item.run
+    letter = letter_of(run, reason, error)
+    if isinstance(item.outcome, Dead | Retry):
+        letter.history = [*run.history, failure(run, error, now_us)]
+        letter.retry_count = failures_after(item)
+    extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
+    return [final_entry(item, status, extra), bury(tx, letter, now_us)]
+
+
+def _keys(tx: Tx, change: Change, committed: Sequence[Finished]) -> None:
+    """Done keys keep the result; others are freed; who waits for one is looked for afterwards."""
+    done: list[tuple[tuple[str, str, str], Finished]] = []
+    freed: list[tuple[tuple[str, str, str], str]] = []
+    for item in committed:
+        run = item.run
+        if run.idem_key is None or isinstance(item.outcome, Park) or runs_again(item):
+            continue
+        key = (run.message.tenant_id, run.subscription, run.idem_key)
+        change.keys.add(key)
+        if type(item.outcome) is Done:
+            done.append((key, item))
+        else:
+            freed.append((key, run.message.id))
+    if done:
+        done.sort(key=lambda each: each[0])
+        tx.at_end(
+            KEEP,
+            *(arrays.texts([key[n] for key, _ in done]) for n in range(3)),
+            arrays.texts([item.run.message.id for _, item in done]),
+            arrays.blobs(item.result for _, item in done),
+            arrays.numbers(int(item.dedup_window_s * 1e6) for _, item in done),
+        )
+    free_keys(tx, freed)
+
+
+def _lanes(change: Change, committed: Sequence[Finished]) -> None:
+    for item in committed:
+        run = item.run
+        if run.lane is not None and not runs_again(item):
+            change.lanes.add((run.message.tenant_id, run.subscription, run.lane))
+        if runs_again(item):
+            change.topics.add(WORK)
+
+
+def _follow_ups(tx: Tx, change: Change, committed: Sequence[Finished], now_us: int) -> None:
+    replies: list[tuple[Any, ...]] = []
+    sends: list[tuple[Any, ...]] = []
+    for item in committed:
+        if type(item.outcome) is Done:
+            replies += [
+                delivery_row(item.run, each, n, now_us) for n, each in enumerate(item.replies)
+            ]
+            sends += [outbox_row(send, now_us) for send in item.sends]
+    if sends:
+        tx.at_end(OUTBOX, *outbox_values(sends))
+    if replies:
+        tx.at_end(DELIVERIES, *delivery_values(replies))
+    if replies or sends:
+        change.topics.add(OUTGOING)
+
+
+def outbox_values(rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
+    """The arrays of OUTBOX."""
+    columns = list(zip(*rows, strict=True))
+    return (
+        arrays.ids(columns[0]),
+        *(arrays.texts(columns[n]) for n in range(1, 5)),
+        arrays.blobs(columns[5]),
+        arrays.numbers(columns[6]),
+        arrays.numbers(int(each) for each in columns[7]),
+        arrays.texts(columns[8]),
+        *(arrays.numbers(columns[n]) for n in range(9, 12)),
+    )
+
+
+def delivery_values(rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
+    """The arrays of DELIVERIES."""
+    columns = list(zip(*rows, strict=True))
+    return (
+        *(arrays.texts(columns[n]) for n in range(8)),
+        arrays.numbers(int(each) for each in columns[8]),
+        *(arrays.numbers(columns[n]) for n in range(9, 11)),
+    )

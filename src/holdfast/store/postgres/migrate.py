@@ -1,0 +1,146 @@
+"""The schema of a PostgreSQL database: which revision it has, and how it comes to the newest one.
+
+All of an upgrade is one transaction under an advisory lock: whoever is killed on the way leaves the
+old schema or the new one, and of several that start together one works while the others wait.
+
+An empty database gets its tables at the first start. One with an older revision is upgraded only by
+`holdfast migrate`: workers of two versions may share it, and a person decides when that ends.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from holdfast.core.errors import SchemaMismatch, StoreError, StoreUnavailable
+from holdfast.store import migrate as sqlite_migrate
+from holdfast.store.migrate import HEAD, known_revisions, refuse_revision
+
+from .address import Address
+from .failures import translate
+from .partitions import make_partitions
+
+LOCK = 7_310_579_635_104_522
+"""Advisory lock of everybody who changes the schema."""
+_OURS = "queue_executions"
+
+
+def current_revision(url: str) -> str | None:
+    """The revision that the database says it has; None if it has none."""
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address, autocommit=True) as conn:
+            return _revision(conn)
+    except psycopg.Error as error:
+        raise _translated(error, address) from error
+
+
+def is_behind(url: str) -> bool:
+    """Does `upgrade` have something to do? Raises SchemaMismatch if it could not help."""
+    return _is_behind(current_revision(url), Address.from_url(url))
+
+
+def ensure_schema(url: str) -> bool:
+    """Make the tables in an empty database. True if there was anything to do.
+
+    Raises SchemaMismatch, which names the command, if the tables are there and are older.
+    """
+    revision = current_revision(url)
+    if revision is None:
+        return upgrade(url)
+    address = Address.from_url(url)
+    if _is_behind(revision, address):
+        raise SchemaMismatch(
+            f"{address.shown} has schema revision {revision}, this holdfast needs {HEAD}. "
+            "Run 'holdfast migrate'"
+        )
+    return False
+
+
+def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
+    """Bring the database to `HEAD`, whole or not at all. True if there was anything to do."""
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address, autocommit=True) as conn:
+            if not _is_behind(_revision(conn), address):
+                return False
+            _lock(conn, address, wait_s)  # held until this connection ends
+            revision = _revision(conn)
+            if not _is_behind(revision, address):  # another process was faster
+                return False
+            if revision is None:
+                _refuse_foreign(conn, address)
+            _run_alembic(conn)
+            return True
+    except psycopg.Error as error:
+        raise _translated(error, address) from error
+
+
+def _translated(error: psycopg.Error, address: Address) -> StoreError:
+    if isinstance(error, errors.InsufficientPrivilege):
+        return StoreUnavailable(
+            f"{address.shown}: this role may not make or read the tables "
+            f"({str(error).splitlines()[0]}). Run 'holdfast migrate' with a role that owns the "
+            "schema, then start again"
+        )
+    return translate(error, address) or StoreUnavailable(f"{address.shown}: {error}")
+
+
+def _revision(conn: psycopg.Connection[Any]) -> str | None:
+    try:
+        rows = conn.execute("SELECT version_num FROM alembic_version ORDER BY 1").fetchall()
+    except errors.UndefinedTable:
+        return None
+    return "+".join(str(row[0]) for row in rows) or None
+
+
+def _is_behind(revision: str | None, address: Address) -> bool:
+    if revision == HEAD:
+        return False
+    if revision is None or revision in known_revisions():
+        return True
+    raise refuse_revision(revision, address.shown, "database")
+
+
+def _refuse_foreign(conn: psycopg.Connection[Any], address: Address) -> None:
+    """Tables of our names that we did not make are somebody else's."""
+    if conn.execute("SELECT to_regclass(%s)", (_OURS,)).fetchone() != (None,):
+        raise SchemaMismatch(
+            f"{address.shown} holds a table {_OURS} and no schema revision (expected: {HEAD}). "
+            "Give holdfast a database or a schema of its own. Nothing was changed."
+        )
+
+
+def _lock(conn: psycopg.Connection[Any], address: Address, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while conn.execute("SELECT pg_try_advisory_lock(%s)", (LOCK,)).fetchone() != (True,):
+        if time.monotonic() >= deadline:
+            raise StoreUnavailable(
+                f"another process has been upgrading the schema of {address.shown} for "
+                f"{wait_s:g} s. Wait for it, or end it: stopping it does no harm."
+            )
+        time.sleep(0.05)
+
+
+def _run_alembic(conn: psycopg.Connection[Any]) -> None:
+    from alembic import command
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.pool import StaticPool
+
+    engine = create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=StaticPool)
+    # The connection is in autocommit mode; the transaction is said in so many words.
+    event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN"))
+    event.listen(engine, "commit", lambda it: it.exec_driver_sql("COMMIT"))
+    event.listen(engine, "rollback", lambda it: it.exec_driver_sql("ROLLBACK"))
+    config = sqlite_migrate.alembic_config
+    try:
+        with sqlite_migrate.alembic_lock, engine.begin() as connection:
+            command.upgrade(config(io.StringIO(), connection=connection), "head")
+            make_partitions(conn)
+    except DBAPIError as error:
+        raise error.orig or error from error

@@ -1,0 +1,158 @@
+"""Dead workers: what they were running goes back, and counts against the message's crash budget.
+
+What runs under a number that is not there any more is taken back, too, however it came to that: a
+claim may be committed just after its worker was declared dead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.core import events
+from holdfast.core.store import Reclaimed, Worker
+from holdfast.store.crash import Crash
+
+from . import arrays
+from .change import Change
+from .database import Tx
+from .keys import free_keys
+from .letters import bury
+from .tasks import Identity
+from .wake import WORK
+
+_PRESENT = "w.state IN ('alive', 'leaving')"
+MISSING = (
+    "SELECT 1 WHERE clock_timestamp() >= pg_postmaster_start_time() + $2::float8 * interval"
+    f" '1 second' AND (EXISTS (SELECT 1 FROM workers w WHERE {_PRESENT}"
+    " AND w.worker_id <> $1::bigint AND w.lease_until < clock_timestamp())"
+    " OR EXISTS (SELECT 1 FROM queue_executions q WHERE q.status = 'running' AND NOT EXISTS"
+    f" (SELECT 1 FROM workers w WHERE w.worker_id = q.worker_id AND {_PRESENT})))"
+)
+"""Is there anything to do? Nobody is dead while the server itself has just come back: the living
+could not renew their leases, and get one to do so."""
+_DECLARE = (
+    "UPDATE workers w SET state = CASE d.state WHEN 'leaving' THEN 'left' ELSE 'dead' END,"
+    " ended_at = clock_timestamp() FROM (SELECT worker_id, state FROM workers w"
+    f" WHERE {_PRESENT} AND worker_id <> $1::bigint AND lease_until < clock_timestamp()"
+    " ORDER BY worker_id FOR UPDATE SKIP LOCKED) d WHERE w.worker_id = d.worker_id"
+    " RETURNING w.worker_id, d.state"
+)
+_FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = ANY($1::bigint[])"
+_RUNNING = (
+    "SELECT q.tenant_id, q.subscription, q.message_id, q.worker_id, w.state, q.queue_name,"
+    " q.event_name, q.attempt, q.crashes, q.held, q.idem_key, q.lane, q.history::text, q.body,"
+    " q.body_info::text, q.trace_id, w.name FROM queue_executions q LEFT JOIN workers w"
+    " ON w.worker_id = q.worker_id WHERE q.status = 'running'"
+    " AND coalesce(w.state, 'left') IN ('dead', 'left') {}"
+    " ORDER BY q.tenant_id, q.subscription, q.message_id LIMIT 1000 FOR UPDATE OF q"
+)
+RUNNING_OF_THE_GONE = _RUNNING.format("")
+_GIVE_BACK = (
+    "UPDATE queue_executions q SET status = CASE q.held WHEN 'store' THEN 'ready' ELSE 'open' END,"
+    " worker_id = NULL, epoch = q.epoch + 1, crashes = u.crashes, attempt = u.attempt,"
+    " due_at = clock_timestamp(), history = coalesce(u.history, q.history::text)::json"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[])"
+    " u(tenant, sub, message, crashes, attempt, history) WHERE q.tenant_id = u.tenant"
+    " AND q.subscription = u.sub AND q.message_id = u.message"
+)
+_QUARANTINE = (
+    "UPDATE queue_executions SET status = 'failed', epoch = epoch + 1, crashes = $4::int,"
+    " completed_at = clock_timestamp(), error_message = $5, history = $6::json, body = NULL"
+    " WHERE tenant_id = $1 AND subscription = $2 AND message_id = $3"
+)
+
+
+class Running(NamedTuple):
+    """A row that a worker ran which is gone."""
+
+    tenant_id: str
+    subscription: str
+    message_id: str
+    worker_id: int
+    worker_state: str | None
+    queue: str
+    event_name: str | None
+    attempt: int
+    crashes: int
+    held: str
+    key: str | None
+    lane: str | None
+    history: str | None
+    body: bytes | None
+    body_info: str | None
+    trace_id: str | None
+    worker: str | None
+    """Its name."""
+
+    @property
+    def identity(self) -> Identity:
+        return self.tenant_id, self.subscription, self.message_id
+
+
+async def reap(tx: Tx, change: Change, *, me: Worker, crash_budget: int) -> Reclaimed:
+    """Declare workers dead whose lease is over; give back what they ran."""
+    gone = [worker_id for worker_id, _ in await tx.rows(_DECLARE, str(me.worker_id))]
+    if gone:
+        await tx.send(_FREE_SOURCES, arrays.numbers(gone))
+    found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]
+    now_us = await tx.moment()
+    crashed = [task for task in found if task.worker_state == "dead"]
+    left = [task for task in found if task.worker_state != "dead"]
+    quarantined = 0
+    back: list[tuple[Running, int, int, str | None]] = []
+    for task in crashed:
+        crash = Crash(task, task.worker_id, crash_budget, now_us)
+        change.entries.append(
+            crash.reclaimed(me.worker_id, its_name=task.worker or "", my_name=me.name)
+        )
+        if crash.spent_the_budget:
+            await _quarantine(tx, change, task, crash)
+            quarantined += 1
+        else:
+            back.append((task, crash.crashes, task.attempt, crash.history))
+    back += _handed_back(change, left)
+    await _give_back(tx, back)
+    if back:
+        change.topics.add(WORK)
+    return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined)
+
+
+async def hand_back(tx: Tx, change: Change, worker_id: int) -> None:
+    """What a worker that stops in order did not end, or never began. Spends no attempt.
+
+    Its row must say that it left.
+    """
+    rows = await tx.rows(_RUNNING.format("AND q.worker_id = $1::bigint"), str(worker_id))
+    back = _handed_back(change, [Running(*row) for row in rows])
+    await _give_back(tx, back)
+    if back:
+        change.topics.add(WORK)
+
+
+def _handed_back(change: Change, left: list[Running]) -> list[tuple[Running, int, int, str | None]]:
+    for task in left:
+        data = {"attempt": task.attempt, "worker": task.worker_id}
+        change.entries.append((*task.identity, events.RELEASED, data))
+    return [(task, task.crashes, task.attempt - 1, None) for task in left]
+
+
+async def _give_back(tx: Tx, back: list[tuple[Running, int, int, str | None]]) -> None:
+    """They run again, by whoever comes first."""
+    if not back:
+        return
+    await tx.send(
+        _GIVE_BACK,
+        *(arrays.texts([task.identity[n] for task, *_ in back]) for n in range(3)),
+        arrays.numbers(crashes for _, crashes, _, _ in back),
+        arrays.numbers(attempt for _, _, attempt, _ in back),
+        arrays.texts([history for *_, history in back]),
+    )
+
+
+async def _quarantine(tx: Tx, change: Change, task: Running, crash: Crash) -> None:
+    """It killed too many workers: to the dead letters; its key and its conversation go on."""
+    await tx.send(_QUARANTINE, *task.identity, str(crash.crashes), crash.error, crash.history)
+    change.entries += [crash.failed(), bury(tx, crash.letter(), crash.now_us)]
+    if task.key is not None:
+        free_keys(tx, [((task.tenant_id, task.subscription, task.key), task.message_id)])
+    change.let_go(task.tenant_id, task.subscription, task.key, task.lane)

@@ -1,0 +1,84 @@
+"""The roll of workers: who is there. Their leases are renewed by a thread, over a connection of its
+own: neither a busy event loop nor a pool without a free connection may look like a death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.store import Worker
+
+from .address import Address
+from .failures import translate
+
+REGISTER = (
+    "INSERT INTO workers (name, state, started_at, beat, lease_until) VALUES ($1, 'alive',"
+    " clock_timestamp(), 1, clock_timestamp() + $2::float8 * interval '1 second')"
+    " RETURNING worker_id, started_at"
+)
+LEAVING = "UPDATE workers SET state = 'leaving' WHERE worker_id = $1::bigint AND state = 'alive'"
+LEFT = (
+    "UPDATE workers SET state = 'left', ended_at = clock_timestamp() WHERE worker_id = $1::bigint"
+    " AND state = 'alive'"
+)
+FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint"
+FORGET = "DELETE FROM workers WHERE worker_id = $1::bigint AND state = 'left'"
+_RENEW = (
+    "UPDATE workers SET beat = beat + 1, lease_until = clock_timestamp()"
+    " + %s::float8 * interval '1 second' WHERE worker_id = %s AND state IN ('alive', 'leaving')"
+)
+_STATE = "SELECT state FROM workers WHERE worker_id = %s"
+
+
+class Pulse:
+    """Signs of life, from threads."""
+
+    def __init__(self, address: Address, lease_s: float) -> None:
+        self._address = address
+        self._lease_s = lease_s
+        self._conn: psycopg.Connection[Any] | None = None
+        self._lock = threading.Lock()
+
+    def beat(self, worker: Worker) -> None:
+        """Raises StoreUnavailable if it could not be given."""
+        with self._connection() as conn:
+            conn.execute(_RENEW, (self._lease_s, worker.worker_id))
+
+    def is_alive(self, worker: Worker) -> bool:
+        """May this number still claim? Not once it left, or was declared dead."""
+        with self._connection() as conn:
+            return conn.execute(_STATE, (worker.worker_id,)).fetchone() == ("alive",)
+
+    def close(self) -> None:
+        with self._lock:
+            conn, self._conn = self._conn, None
+            if conn is not None:
+                conn.close()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+        with self._lock:
+            try:
+                if self._conn is None:
+                    self._conn = self._connect()
+                yield self._conn
+            except (psycopg.Error, OSError) as error:
+                conn, self._conn = self._conn, None
+                if conn is not None:
+                    conn.close()
+                raise translate(error, self._address) or StoreUnavailable(str(error)) from error
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        conn = psycopg.connect(self._address, autocommit=True)
+        # A sign of life that comes too late is none; one that a crash of the server takes back is
+        # given again before anybody reaps.
+        limit_ms = max(500, int(self._lease_s * 500))
+        conn.execute(f"SET statement_timeout = {limit_ms}")
+        conn.execute("SET synchronous_commit = off")
+        return conn

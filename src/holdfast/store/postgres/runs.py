@@ -1,0 +1,96 @@
+"""Writes of a run before its end: effects, early replies, heartbeats; fenced by its token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core import events
+from holdfast.core.errors import LeaseLost
+from holdfast.core.store import EffectState, Reply, Run
+from holdfast.store.outgoing import delivery_row
+
+from .change import Change
+from .database import Tx
+from .finish import DELIVERIES, delivery_values
+from .tasks import PK
+from .wake import OUTGOING
+
+_FENCE = (
+    # Shared: nobody may take the message away between this look and the commit.
+    f"SELECT 1 FROM queue_executions WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int"
+    " AND status = 'running' FOR SHARE"
+)
+_EFFECT = f"SELECT state, value, worker_id, epoch FROM effects WHERE {PK} AND name = $4 FOR UPDATE"
+_BEGIN = (
+    "INSERT INTO effects (tenant_id, subscription, message_id, name, state, worker_id, epoch,"
+    " created_at) VALUES ($1, $2, $3, $4, 'begun', $5::bigint, $6::int, clock_timestamp())"
+)
+_DONE = (
+    "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
+    f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
+)
+_CONSUMER = "SELECT name FROM workers WHERE worker_id = $1::bigint"
+_CLEAR = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun'"
+
+
+async def effect_begin(
+    tx: Tx, change: Change, run: Run, name: str
+) -> tuple[EffectState, bytes | None]:
+    """Write the intent, unless an earlier attempt did: then say how far it got."""
+    await fence(tx, run)
+    identity = _identity(run)
+    found = await tx.rows(_EFFECT, *identity, name)
+    if found:
+        state, value, worker_id, epoch = found[0]
+        if state == "done":
+            return EffectState.DONE, value
+        token = (run.token.worker_id, run.token.epoch)
+        if tx.repeated and (worker_id, epoch) == token:  # written by this very call, unheard
+            return EffectState.NEW, None
+        return EffectState.UNKNOWN, None
+    await tx.send(_BEGIN, *identity, name, str(run.token.worker_id), str(run.token.epoch))
+    change.entries.append((*identity, events.EFFECT_BEGUN, {"name": name}))
+    return EffectState.NEW, None
+
+
+async def effect_done(tx: Tx, change: Change, run: Run, name: str, value: bytes) -> None:
+    """Record the result. Not fenced: what happened happened, whoever knows of it."""
+    written = await tx.rows(_DONE, *_identity(run), name, value)
+    if written or not tx.repeated:
+        change.entries.append((*_identity(run), events.EFFECT_DONE, {"name": name}))
+
+
+async def effect_clear(tx: Tx, change: Change, run: Run, name: str) -> None:
+    await fence(tx, run)
+    tx.at_end(_CLEAR, *_identity(run), name)
+
+
+async def heartbeat(tx: Tx, change: Change, run: Run, data: Mapping[str, Any]) -> None:
+    await fence(tx, run)
+    found = await tx.rows(_CONSUMER, str(run.token.worker_id))
+    consumer = found[0][0] if found else ""
+    told = {"attempt": run.attempt, "consumer": consumer, **data}
+    change.entries.append((*_identity(run), events.HEARTBEAT, told))
+
+
+async def reply_now(tx: Tx, change: Change, run: Run, reply: Reply, n: int) -> str:
+    await fence(tx, run)
+    row = delivery_row(run, reply, n, await tx.moment())
+    tx.at_end(DELIVERIES, *delivery_values([row]))
+    change.topics.add(OUTGOING)
+    return str(row[0])
+
+
+async def fence(tx: Tx, run: Run) -> None:
+    """Raises LeaseLost unless the run still owns its message."""
+    token = run.token
+    if not await tx.rows(_FENCE, *_identity(run), str(token.worker_id), str(token.epoch)):
+        raise LeaseLost(
+            f"message {run.message.id} was taken away from worker {token.worker_id} "
+            "while it ran; this run can no longer write anything"
+        )
+
+
+def _identity(run: Run) -> tuple[str, str, str]:
+    return run.message.tenant_id, run.subscription, run.message.id

@@ -1,0 +1,478 @@
+"""`PostgresStore`: the store as the engine sees it; a method is one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from holdfast.core import events
+from holdfast.core.broker import Notices, Subscription
+from holdfast.core.clock import to_us
+from holdfast.core.errors import HoldfastError, StoreError
+from holdfast.core.ids import new_id
+from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.store import (
+    Answer,
+    Candidate,
+    Commit,
+    EffectState,
+    Finished,
+    QuotasOf,
+    Reclaimed,
+    Reply,
+    Run,
+    Send,
+    Verdict,
+    Worker,
+)
+from holdfast.store.outcomes import bare
+from holdfast.store.outgoing import outbox_row
+from holdfast.store.stored import crc, none_of
+
+from . import arrays, ends, keys, lanes, reaper, roll, runs
+from .address import Address
+from .change import Change
+from .claims import NEXT_DUE, Claiming, Claims
+from .database import Database, Row, Tx
+from .finish import OUTBOX, finish, outbox_values
+from .ledger import Ledger
+from .notices import Teller
+from .tasks import NOW, PK
+from .wake import OUTGOING, WORK, Bells
+
+T = TypeVar("T")
+Operation = Callable[[Tx, Change], Awaitable[T]]
+log = logging.getLogger("holdfast.store")
+
+_ADOPT = (
+    "UPDATE queue_executions SET held = 'store', body = $6::bytea, body_info = $7::json,"
+    f" body_crc = $8::bigint WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int"
+    " AND status = 'running' RETURNING 1"
+)
+_HOLD_ROLE = (
+    "INSERT INTO roles (role, worker_id) VALUES ($1, $2::bigint) ON CONFLICT (role)"
+    " DO UPDATE SET worker_id = excluded.worker_id WHERE roles.worker_id = excluded.worker_id"
+    " OR roles.worker_id IS NULL OR roles.worker_id NOT IN"
+    " (SELECT worker_id FROM workers WHERE state = 'alive') RETURNING 1"
+)
+_ROLE = "SELECT 1 FROM roles WHERE role = $1 AND worker_id = $2::bigint"
+_NAME_STORE = (
+    "INSERT INTO roles (role, state) VALUES ('_store', to_json($1::text))"
+    " ON CONFLICT (role) DO NOTHING"
+)
+_TO_CANCEL = (
+    "SELECT tenant_id, subscription, message_id FROM queue_executions"
+    " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
+)
+_SUSPECTS = (
+    "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= $2::int"
+    f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1"
+)
+_WAITING_FOR_HANDLER = (
+    " WHERE status = 'parked' AND parked_kind = $1 AND subscription = $2"
+    " AND error_message LIKE $3 AND ($4::bool OR event_name = ANY($5::text[]))"
+)
+_BUSY = (
+    "SELECT EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
+    " OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
+    " AND subscription = ANY($1::text[])) OR EXISTS (SELECT 1 FROM queue_executions"
+    " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
+    f" AND {none_of('running', 'succeeded', 'duplicate')} AND subscription = ANY($1::text[]))"
+)
+"""Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
+
+
+class PostgresStore:
+    """Claims, effects, keys, lanes, ledger on one PostgreSQL database.
+
+    `lease_s`: how long a sign of life of this process's workers lasts.
+    """
+
+    fused = False
+    """The broker lives elsewhere."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_s: float = 10.0,
+        suspect_at: int = 2,
+        notices: Callable[[str], Notices | None] | None = None,
+    ) -> None:
+        """`notices`: by a subscription's name, who is told of its tasks' ends."""
+        self._address = Address.from_url(url)
+        self._lease_s = lease_s
+        self._suspect_at = suspect_at
+        self._teller = None if notices is None else Teller(notices)
+        self._opened: Database | None = None
+        self._listeners: list[events.Listener] = []
+        self.expiry_paused = False
+        """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self.governed = False
+        self.quotas_of: QuotasOf | None = None
+
+    async def open(self) -> None:
+        if self._opened is None:
+            database = Database(self._address)
+            await database.open()
+            self._ledger = Ledger(database)
+            self._claims = Claims(suspect_at=self._suspect_at)
+            self._pulse = roll.Pulse(self._address, self._lease_s)
+            self._bells = Bells(database)
+            self._bells.start()
+            self._opened = database
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            database, self._opened = self._opened, None
+            await self._bells.stop()
+            await asyncio.to_thread(self._pulse.close)
+            await database.close()
+
+    @property
+    def database(self) -> Database:
+        if self._opened is None:
+            raise StoreError(f"the store ({self._address.shown}) is not open")
+        return self._opened
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    async def register(self, name: str) -> Worker:
+        async def op(tx: Tx, change: Change) -> Row:
+            (row,) = await tx.rows(roll.REGISTER, name[:255], str(self._lease_s))
+            return row
+
+        worker_id, started_at = await self.write(op, worker_id=0)
+        self._ledger.begin(worker_id, to_us(started_at))
+        return Worker(worker_id=worker_id, name=name)
+
+    async def leave(self, worker: Worker, *, running: bool = False) -> None:
+        number = worker.worker_id
+
+        async def op(tx: Tx, change: Change) -> None:
+            if running:  # its lease says when the process is gone: what runs is handed back then
+                tx.at_end(roll.LEAVING, str(number))
+                return
+            await tx.send(roll.LEFT, str(number))
+            await tx.send(roll.FREE_SOURCES, str(number))
+            await reaper.hand_back(tx, change, number)
+            if self._ledger.is_blank(number) and not change.entries:
+                tx.at_end(roll.FORGET, str(number))
+
+        await self.write(op, worker_id=number)
+
+    def beat(self, worker: Worker) -> None:
+        self._pulse.beat(worker)
+
+    def is_registered(self, worker: Worker) -> bool:
+        return self._pulse.is_alive(worker)
+
+    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+        me = worker.worker_id
+        missing = await self.read(reaper.MISSING, str(me), str(lease_s))
+        if not missing or self.database.steady_s < lease_s:
+            return Reclaimed()
+        return await self.write(
+            lambda tx, change: reaper.reap(tx, change, me=worker, crash_budget=crash_budget),
+            worker_id=me,
+        )
+
+    async def identity(self) -> str:
+        """The name of this store, made when it was, and never another's."""
+        await self.read(_NAME_STORE, new_id())
+        ((found,),) = await self.read("SELECT state #>> '{}' FROM roles WHERE role = '_store'")
+        return str(found)
+
+    # -- claim ------------------------------------------------------------------------------------
+
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict]:
+        """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
+        if not batch:
+            return []
+        try:
+            verdicts = await self.write(
+                lambda tx, change: self._claims.admit(
+                    self._claiming(tx, change, sub, worker), batch
+                ),
+                worker_id=worker.worker_id,
+                durable=False,
+            )
+        except HoldfastError:
+            raise
+        except Exception as error:
+            if len(batch) == 1:
+                return [await self._unstorable(sub, batch[0], worker, error)]
+            half = len(batch) // 2
+            first = await self.claim(sub, batch[:half], worker=worker)
+            return [*first, *await self.claim(sub, batch[half:], worker=worker)]
+        self._claims.answered(sub, batch)
+        return verdicts
+
+    async def _unstorable(
+        self, sub: Subscription, candidate: Candidate, worker: Worker, error: Exception
+    ) -> Verdict:
+        log.error("a message of %s cannot be stored: %s", sub.queue, error)
+
+        async def op(tx: Tx, change: Change) -> Verdict:
+            change.entries += await ends.unstorable(tx, sub, candidate, worker.worker_id, error)
+            return Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
+
+        return await self.write(op, worker_id=worker.worker_id)
+
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        if not batch:  # asked before every fetch, and most often it is the fetcher
+            owner = await self.read(lanes.OWNER, sub.name)
+            if owner:
+                return [] if owner == [(worker.worker_id,)] else None
+
+        async def op(tx: Tx, change: Change) -> list[Verdict] | None:
+            claim = self._claiming(tx, change, sub, worker)
+            found = await self._claims.adopt_in_order(claim, batch)
+            if batch:
+                change.topics.add(WORK)
+            return found
+
+        return await self.write(op, worker_id=worker.worker_id)
+
+    async def claim_ready(
+        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+    ) -> Sequence[Verdict]:
+        verdicts = await self.write(
+            lambda tx, change: self._claims.claim_ready(
+                self._claiming(tx, change, sub, worker), limit, solo=solo
+            ),
+            worker_id=worker.worker_id,
+            durable=False,
+        )
+        self._claims.answered(sub, None)
+        return verdicts
+
+    def _claiming(self, tx: Tx, change: Change, sub: Subscription, worker: Worker) -> Claiming:
+        return Claiming(
+            tx,
+            change,
+            sub,
+            worker.worker_id,
+            expiry=not self.expiry_paused,
+            worker=worker.name,
+            governed=self.governed,
+            quotas_of=self.quotas_of,
+        )
+
+    async def next_due_s(self, sub: Subscription) -> float | None:
+        ((due,),) = await self.read(NEXT_DUE, sub.name)
+        return None if due is None else max(0.0, due)
+
+    async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
+        async def op(tx: Tx, change: Change) -> list[bool]:
+            return [
+                bool(
+                    await tx.rows(
+                        _ADOPT,
+                        run.message.tenant_id,
+                        run.subscription,
+                        run.message.id,
+                        str(worker.worker_id),
+                        str(run.token.epoch),
+                        run.body,
+                        run.body_info,
+                        str(crc(run.body)),
+                    )
+                )
+                for run in batch
+            ]
+
+        return await self.write(op, worker_id=worker.worker_id)
+
+    # -- finish -----------------------------------------------------------------------------------
+
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
+        try:
+            return await self._finish(batch, worker)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            if len(batch) == 1:
+                log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
+                dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+                return await self._finish([bare(batch[0], dead)], worker)
+            half = len(batch) // 2
+            first = await self.finish(batch[:half], worker=worker)
+            return [*first, *await self.finish(batch[half:], worker=worker)]
+
+    async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
+        return await self.write(
+            lambda tx, change: finish(tx, change, batch), worker_id=worker.worker_id
+        )
+
+    async def resolve(self, *, worker: Worker) -> int:
+        """A net: keys and lanes are looked at after each commit that may have freed one."""
+        waiting = await self.read(
+            "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
+        )
+        stuck = {(t, s, lane) for t, s, lane in await self.read(lanes.STUCK)}
+        if not waiting and not stuck:
+            return 0
+        return await self._resolve(None, stuck, worker.worker_id)
+
+    async def _resolve(
+        self,
+        wanted: Sequence[keys.Key] | None,
+        freed: set[lanes.Lane],
+        worker_id: int,
+    ) -> int:
+        """Tell those who wait for these keys (None: for any), and the next of these lanes."""
+
+        async def op(tx: Tx, change: Change) -> int:
+            moved = set(freed)
+            if wanted is None or wanted:
+                change.entries, more = await keys.resolve_keys(tx, wanted)
+                moved |= more
+            advanced = await lanes.advance(tx, moved)
+            change.topics.add(WORK)
+            return len(change.entries) + advanced
+
+        return await self.write(op, worker_id=worker_id)
+
+    async def hold_back(self, send: Send) -> None:
+        """A message that is not due yet, for the outbox to publish when it is."""
+
+        async def op(tx: Tx, change: Change) -> None:
+            tx.at_end(OUTBOX, *outbox_values([outbox_row(send, await tx.moment())]))
+            change.topics.add(OUTGOING)
+
+        await self.write(op, worker_id=0)
+
+    # -- during a run -----------------------------------------------------------------------------
+
+    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
+        return await self._of_run(run, lambda tx, change: runs.effect_begin(tx, change, run, name))
+
+    async def effect_done(self, run: Run, name: str, result: bytes) -> None:
+        await self._of_run(run, lambda tx, change: runs.effect_done(tx, change, run, name, result))
+
+    async def effect_clear(self, run: Run, name: str) -> None:
+        await self._of_run(run, lambda tx, change: runs.effect_clear(tx, change, run, name))
+
+    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
+        await self._of_run(run, lambda tx, change: runs.heartbeat(tx, change, run, data))
+
+    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
+        return await self._of_run(run, lambda tx, change: runs.reply_now(tx, change, run, reply, n))
+
+    async def _of_run(self, run: Run, op: Operation[T]) -> T:
+        return await self.write(op, worker_id=run.token.worker_id)
+
+    # -- relays -----------------------------------------------------------------------------------
+
+    async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
+        found = await self.read(_TO_CANCEL, str(worker.worker_id))
+        return [(tenant_id, sub, message_id) for tenant_id, sub, message_id in found]
+
+    async def resume_parked(
+        self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
+    ) -> int:
+        asked = (kind, subscription, f"{NO_HANDLER}%", "*" in types, arrays.texts(list(types)))
+        statement = f"SELECT 1 FROM queue_executions{_WAITING_FOR_HANDLER} LIMIT 1"
+        if not await self.read(statement, *asked):
+            return 0
+
+        async def op(tx: Tx, change: Change) -> int:
+            found = await tx.rows(
+                "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(),"
+                f" parked_kind = NULL{_WAITING_FOR_HANDLER}"
+                " RETURNING tenant_id, subscription, message_id",
+                *asked,
+            )
+            data = {"kind": kind, "by": "handler"}
+            change.entries += [(t, s, m, events.RESUMED, data) for t, s, m in found]
+            if found:
+                change.topics.add(WORK)
+            return len(found)
+
+        return await self.write(op, worker_id=worker.worker_id)
+
+    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+        names = arrays.texts(list(subscriptions))
+        return bool(await self.read(_SUSPECTS, names, str(self._suspect_at)))
+
+    async def paused(self) -> frozenset[str]:
+        found = await self.read("SELECT subscription FROM sources WHERE paused_at IS NOT NULL")
+        return frozenset(name for (name,) in found)
+
+    async def is_empty(self, subscriptions: Sequence[str]) -> bool:
+        """Nothing waits, runs or is due later (parked messages aside)."""
+        ((busy,),) = await self.read(_BUSY, arrays.texts(list(subscriptions)))
+        return not busy
+
+    async def hold_role(self, role: str, *, worker: Worker) -> bool:
+        """A role's lease is its worker's: it is free as soon as that worker is not alive."""
+        number = str(worker.worker_id)
+        if await self.read(_ROLE, role, number):
+            return True
+        return bool(await self.read(_HOLD_ROLE, role, number))
+
+    def on_events(self, listener: events.Listener) -> None:
+        self._listeners.append(listener)
+
+    def subscribe(self) -> asyncio.Event:
+        return self._bells.subscribe()
+
+    def subscribe_to(self, *topics: str) -> asyncio.Event:
+        return self._bells.subscribe("".join(topics))
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        if self._opened is not None:
+            self._bells.unsubscribe(event)
+
+    def look_again(self) -> None:
+        """Whoever waits for due work looks now: the clock was moved."""
+        if self._opened is not None:
+            self._bells.ring_here(WORK + OUTGOING)
+
+    # -- the transaction --------------------------------------------------------------------------
+
+    async def read(self, statement: str, *values: Any) -> list[Row]:
+        """One statement by itself."""
+        return await self.database.read(statement, *values)
+
+    async def write(self, op: Operation[T], *, worker_id: int, durable: bool = True) -> T:
+        """One transaction; what it wrote into the ledger is told once it is committed, and who
+        waits for what it let go is looked for."""
+        change = Change()
+
+        async def attempt(tx: Tx) -> T:
+            nonlocal change
+            change = Change()  # it may be undone and run again
+            return await op(tx, change)
+
+        async def commit(tx: Tx, finish: Callable[[], Awaitable[None]]) -> None:
+            if self._teller is not None:
+                await self._teller.tell(tx, change)
+            await self._ledger.commit(tx, worker_id, change.entries, finish, durable=durable)
+
+        result = await self.database.write(
+            attempt, worker_id=worker_id, durable=durable, commit=commit
+        )
+        if change.entries:
+            for listener in self._listeners:
+                listener(change.entries)
+        if change.topics:
+            self._bells.ring("".join(sorted(change.topics)))
+        if change.keys or change.lanes:
+            await self._tell_waiting(change, worker_id)
+        return result
+
+    async def _tell_waiting(self, change: Change, worker_id: int) -> None:
+        try:
+            await self._resolve(sorted(change.keys), change.lanes, worker_id)
+        except StoreError as error:
+            # What was asked for is committed; the resolver looks at everything every few seconds.
+            log.warning("those who wait for a key or their turn are told later: %s", error)

@@ -1,0 +1,173 @@
+"""`holdfast ledger verify` on PostgreSQL.
+
+Commits of several workers have no one order here, so the table is read chain by chain. Every event
+must follow the one before it; where an anchor signed a chain, the hash must be the signed one; and
+what is older than the last anchor by more than a transaction can last must be signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+
+from holdfast.core.clock import to_us
+from holdfast.core.errors import StoreUnavailable
+from holdfast.store.anchor_file import AnchorFile
+from holdfast.store.chain import GENESIS
+from holdfast.store.ledger_report import FileSide, Finding, LedgerReport, Progress, matches
+from holdfast.store.seals import ANCHOR_TASK, TENANT, Anchor, Chain, key_id, read_anchor
+
+from .address import Address
+from .failures import translate
+from .seals import LATE_S
+
+_PAGE = 2000
+_ROWS = (
+    "SELECT tenant_id, worker_id, seq, hash, subscription, task_id, event_type, data::text,"
+    " created_at FROM event_log ORDER BY tenant_id, worker_id, seq"
+)
+_ANCHORS = (
+    "SELECT worker_id, seq, data::text FROM event_log WHERE tenant_id = %s AND task_id = %s"
+    " ORDER BY created_at, seq"
+)
+
+
+def verify_ledger(
+    url: str, key: bytes, anchor_file: Path, progress: Progress | None = None
+) -> LedgerReport:
+    """Read the whole ledger and compare it with its chains, its anchors and the anchor file.
+
+    Works beside running workers: it sees the table as it was at the start.
+    """
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address) as conn:
+            conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            conn.read_only = True
+            return _Verifier(conn, key, AnchorFile(anchor_file)).run(progress)
+    except psycopg.Error as error:
+        raise translate(error, address) or StoreUnavailable(str(error)) from error
+
+
+class _Verifier:
+    def __init__(self, conn: psycopg.Connection[Any], key: bytes, file: AnchorFile) -> None:
+        self._conn = conn
+        self._key = key
+        self._report = LedgerReport(findings=[], notes=[])
+        self._file = FileSide(file, key, self._report)
+        self._signed: dict[Chain, dict[int, tuple[str, int]]] = {}
+        """What anchors signed: by chain and number, the hash and the anchor."""
+        self._signed_to: dict[Chain, int] = {}
+        self._last: Anchor | None = None
+
+    def run(self, progress: Progress | None) -> LedgerReport:
+        report = self._report
+        self._read_anchors()
+        ((total,),) = self._conn.execute("SELECT count(*) FROM event_log").fetchall()
+        chain: Chain | None = None
+        known, previous = 0, GENESIS
+        for row in self._rows():
+            if chain != row[:2]:
+                chain, known, previous = (row[0], row[1]), 0, GENESIS
+                report.chains += 1
+            known, previous = self._row(chain, row, known, previous)
+            report.events += 1
+            if progress is not None and report.events % _PAGE == 0:
+                progress(report.events, total)
+        if progress is not None:
+            progress(report.events, total)
+        self._gone()
+        self._file.finish(self._last)
+        self._notes()
+        return report
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        with self._conn.cursor(name="ledger") as cursor:
+            cursor.itersize = _PAGE
+            yield from cursor.execute(_ROWS)
+
+    def _row(
+        self, chain: Chain, row: tuple[Any, ...], known: int, previous: bytes
+    ) -> tuple[int, bytes]:
+        tenant_id, worker_id, seq, digest, sub, task_id, kind, data, created_at = row
+        at_us = to_us(created_at)
+        if seq <= known:
+            self._find("repeated", chain, seq, f"stands beside event {known}: added or doubled")
+            return known, previous
+        if seq != known + 1:
+            gone = f"event {known + 1} is" if seq == known + 2 else f"{known + 1} to {seq - 1} are"
+            self._find("missing", chain, seq, f"{gone} missing before it")
+        elif not matches(
+            previous, digest, (seq, tenant_id, sub, task_id, kind, data, at_us, worker_id)
+        ):
+            self._find(
+                "changed", chain, seq, "its content or the event before it is not what was written"
+            )
+        self._compare(chain, seq, digest, at_us)
+        return seq, digest
+
+    def _compare(self, chain: Chain, seq: int, digest: bytes, at_us: int) -> None:
+        found = self._signed.get(chain, {}).pop(seq, None)
+        if found is not None and found[0] != digest.hex():
+            self._find("changed", chain, seq, f"it is not the event that anchor {found[1]} signed")
+        if seq > self._signed_to.get(chain, 0):
+            self._report.not_yet_anchored += 1
+            last = self._last
+            if last is not None and at_us < last.at - int(LATE_S * 1e6) and chain[0] != TENANT:
+                self._find("unsigned", chain, seq, f"anchor {last.n} does not know of it")
+
+    def _gone(self) -> None:
+        for chain, signed in self._signed.items():
+            for seq, (_, number) in sorted(signed.items()):
+                self._find("missing", chain, seq, f"anchor {number} signed it, and it is not there")
+
+    # -- anchors ----------------------------------------------------------------------------------
+
+    def _read_anchors(self) -> None:
+        for worker_id, seq, data in self._conn.execute(_ANCHORS, (TENANT, ANCHOR_TASK)):
+            self._anchor((TENANT, worker_id), seq, data)
+
+    def _anchor(self, chain: Chain, seq: int, data: str) -> None:
+        report = self._report
+        try:
+            anchor = read_anchor(data)
+        except (msgspec.MsgspecError, TypeError):
+            self._find("anchor", chain, seq, "this is no anchor that holdfast wrote")
+            return
+        if not anchor.is_sealed_by(self._key):
+            other = anchor.key_id != key_id(self._key)
+            why = f"with another key (its id is {anchor.key_id})" if other else "by nobody"
+            self._find("unsigned", chain, seq, f"anchor {anchor.n} was signed {why}")
+            return
+        before = self._last
+        if before is not None and (anchor.n != before.n + 1 or anchor.previous != before.mac):
+            self._find("anchor", chain, seq, f"anchor {anchor.n} does not follow anchor {before.n}")
+        elif before is None and anchor.previous:
+            self._find("anchor", chain, seq, f"the anchors before anchor {anchor.n} are missing")
+        for tenant_id, worker_id, signed, digest in anchor.chains:
+            chain_of = (tenant_id, worker_id)
+            self._signed.setdefault(chain_of, {})[signed] = (digest, anchor.n)
+            self._signed_to[chain_of] = max(signed, self._signed_to.get(chain_of, 0))
+        self._file.meet(anchor)
+        self._last = anchor
+        report.anchors += 1
+        report.last_anchor, report.last_anchor_at_us = anchor.n, anchor.at
+
+    def _notes(self) -> None:
+        report = self._report
+        if self._last is None:
+            report.notes.append("there is no anchor yet: nothing is signed")
+        if report.not_yet_anchored:
+            report.notes.append(
+                f"{report.not_yet_anchored} events are not yet anchored: they are chained, but a "
+                "cut or a recomputed chain behind the last anchor cannot be seen"
+            )
+
+    def _find(self, kind: str, chain: Chain, seq: int, text: str) -> None:
+        self._report.add(
+            Finding(kind=kind, tenant_id=chain[0], worker_id=chain[1], seq=seq, text=text)
+        )

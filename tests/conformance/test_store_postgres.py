@@ -1,0 +1,56 @@
+"""The PostgreSQL store passes the suites of stores and of governance, by the server's clock."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from holdfast.core.store import Worker
+from holdfast.store.postgres.clerk import PostgresClerk
+from holdfast.store.postgres.operations import PostgresOperations
+from holdfast.store.postgres.records import PostgresRecords
+from holdfast.store.postgres.store import PostgresStore
+from holdfast.testing import GovernanceConformance, Office, StoreConformance, StoreHarness
+from holdfast.testing.store_harness import LEASE_S, Store
+from tests.servers.postgres_clock import ServerClock
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+
+class OnPostgres(StoreHarness):
+    def setup_method(self) -> None:
+        """The clock is the server's, and comes with its database."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_url: str) -> Iterator[None]:
+        self._url = postgres_url
+        self.clock = ServerClock(postgres_url)
+        yield
+        self.clock.close()
+
+    async def make_store(self) -> Store:
+        return PostgresStore(self._url, lease_s=LEASE_S)
+
+    async def let_die(self, store: Store, worker: Worker) -> None:
+        """No sign of life came for longer than its lease."""
+        with psycopg.connect(self._url) as conn:
+            conn.execute(
+                "UPDATE workers SET lease_until = clock_timestamp() - interval '1 second'"
+                " WHERE worker_id = %s",
+                (worker.worker_id,),
+            )
+
+
+class TestPostgresStore(OnPostgres, StoreConformance):
+    """The store in a database of its own."""
+
+
+class TestPostgresGovernance(OnPostgres, GovernanceConformance):
+    @asynccontextmanager
+    async def open_office(self, store: Store) -> AsyncIterator[Office]:
+        assert isinstance(store, PostgresStore)
+        async with PostgresOperations(store, by="suite") as operations:
+            yield Office(
+                answers=operations, records=PostgresRecords(store), clerk=PostgresClerk(store)
+            )

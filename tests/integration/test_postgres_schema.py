@@ -1,0 +1,201 @@
+"""The schema on PostgreSQL: made whole or not at all, refused with words that help."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.core.errors import SchemaMismatch, StoreUnavailable
+from holdfast.store.migrate import HEAD
+from holdfast.store.postgres import migrate
+from holdfast.store.postgres.migrate import current_revision, ensure_schema, upgrade
+from holdfast.store.postgres.partitions import make_partitions
+from holdfast.store.schema import tables_of
+from tests.servers.postgres import OutsidePostgres, PostgresServer
+
+pytestmark = pytest.mark.xdist_group("postgres")
+Server = PostgresServer | OutsidePostgres
+VICTIM = Path(__file__).with_name("postgres_victim.py")
+DIALECT = "postgresql"
+
+
+@pytest.fixture
+def empty(postgres: Server) -> Iterator[str]:
+    name = postgres.new_database()
+    yield postgres.url(name)
+    postgres.drop(name)
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        return conn.execute(statement).fetchall()
+
+
+def tables(url: str) -> set[str]:
+    found = rows(url, "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND"
+                      " relnamespace = 'public'::regnamespace")  # fmt: skip
+    return {name for (name,) in found}
+
+
+def test_an_empty_database_gets_its_tables(empty: str) -> None:
+    assert current_revision(empty) is None
+    assert ensure_schema(empty) is True
+    assert current_revision(empty) == HEAD
+    assert ensure_schema(empty) is False
+    ours = {table.name for table, _ in tables_of(DIALECT)}
+    assert {"queue_executions", "event_log", "workers"} <= ours
+    assert not {"messages", "witness"} & ours
+    months = {name for name in tables(empty) if name.startswith("event_log_2")}
+    assert tables(empty) == ours | months | {"event_log_default", "alembic_version"}
+    assert len(months) == 4
+
+
+def test_indexes_are_those_of_the_tables(postgres_url: str) -> None:
+    found = rows(postgres_url, "SELECT indexname FROM pg_indexes WHERE indexname LIKE 'idx\\_%'")
+    wanted = {index.name for _, indexes in tables_of(DIALECT) for index in indexes}
+    assert {name for (name,) in found} == wanted
+
+
+def test_types_are_native(postgres_url: str) -> None:
+    found = dict(
+        rows(
+            postgres_url,
+            "SELECT table_name || '.' || column_name, data_type FROM information_schema.columns",
+        )
+    )
+    assert found["queue_executions.id"] == "uuid"
+    assert found["queue_executions.started_at"] == "timestamp with time zone"
+    assert found["queue_executions.body"] == "bytea"
+    assert found["event_log.data"] == "json"
+    assert found["workers.worker_id"] == "bigint"
+    assert "jsonb" not in found.values()
+
+
+def test_events_stand_in_their_month_or_in_the_default(postgres_url: str) -> None:
+    insert = (
+        "INSERT INTO event_log (id, subscription, task_id, event_type, data, created_at, worker_id,"
+        " seq, hash) VALUES (gen_random_uuid(), '', 't', 'e', '{}', %s, 1, 1, '')"
+    )
+    where = "SELECT tableoid::regclass::text FROM event_log ORDER BY created_at"
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        for moment in ("1999-12-31T23:59:59Z", "2500-01-01T00:00:00Z"):
+            conn.execute(insert, (moment,))
+        conn.execute(insert.replace("%s", "clock_timestamp()"))
+        found = [name for (name,) in conn.execute(where)]
+    assert found[0] == found[2] == "event_log_default"
+    assert found[1].startswith("event_log_2")
+
+
+def test_what_the_default_caught_moves_into_its_month(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        (name,) = conn.execute(
+            "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', '\"event_log_\"YYYY_MM')"
+        ).fetchone()  # type: ignore[misc]
+        conn.execute(f"DROP TABLE {name}")
+        conn.execute(
+            "INSERT INTO event_log (id, subscription, task_id, event_type, data, created_at,"
+            " worker_id, seq, hash) VALUES (gen_random_uuid(), '', 't', 'e', '{\"a\" :1}',"
+            " clock_timestamp(), 1, 1, '')"
+        )
+        with conn.transaction():
+            assert make_partitions(conn) == 1
+            assert make_partitions(conn) == 0
+        found = conn.execute("SELECT tableoid::regclass::text, data::text FROM event_log")
+        assert found.fetchall() == [(name, '{"a" :1}')]
+
+
+def test_a_kill_before_any_statement_leaves_the_old_schema_or_the_new(postgres: Server) -> None:
+    names = [postgres.new_database() for _ in range(100)]
+    urls = [postgres.url(name) for name in names]
+    try:
+        done = subprocess.run(
+            [sys.executable, VICTIM, *urls], capture_output=True, text=True, check=True
+        )
+        killed = json.loads(done.stdout)
+        assert killed[-1] is None, "more statements than databases"
+        assert sum(each is not None for each in killed) > 40
+        assert any("CREATE TABLE event_log_default" in (each or "") for each in killed)
+        whole = tables(urls[-1])
+        for url, statement in zip(urls, killed, strict=True):
+            left = tables(url)
+            assert left in (set(), whole), f"killed before {statement!r}: {left}"
+            assert current_revision(url) == (HEAD if left else None)
+        for url in urls[::10]:
+            ensure_schema(url)
+            assert tables(url) == whole
+    finally:
+        for name in names:
+            postgres.drop(name)
+
+
+def test_of_several_that_start_together_one_works(empty: str) -> None:
+    made: list[bool] = []
+    threads = [threading.Thread(target=lambda: made.append(ensure_schema(empty))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [False] * 5 + [True]
+
+
+def test_waiting_for_another_upgrade_ends(empty: str) -> None:
+    with psycopg.connect(empty, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", (migrate.LOCK,))
+        with pytest.raises(StoreUnavailable, match="another process has been upgrading"):
+            upgrade(empty, wait_s=0.1)
+    assert upgrade(empty) is True
+
+
+def test_an_older_schema_names_the_command(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "HEAD", "9999")
+    with pytest.raises(SchemaMismatch, match="'holdfast migrate'"):
+        ensure_schema(postgres_url)
+
+
+def test_a_newer_schema_is_refused(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("UPDATE alembic_version SET version_num = '0907'")
+    with pytest.raises(SchemaMismatch, match="newer holdfast has used this database"):
+        ensure_schema(postgres_url)
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("UPDATE alembic_version SET version_num = 'ae1027a6acf'")
+    with pytest.raises(SchemaMismatch, match="none of holdfast's"):
+        upgrade(postgres_url)
+
+
+def test_somebody_elses_tables_are_refused(empty: str) -> None:
+    with psycopg.connect(empty) as conn:
+        conn.execute("CREATE TABLE queue_executions (a int)")
+    with pytest.raises(SchemaMismatch, match="a database or a schema of its own"):
+        ensure_schema(empty)
+
+
+def test_a_role_without_permission_names_the_command(postgres: Server, empty: str) -> None:
+    role = f"weak_{os.getpid()}"
+    with psycopg.connect(empty, autocommit=True) as conn:
+        conn.execute(f"CREATE ROLE {role} LOGIN")
+    weak = empty.replace("//app@", f"//{role}@")
+    assert weak != empty, "the test needs the private server"
+    try:
+        with pytest.raises(StoreUnavailable, match="'holdfast migrate' with a role that owns"):
+            ensure_schema(weak)
+        assert tables(empty) == set()
+    finally:
+        postgres.execute(f"DROP ROLE {role}")
+
+
+def test_away_and_nonsense_are_told_apart(postgres: Server) -> None:
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        ensure_schema(postgres.url("no_such_database"))
+    with pytest.raises(StoreUnavailable, match="is away") as caught:
+        ensure_schema("postgresql://me:geheim@127.0.0.1:1/x")
+    assert "geheim" not in str(caught.value)

@@ -1,0 +1,365 @@
+"""The PostgreSQL store where it differs: lost answers, crossing batches, values that no row takes,
+claims of the dead, plans of the hot statements."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.codec import CODECS
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.message import Message
+from holdfast.core.outcome import Dead, Done, Retry
+from holdfast.core.store import Answer, Candidate, Commit, EffectState, Finished, Run, Worker
+from holdfast.engine.decoder import decoder
+from holdfast.store.postgres import arrays, claims, finish, keys, lanes, reaper, tasks
+from holdfast.store.postgres import store as store_module
+from holdfast.store.postgres.database import _SETTINGS, Database
+from holdfast.store.postgres.months import Months
+from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.postgres.verify import verify_ledger
+
+pytestmark = pytest.mark.xdist_group("postgres")
+SUB = Subscription(name="s", queue="q", ordered=False)
+_tags = itertools.count()
+
+
+def candidate(message_id: str, **fields: Any) -> Candidate:
+    message = Message(id=message_id, type=fields.pop("type", "t"), **fields)
+    body, headers = CODECS["standard"].encode(message)
+    return decoder(SUB)(Delivery(body=body, headers=headers, tag=next(_tags), identity=message_id))
+
+
+def done(run: Run) -> Finished:
+    return Finished(run=run, outcome=Done(), result=b"1")
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def worker(store: PostgresStore) -> Worker:
+    return await store.register("test")
+
+
+def rows(url: str, sql: str, *values: Any) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        return conn.execute(sql, values).fetchall()
+
+
+class LostAnswers:
+    """The next commits are made, and their answers lost: the connection is cut right after."""
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self.left = times
+        once = database._once
+
+        async def cut(session: Any, op: Any, *rest: Any) -> Any:
+            if self.left == 0:
+                return await once(session, op, *rest)
+            commit: Callable[..., Awaitable[None]] = rest[2]
+
+            async def committed(tx: Any, end: Callable[[], Awaitable[None]]) -> None:
+                async def unheard() -> None:
+                    await end()
+                    if self.left:
+                        self.left -= 1
+                        await session.conn.close()
+                        raise psycopg.OperationalError("the connection is lost")
+
+                await commit(tx, unheard)
+
+            return await once(session, op, rest[0], rest[1], committed, *rest[3:])
+
+        monkeypatch.setattr(database, "_once", cut)
+
+
+async def test_a_claim_whose_answer_is_lost_is_granted_once(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    lost = LostAnswers(store.database, monkeypatch, 1)
+    verdicts = await store.claim(SUB, [candidate("a"), candidate("b")], worker=worker)
+    assert lost.left == 0
+    assert [v.answer for v in verdicts] == [Answer.RUN] * 2
+    runs = [v.run for v in verdicts if v.run is not None]
+    assert await store.finish([done(run) for run in runs], worker=worker) == [Commit.COMMITTED] * 2
+    assert (
+        rows(postgres_url, "SELECT attempt, epoch, status FROM queue_executions")
+        == [(1, 1, "succeeded")] * 2
+    )
+
+
+async def test_even_if_the_store_is_away_for_longer_than_it_repeats(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LostAnswers(store.database, monkeypatch, 3)
+    with pytest.raises(StoreUnavailable):
+        await store.claim(SUB, [candidate("a")], worker=worker)
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.answer is Answer.RUN
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.answer is Answer.ADOPTED, "a further copy of what runs here"
+
+
+async def test_due_work_whose_claim_is_unheard_of_is_granted(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.run is not None
+    again = Finished(run=verdict.run, outcome=Retry(0.0, "again"))
+    await store.finish([again], worker=worker)
+    LostAnswers(store.database, monkeypatch, 3)
+    with pytest.raises(StoreUnavailable):
+        await store.claim_ready(SUB, limit=10, worker=worker)
+    (verdict,) = await store.claim_ready(SUB, limit=10, worker=worker)
+    assert verdict.run is not None
+    assert (await store.finish([done(verdict.run)], worker=worker)) == [Commit.COMMITTED]
+
+
+async def test_a_finish_whose_answer_is_lost_is_already(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    verdicts = await store.claim(SUB, [candidate(f"m{n}") for n in range(3)], worker=worker)
+    runs = [v.run for v in verdicts if v.run is not None]
+    LostAnswers(store.database, monkeypatch, 1)
+    ends = [done(runs[0]), done(runs[1]), Finished(run=runs[2], outcome=Dead(reason="r"))]
+    assert list(await store.finish(ends, worker=worker)) == [Commit.ALREADY] * 3
+    assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(1,)]
+
+
+async def test_a_begun_effect_whose_answer_is_lost_is_new(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.run is not None
+    LostAnswers(store.database, monkeypatch, 1)
+    assert await store.effect_begin(verdict.run, "pay") == (EffectState.NEW, None)
+    assert (await store.effect_begin(verdict.run, "pay"))[0] is EffectState.UNKNOWN
+
+
+async def test_chains_stay_whole_whatever_answers_are_lost(
+    store: PostgresStore,
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    postgres_url: str,
+    tmp_path: Path,
+) -> None:
+    for n in range(12):
+        if n % 3:
+            LostAnswers(store.database, monkeypatch, n % 3)
+        batch = [candidate(f"{n}-{m}", tenant_id=f"t{m % 2}") for m in range(4)]
+        verdicts = await store.claim(SUB, batch, worker=worker)
+        runs = [v.run for v in verdicts if v.run is not None]
+        assert len(runs) == 4
+        await store.finish([done(run) for run in runs], worker=worker)
+    report = verify_ledger(postgres_url, b"k" * 32, tmp_path / "anchors")
+    assert report.ok, [str(each) for each in report.findings]
+    assert report.events == 12 * 8
+
+
+async def test_crossing_batches_all_get_through(postgres_url: str) -> None:
+    """Four workers ask for the same messages and keys in different orders, over and over."""
+    stores = [PostgresStore(postgres_url) for _ in range(4)]
+    for each in stores:
+        await each.open()
+    workers = [await each.register("crossing") for each in stores]
+    granted: list[str] = []
+
+    async def one(n: int) -> None:
+        for turn in range(15):
+            names = [f"m{turn}-{m}" for m in range(30)]
+            if n % 2:
+                names.reverse()
+            batch = [candidate(name, idempotency_key=f"k{name[-1]}{turn}") for name in names]
+            verdicts = await stores[n].claim(SUB, batch, worker=workers[n])
+            runs = [v.run for v in verdicts if v.run is not None]
+            granted.extend(run.message.id for run in runs)
+            commits = await stores[n].finish([done(run) for run in runs], worker=workers[n])
+            assert set(commits) <= {Commit.COMMITTED}
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(one(n) for n in range(4)))
+        for _ in range(10):
+            await stores[0].resolve(worker=workers[0])
+    assert len(granted) == len(set(granted))
+    ended = "SELECT status, count(*) FROM queue_executions GROUP BY 1 ORDER BY 1"
+    assert rows(postgres_url, ended) == [("duplicate", 15 * 20), ("succeeded", 15 * 10)]
+    for each in stores:
+        await each.close()
+
+
+@pytest.mark.parametrize("bad", ["a\0b", "x" * 300])
+async def test_a_message_that_no_row_can_hold_harms_no_other(
+    store: PostgresStore, worker: Worker, postgres_url: str, bad: str
+) -> None:
+    good = [candidate(f"g{n}") for n in range(6)]
+    broken = candidate("bad")
+    assert broken.message is not None
+    broken = msgspec.structs.replace(
+        broken, message=msgspec.structs.replace(broken.message, idempotency_key=bad)
+    )
+    verdicts = await store.claim(SUB, [*good[:3], broken, *good[3:]], worker=worker)
+    assert [v.answer for v in verdicts] == [
+        *[Answer.RUN] * 3, Answer.DEAD, *[Answer.RUN] * 3,
+    ]  # fmt: skip
+    ((reason, body),) = rows(postgres_url, "SELECT reason, body FROM dead_letters")
+    assert reason == "unstorable"
+    assert bytes(body) == broken.delivery.body
+
+
+async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Its claim was committed just after it was declared dead."""
+    other = await store.register("other")
+    await store.claim(SUB, [candidate("a")], worker=worker)
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("UPDATE workers SET state = 'dead' WHERE worker_id = %s", (worker.worker_id,))
+    with psycopg.connect(postgres_url) as conn:  # the server has been there for long enough
+        conn.execute("CREATE SCHEMA fake")
+        conn.execute("CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz"
+                     " LANGUAGE sql AS $$SELECT timestamptz 'epoch'$$")  # fmt: skip
+        conn.execute("ALTER ROLE CURRENT_USER SET search_path = fake, pg_catalog, public")
+    try:
+        await store.database._lost()  # new connections, with that path
+        store.database._away_at = float("-inf")
+        found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
+        assert found.tasks == 1
+        (verdict,) = await store.claim(SUB, [candidate("a")], worker=other)
+        assert verdict.answer is Answer.RUN
+    finally:
+        with psycopg.connect(postgres_url) as conn:
+            conn.execute("ALTER ROLE CURRENT_USER RESET search_path")
+    with pytest.raises(StoreUnavailable, match="declared dead"):
+        await store.claim(SUB, [candidate("b")], worker=worker)
+
+
+async def test_nobody_is_reaped_while_the_store_has_just_come_back(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    other = await store.register("other")
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("UPDATE workers SET lease_until = now() - interval '1 hour'")
+    await store.database._lost()
+    found = await store.reap(worker=other, lease_s=3600.0, crash_budget=3)
+    assert not found.workers
+
+
+async def test_other_processes_are_woken(postgres_url: str, store: PostgresStore) -> None:
+    other = PostgresStore(postgres_url)
+    await other.open()
+    heard = other.subscribe()
+    worker = await store.register("w")
+    async with asyncio.timeout(20):
+        while not heard.is_set():  # until it listens
+            lanes_of = Subscription(name="l", queue="l")
+            message = candidate(f"m{next(_tags)}", ordering_key="a")
+            await store.adopt_in_order(lanes_of, [message], worker=worker)
+            with_in = asyncio.create_task(heard.wait())
+            await asyncio.wait({with_in}, timeout=0.5)
+            with_in.cancel()
+    await other.close()
+
+
+async def test_months_are_made_ahead(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    last = "SELECT max(relname) FROM pg_class WHERE relname ~ '^event_log_2' AND relkind = 'r'"
+    ((name,),) = rows(postgres_url, last)
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(f"DROP TABLE {name}")
+    months = Months(store)
+    assert await months.step(worker) == 1
+    assert await months.step(worker) == 0
+    assert rows(postgres_url, "SELECT to_regclass(%s) IS NOT NULL", name) == [(True,)]
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
+    """With many rows, and a plan made while there were few."""
+    hot = {
+        "claim": (tasks.FIND, 3),
+        "ready": (claims.CLAIM_READY, 5),
+        "next due": (claims.NEXT_DUE, 1),
+        "done": (finish.ALL_DONE, 9),
+        "others": (finish.OTHERS, 20),
+        "keep": (keys.KEEP, 6),
+        "free": (keys.FREE, 4),
+        "waiting": (keys.WAITING_FOR, 3),
+        "stuck lanes": (lanes.STUCK, 0),
+        "missing workers": (reaper.MISSING, 2),
+        "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
+        "suspects": (store_module._SUSPECTS, 2),
+    }
+    fill = (
+        "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
+        " worker_id, lane, lane_seq, idem_key, due_at) SELECT gen_random_uuid(), 's', 'm' || n,"
+        " 'q', (ARRAY['succeeded', 'succeeded', 'running', 'ready', 'queued', 'waiting_key'])"
+        "[1 + n %% 6], 'store', n %% 50, CASE WHEN n %% 6 = 4 THEN 'l' || n %% 100 END, n,"
+        " 'k' || n, now() FROM generate_series(1, 20000) n"
+    ).replace("%%", "%")
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute(fill)
+        conn.execute(
+            "INSERT INTO idempotency_keys (subscription, key, message_id, state) SELECT 's',"
+            " 'k' || n, 'm' || n, 'done' FROM generate_series(1, 20000) n"
+        )
+        conn.execute("ANALYZE")
+        for name, value in _SETTINGS.items():
+            conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+        for what, (statement, parameters) in hot.items():
+            conn.execute(f"PREPARE p AS {statement}")
+            nulls = ", ".join(["NULL"] * parameters)
+            call = f"EXECUTE p({nulls})" if parameters else "EXECUTE p"
+            plan = "\n".join(row[0] for row in conn.execute(f"EXPLAIN {call}"))
+            conn.execute("DEALLOCATE p")
+            for table in ("queue_executions", "idempotency_keys"):
+                assert f"Seq Scan on {table}" not in plan, f"{what}\n{plan}"
+
+
+# -- array literals -------------------------------------------------------------------------------
+
+TEXTS = st.lists(st.none() | st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def plain(postgres: Any) -> Any:
+    with psycopg.connect(postgres.url("postgres"), autocommit=True) as conn:
+        yield conn
+
+
+@given(values=TEXTS)
+@settings(max_examples=200)
+def test_texts_are_read_as_they_were(plain: Any, values: list[str | None]) -> None:
+    (found,) = plain.execute("SELECT %s::text[]", (arrays.texts(values),)).fetchone()
+    assert found == values
+
+
+@given(values=st.lists(st.none() | st.binary()))
+@settings(max_examples=100)
+def test_bytes_are_read_as_they_were(plain: Any, values: list[bytes | None]) -> None:
+    (found,) = plain.execute("SELECT %s::bytea[]", (arrays.blobs(values),)).fetchone()
+    assert found == values
+
+
+@given(at=st.integers(min_value=0, max_value=4_102_444_800_000_000))
+@settings(max_examples=200)
+def test_times_are_exact(plain: Any, at: int) -> None:
+    sql = f"SELECT (extract(epoch FROM {arrays.moment('%s::bigint')}) * 1000000)::bigint"
+    (found,) = plain.execute(sql, (at,)).fetchone()
+    assert found == at

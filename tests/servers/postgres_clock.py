@@ -1,0 +1,45 @@
+"""A server whose clock a test moves: `clock_timestamp()` of one database, for all its connections.
+
+Nothing of the store is changed for it: in that database its statements find another function of the
+same name first.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import psycopg
+
+from holdfast.core.clock import from_us
+from holdfast.testing.clock import FakeClock
+
+_SETUP = """
+CREATE SCHEMA fake;
+CREATE TABLE fake.clock (at timestamptz NOT NULL);
+INSERT INTO fake.clock VALUES ('{at}');
+CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+  AS 'SELECT at FROM fake.clock';
+CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql STABLE
+  AS $$SELECT timestamptz 'epoch'$$;
+DO $$BEGIN
+  EXECUTE format('ALTER DATABASE %I SET search_path = fake, pg_catalog, public',
+                 current_database());
+END$$;
+"""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ServerClock(FakeClock):
+    """A `FakeClock` that the database at `url` goes by, too. Made before anybody connects to it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(START)
+        self._conn = psycopg.connect(url, autocommit=True)
+        self._conn.execute(_SETUP.format(at=START.isoformat()))
+        self.on_advance(self._move)
+
+    def _move(self) -> None:
+        self._conn.execute("UPDATE fake.clock SET at = %s", (from_us(self.now_us()),))
+
+    def close(self) -> None:
+        self._conn.close()
