@@ -147,7 +147,8 @@ PASSWORD = "p@ss:w/rd?#[1] %"
 RIGHTS = (
     "~stream:*", "~{stream:*", "-@all", "+ping", "+info", "+config|get", "+time", "+exists",
     "+xadd", "+xlen", "+xrange", "+xreadgroup", "+xack", "+xdel", "+xclaim",
-    "+xautoclaim", "+xpending", "+xgroup", "+xinfo", "+eval", "+set", "+select", "+client",
+    "+xautoclaim", "+xpending", "+xgroup", "+xinfo", "+xtrim", "+eval", "+get", "+set",
+    "+pexpire", "+select", "+client",
 )  # fmt: skip
 """What docs/guides/redis.md says that a worker's user needs."""
 

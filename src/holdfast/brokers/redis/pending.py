@@ -36,10 +36,12 @@ return acked
 BIND = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return owner end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if owner then redis.call('PEXPIRE', KEYS[1], ARGV[2])
+else redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return ARGV[1]
 """
-"""The store that wants the group, for how many ms; returns whose it is."""
+"""The store that wants the group, for how many ms; returns whose it is. To go on being the owner
+takes no memory: a full server can be worked empty."""
 FORGET = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
