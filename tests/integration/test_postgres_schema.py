@@ -180,11 +180,12 @@ def test_somebody_elses_tables_are_refused(empty: str) -> None:
 
 
 def test_a_role_without_permission_names_the_command(postgres: Server, empty: str) -> None:
+    if isinstance(postgres, OutsidePostgres):
+        pytest.skip("this makes a role: HOLDFAST_TEST_POSTGRES_URL is somebody else's server")
     role = f"weak_{os.getpid()}"
     with psycopg.connect(empty, autocommit=True) as conn:
         conn.execute(f"CREATE ROLE {role} LOGIN")
     weak = empty.replace("//app@", f"//{role}@")
-    assert weak != empty, "the test needs the private server"
     try:
         with pytest.raises(StoreUnavailable, match="'holdfast migrate' with a role that owns"):
             ensure_schema(weak)

@@ -22,7 +22,7 @@ from holdfast.core.store import Answer, Candidate, Commit, EffectState, Finished
 from holdfast.engine.decoder import decoder
 from holdfast.store.postgres import arrays, claims, finish, keys, lanes, reaper, tasks
 from holdfast.store.postgres import store as store_module
-from holdfast.store.postgres.database import _SETTINGS, Database
+from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database
 from holdfast.store.postgres.months import Months
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
@@ -220,6 +220,17 @@ async def test_a_message_that_no_row_can_hold_harms_no_other(
     assert bytes(body) == broken.delivery.body
 
 
+_LONG_AGO = """
+CREATE SCHEMA fake;
+CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql
+  AS $$SELECT timestamptz 'epoch'$$;
+DO $$BEGIN
+  EXECUTE format('ALTER DATABASE %I SET search_path = fake, pg_catalog, public',
+                 current_database());
+END$$;
+"""
+
+
 async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
@@ -229,20 +240,13 @@ async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
     with psycopg.connect(postgres_url) as conn:
         conn.execute("UPDATE workers SET state = 'dead' WHERE worker_id = %s", (worker.worker_id,))
     with psycopg.connect(postgres_url) as conn:  # the server has been there for long enough
-        conn.execute("CREATE SCHEMA fake")
-        conn.execute("CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz"
-                     " LANGUAGE sql AS $$SELECT timestamptz 'epoch'$$")  # fmt: skip
-        conn.execute("ALTER ROLE CURRENT_USER SET search_path = fake, pg_catalog, public")
-    try:
-        await store.database._lost()  # new connections, with that path
-        store.database._away_at = float("-inf")
-        found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
-        assert found.tasks == 1
-        (verdict,) = await store.claim(SUB, [candidate("a")], worker=other)
-        assert verdict.answer is Answer.RUN
-    finally:
-        with psycopg.connect(postgres_url) as conn:
-            conn.execute("ALTER ROLE CURRENT_USER RESET search_path")
+        conn.execute(_LONG_AGO)
+    await store.database._lost()  # new connections, which see that
+    store.database._away_at = float("-inf")
+    found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
+    assert found.tasks == 1
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=other)
+    assert verdict.answer is Answer.RUN
     with pytest.raises(StoreUnavailable, match="declared dead"):
         await store.claim(SUB, [candidate("b")], worker=worker)
 
@@ -256,6 +260,32 @@ async def test_nobody_is_reaped_while_the_store_has_just_come_back(
     await store.database._lost()
     found = await store.reap(worker=other, lease_s=3600.0, crash_budget=3)
     assert not found.workers
+
+
+async def test_many_runs_share_a_few_connections(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    batch = [candidate(f"m{n}") for n in range(200)]
+    runs = [v.run for v in await store.claim(SUB, batch, worker=worker) if v.run is not None]
+    most = 0
+
+    async def count() -> None:
+        nonlocal most
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        while True:
+            found = await asyncio.to_thread(rows, postgres_url, busy)
+            most = max(most, found[0][0])
+
+    counting = asyncio.create_task(count())
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(store.heartbeat(run, {"n": 1}) for run in runs))
+    counting.cancel()
+    await asyncio.gather(counting, return_exceptions=True)
+    assert rows(postgres_url, "SELECT count(*) FROM event_log WHERE event_type = 'task.heartbeat'"
+                ) == [(200,)]  # fmt: skip
+    assert 1 < most <= WRITERS + READERS + 4, (
+        "its own, the listener, the pulse and the one who counts"
+    )
 
 
 async def test_other_processes_are_woken(postgres_url: str, store: PostgresStore) -> None:

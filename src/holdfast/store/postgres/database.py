@@ -34,7 +34,9 @@ log = logging.getLogger("holdfast.store")
 
 CALL_S = 30.0
 """No call takes longer: the server is told to give up, and so does the client."""
-KEPT = 8
+WRITERS, READERS = 6, 3
+"""Connections at a time. A transaction may read beside itself: readers never wait for writers."""
+KEPT = WRITERS + READERS
 """Idle connections that are kept."""
 REPEATS = 8
 RECONNECTS = 2
@@ -138,6 +140,8 @@ class Database:
         self.address = address
         self._idle: list[Session] = []
         self._is_open = False
+        self._writers = asyncio.Semaphore(WRITERS)
+        self._readers = asyncio.Semaphore(READERS)
         self._running: set[asyncio.Task[Any]] = set()
         self._away_at = -math.inf
         self._on_connect: list[Callable[[], None]] = []
@@ -197,7 +201,7 @@ class Database:
         async with self._translated():
             for attempt in range(RECONNECTS + 1):
                 try:
-                    async with asyncio.timeout(CALL_S), self._session() as session:
+                    async with self._readers, asyncio.timeout(CALL_S), self._session() as session:
                         cursor = AsyncRawCursor(session.conn)
                         await cursor.execute(statement, values, prepare=True, binary=True)
                         return await cursor.fetchall() if cursor.description else []
@@ -213,7 +217,7 @@ class Database:
         async with self._translated():
             while True:
                 try:
-                    async with asyncio.timeout(CALL_S), self._session() as session:
+                    async with self._writers, asyncio.timeout(CALL_S), self._session() as session:
                         return await self._once(session, op, worker_id, durable, commit, unknown)
                 except _Unknown as error:
                     unknown = True
