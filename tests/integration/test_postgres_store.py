@@ -30,6 +30,8 @@ from holdfast.store.postgres.verify import verify_ledger
 pytestmark = pytest.mark.xdist_group("postgres")
 SUB = Subscription(name="s", queue="q", ordered=False)
 _tags = itertools.count()
+LOCK_TIMEOUT_S = 9.0
+"""Just less than the `lock_timeout` of the connections."""
 
 
 def candidate(message_id: str, **fields: Any) -> Candidate:
@@ -393,3 +395,44 @@ def test_times_are_exact(plain: Any, at: int) -> None:
     sql = f"SELECT (extract(epoch FROM {arrays.moment('%s::bigint')}) * 1000000)::bigint"
     (found,) = plain.execute(sql, (at,)).fetchone()
     assert found == at
+
+
+# -- two kinds of locks ---------------------------------------------------------------------------
+
+
+async def test_two_processes_never_wait_for_each_others_ledger(postgres_url: str) -> None:
+    """A finish of each process wants a key that a claim of the other holds, while that claim wants
+    its own ledger: no database would see that they wait in a circle."""
+    stores = [PostgresStore(postgres_url) for _ in range(2)]
+    for each in stores:
+        await each.open()
+    workers = [await each.register("circle") for each in stores]
+
+    async def one(n: int) -> None:
+        store, worker = stores[n], workers[n]
+        finishing: asyncio.Task[Any] | None = None
+        for turn in range(40):
+            batch = [
+                candidate(f"{n}-{turn}-{m}", idempotency_key=f"k{(turn + m) % 12}")
+                for m in range(8)
+            ]
+            verdicts = await store.claim(SUB, batch, worker=worker)
+            runs = [v.run for v in verdicts if v.run is not None]
+            if finishing is not None:
+                await finishing
+            ends = [Finished(run=run, outcome=Done(), dedup_window_s=0.0) for run in runs]
+            finishing = asyncio.create_task(_finished(store, ends, worker))
+        if finishing is not None:
+            await finishing
+
+    started = asyncio.get_running_loop().time()
+    await asyncio.gather(one(0), one(1))
+    took = asyncio.get_running_loop().time() - started
+    assert took < LOCK_TIMEOUT_S, f"it took {took:.1f} s: somebody waited until a lock was given up"
+    for each in stores:
+        await each.close()
+
+
+async def _finished(store: PostgresStore, ends: list[Finished], worker: Worker) -> None:
+    if ends:
+        await store.finish(ends, worker=worker)

@@ -31,7 +31,7 @@ class PostgresClerk:
     async def quotas_changed(self) -> int:
         async def op(tx: Tx, change: Change) -> int:
             found = await tx.rows(LOOK_AGAIN)
-            tx.at_end(FORGET_WAITS)
+            tx.before_end(FORGET_WAITS)
             change.topics.add(WORK)
             return len(found)
 

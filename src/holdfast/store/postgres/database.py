@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 
 from holdfast.core.clock import to_us
 from holdfast.core.errors import StoreUnavailable
@@ -73,11 +73,16 @@ class Session:
 class Tx:
     """A transaction in progress, begun at `await moment()` by the server's clock."""
 
-    def __init__(self, conn: AsyncConnection[Row], *, repeated: bool) -> None:
+    def __init__(
+        self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, *, repeated: bool
+    ) -> None:
         self._conn = conn
+        self._pipeline = pipeline
+        self._unheard = False
         self._begun: AsyncRawCursor[Row] | None = None
         self._opening: Row = ()
-        self.last: list[tuple[str, Sequence[Any]]] = []
+        self._locking: list[tuple[str, Sequence[Any]]] = []
+        self._last: list[tuple[str, Sequence[Any]]] = []
         self.letters: dict[str, Letter] = {}
         """Dead letters that are written at the end, by their ids."""
         self.repeated = repeated
@@ -93,15 +98,39 @@ class Tx:
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         """Sends what waited, then this, and returns its rows."""
         cursor = await self._execute(statement, values)
-        return await cursor.fetchall()
+        found = await cursor.fetchall()
+        self._unheard = False
+        return found
 
     async def send(self, statement: str, *values: Any) -> None:
         """Sent with whatever comes next; its answer is not looked at, an error is raised later."""
         await self._execute(statement, values)
+        self._unheard = True
+
+    def before_end(self, statement: str, *values: Any) -> None:
+        """Sent before what is `at_end`: it may have to wait for a lock on its rows."""
+        self._locking.append((statement, values))
 
     def at_end(self, statement: str, *values: Any) -> None:
-        """Sent together with COMMIT."""
-        self.last.append((statement, values))
+        """Sent together with COMMIT: new rows, or rows that are locked already."""
+        self._last.append((statement, values))
+
+    async def hold_all_locks(self) -> None:
+        """Returns when everything that might wait for somebody else's rows has got them."""
+        await self._send_all(self._locking)
+        if self._unheard:
+            await self._pipeline.sync()
+            self._unheard = False
+
+    async def send_rest(self) -> None:
+        """Whatever is left to be sent before COMMIT."""
+        await self._send_all(self._locking)
+        await self._send_all(self._last)
+
+    async def _send_all(self, waiting: list[tuple[str, Sequence[Any]]]) -> None:
+        for statement, values in waiting:
+            await self.send(statement, *values)
+        waiting.clear()
 
     async def moment(self) -> int:
         """When it was begun (µs)."""
@@ -245,13 +274,13 @@ class Database:
         repeated: bool,
     ) -> T:
         conn = session.conn
-        tx = Tx(conn, repeated=repeated)
+        tx: Tx | None = None
         committing = False
 
         async def finish() -> None:
             nonlocal committing
-            for statement, values in tx.last:
-                await tx.send(statement, *values)
+            assert tx is not None  # noqa: S101 - it is committed
+            await tx.send_rest()
             committing = True
             cursor = await conn.execute("COMMIT")
             await pipeline.sync()
@@ -261,13 +290,14 @@ class Database:
 
         try:
             async with conn.pipeline() as pipeline:
+                tx = Tx(conn, pipeline, repeated=repeated)
                 await tx.begin(worker_id, durable=durable)
                 result = await op(tx)
                 await commit(tx, finish)
         except BaseException as error:
             if committing and is_away(error):
                 self.lost.append(session.backend)
-                if tx.if_unknown is not None:
+                if tx is not None and tx.if_unknown is not None:
                     tx.if_unknown()
                 raise _Unknown(error) from error
             raise

@@ -71,7 +71,7 @@ class PostgresDeliveries:
 
     async def give_back(self, ids: Sequence[str], *, worker: Worker, error: str) -> None:
         async def op(tx: Tx, change: Change) -> None:
-            tx.at_end(
+            tx.before_end(
                 f"UPDATE deliveries SET last_error = $3, status = 'pending'{_MINE}",
                 arrays.texts(list(ids)),
                 str(worker.worker_id),

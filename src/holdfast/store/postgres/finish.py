@@ -350,7 +350,7 @@ def _keys(tx: Tx, change: Change, committed: Sequence[Finished]) -> None:
             freed.append((key, run.message.id))
     if done:
         done.sort(key=lambda each: each[0])
-        tx.at_end(
+        tx.before_end(
             KEEP,
             *(arrays.texts([key[n] for key, _ in done]) for n in range(3)),
             arrays.texts([item.run.message.id for _, item in done]),

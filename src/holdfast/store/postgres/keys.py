@@ -127,7 +127,7 @@ def free_keys(tx: Tx, keys: Iterable[tuple[Key, str]]) -> None:
     """Messages that ended badly give their keys back, with the commit."""
     found = sorted(keys)
     if found:
-        tx.at_end(
+        tx.before_end(
             FREE,
             arrays.texts([key[0] for key, _ in found]),
             arrays.texts([key[1] for key, _ in found]),

@@ -91,6 +91,9 @@ class Ledger:
         if not entries:
             await finish()
             return
+        # Not while this process is at its own chains: another one's may wait for rows that this
+        # transaction holds, and we for its rows. No database would see that.
+        await tx.hold_all_locks()
         async with self._lock:
             now_us = self._last_us = max(self._last_us, await tx.moment())
             ends = await self._write(tx, worker_id, entries, now_us)

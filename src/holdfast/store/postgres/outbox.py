@@ -47,10 +47,10 @@ class PostgresOutboxRows:
         worker: Worker,
     ) -> None:
         async def op(tx: Tx, change: Change) -> None:
-            tx.at_end(_DELETE, arrays.ids(sorted(row.id for row in gone)))
+            tx.before_end(_DELETE, arrays.ids(sorted(row.id for row in gone)))
             if waiting:
                 ids = arrays.ids(sorted(row.id for row in waiting))
-                tx.at_end(_WAIT, ids, str(REFUSED_WAIT_S))
+                tx.before_end(_WAIT, ids, str(REFUSED_WAIT_S))
             if letters:
                 now_us = await tx.moment()
                 change.entries += [bury(tx, letter, now_us) for letter in letters]

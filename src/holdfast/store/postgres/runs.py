@@ -63,7 +63,7 @@ async def effect_done(tx: Tx, change: Change, run: Run, name: str, value: bytes)
 
 async def effect_clear(tx: Tx, change: Change, run: Run, name: str) -> None:
     await fence(tx, run)
-    tx.at_end(_CLEAR, *_identity(run), name)
+    tx.before_end(_CLEAR, *_identity(run), name)
 
 
 async def heartbeat(tx: Tx, change: Change, run: Run, data: Mapping[str, Any]) -> None:

@@ -153,13 +153,13 @@ class PostgresStore:
 
         async def op(tx: Tx, change: Change) -> None:
             if running:  # its lease says when the process is gone: what runs is handed back then
-                tx.at_end(roll.LEAVING, str(number))
+                tx.before_end(roll.LEAVING, str(number))
                 return
             await tx.send(roll.LEFT, str(number))
             await tx.send(roll.FREE_SOURCES, str(number))
             await reaper.hand_back(tx, change, number)
             if self._ledger.is_blank(number) and not change.entries:
-                tx.at_end(roll.FORGET, str(number))
+                tx.before_end(roll.FORGET, str(number))
 
         await self.write(op, worker_id=number)
 
