@@ -67,7 +67,8 @@ def ended(name: str, *, held: bool = True) -> Finished:
 
 @pytest.fixture
 def world() -> tuple[Settler, Store, Broker, list[str]]:
-    store, broker, reported = Store(), Broker(), []
+    store, broker = Store(), Broker()
+    reported: list[str] = []
 
     def committed(items: Sequence[Finished], commits: Sequence[Commit]) -> None:
         reported.extend(item.run.message.id for item in items)
