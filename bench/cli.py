@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from . import machine, profile
 from .figures import Row, table
 from .measure import Bench, Section, Unavailable
-from .sections import backlog, both_ways, drain, latency, peers, sends, start
+from .sections import backlog, both_ways, drain, latency, peers, redis, sends, start
 
 SECTIONS: dict[str, Section] = {
     "drain": drain.section,
@@ -25,6 +25,7 @@ SECTIONS: dict[str, Section] = {
     "latency": latency.section,
     "backlog": backlog.section,
     "peers": peers.section,
+    "redis": redis.section,
     "both-ways": both_ways.section,
     "start": start.section,
 }
