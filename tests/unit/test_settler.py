@@ -60,6 +60,7 @@ def ended(name: str, *, held: bool = True) -> Finished:
         attempt=1,
         crashes=0,
         claimed_at_us=1,
+        created_at_us=1,
         delivery=delivery,
     )
     return Finished(run=run, outcome=Done(None), started_at_us=1, finished_at_us=2)
