@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -29,6 +30,8 @@ _USUAL = frozenset(
 )
 """A task with no other fields is all read by `decode` itself."""
 _required = operator.itemgetter(*REQUIRED)
+_rare_of = operator.attrgetter(*_TEXTS, "priority", "expires_at", "headers", "extra")
+_NOTHING_RARE = _rare_of(Message(type=""))
 _LONGEST_COUNT = 9
 """Digits of a retry_count; no task was ever tried more often."""
 
@@ -67,19 +70,26 @@ class TaskCodec:
         return message if found.keys() <= _USUAL else _with_rare_fields(message, found)
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        payload = {} if message.payload is None else message.payload
-        if not isinstance(payload, dict):
-            raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
-        metadata = dict(message.metadata)
-        written: dict[str, Any] = {
+        return dumps(self.fields_of(message)), {FLAT: "1"}
+
+    def fields_of(self, message: Message) -> dict[str, str]:
+        """What `encode` writes. Raises InvalidMessage for what is no task."""
+        metadata = message.metadata
+        count = message.attempt - 1
+        if metadata:
+            metadata = dict(metadata)
+            count = metadata.pop("retry_count", count)
+        written = {
             "task_id": message.id,
             "tool_name": message.type,
-            "payload": dumps(payload).decode(),
+            "payload": _payload_text(message.payload),
             # Every task carries a key: one that was given none is its own.
             "idempotency_key": message.idempotency_key or message.id,
-            "retry_count": str(metadata.pop("retry_count", message.attempt - 1)),
+            "retry_count": str(count),
             "created_at": fields.iso(message.created_at),
         }
+        if _rare_of(message) == _NOTHING_RARE and not metadata:
+            return written
         for name in _TEXTS:
             value = getattr(message, name)
             if value and (name, value) != ("tenant_id", DEFAULT_TENANT):
@@ -89,12 +99,31 @@ class TaskCodec:
         if message.expires_at is not None:
             written["expires_at"] = fields.iso(message.expires_at)
         headers = {name: value for name, value in message.headers.items() if name != FLAT}
-        for name, value in (("metadata", metadata), ("headers", headers)):
-            if value:
-                written[name] = dumps(value).decode()
+        for name, mapping in (("metadata", metadata), ("headers", headers)):
+            if mapping:
+                written[name] = dumps(mapping).decode()
         for name, value in message.extra.items():
             written[name] = value if isinstance(value, str) else dumps(value).decode()
-        return dumps(written), {FLAT: "1"}
+        return written
+
+    def new_fields(self, message_id: str, message_type: str, payload: Any) -> dict[str, str]:
+        """What `fields_of` makes of a new message with only a type and a payload, sooner."""
+        return {
+            "task_id": message_id,
+            "tool_name": message_type,
+            "payload": _payload_text(payload),
+            "idempotency_key": message_id,
+            "retry_count": "0",
+            "created_at": fields.iso(datetime.now(UTC)),
+        }
+
+
+def _payload_text(payload: Any) -> str:
+    if payload is None:
+        return "{}"
+    if not isinstance(payload, dict):
+        raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
+    return dumps(payload).decode()
 
 
 def _with_rare_fields(message: Message, found: Mapping[str, str]) -> Message:
