@@ -15,7 +15,7 @@ from holdfast.core.clock import from_us
 from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.fields import iso, iso_us
 from holdfast.core.store import Candidate
-from holdfast.store.sqlite.tasks import body_info
+from holdfast.store.stored import body_info
 
 names = st.text(alphabet=st.characters(codec="utf-8"), max_size=8)
 parts = names.map(str.encode) | st.binary(max_size=6)
