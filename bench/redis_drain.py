@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class Stage:
     store: str = "sqlite"
     """URL of the store, as `store` in holdfast.yaml."""
     slots: int | None = None
+    others_cpu_s: Callable[[], float] = lambda: 0.0
+    """CPU time that the store's server has used so far, where it has one."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -33,6 +36,9 @@ class Stage:
         if self.slots is not None:
             found["HOLDFAST__WORKER__SLOTS"] = str(self.slots)
         return found
+
+    def servers_cpu_s(self) -> float:
+        return self.server.cpu_s() + self.others_cpu_s()
 
     def fill(self, count: int, *, first: int = 0) -> None:
         """So many tasks, each with a key of its own."""
@@ -51,12 +57,12 @@ class Drained:
     rate: float
     """Results a second, from the first batch of them to the last one."""
     workers_cpu_s: float = 0.0
-    server_cpu_s: float = 0.0
+    servers_cpu_s: float = 0.0
 
 
 def drain(stage: Stage, count: int, *, workers: int = 1) -> Drained:
     """Let workers empty the stream; raises if a task lacks its one result, or is still pending."""
-    before = stage.server.cpu_s()
+    before = stage.servers_cpu_s()
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(processes.worker(stage.home, env=stage.env)) for _ in range(workers)
@@ -74,7 +80,7 @@ def drain(stage: Stage, count: int, *, workers: int = 1) -> Drained:
         raise processes.ProcessFailed(f"{left[0]} entries are left, {left[1]} pending")
     if stage.store == "sqlite":
         read_back(stage.home)  # every task has its one final event
-    return Drained(count, rate(stage.server), used, stage.server.cpu_s() - before)
+    return Drained(count, rate(stage.server), used, stage.servers_cpu_s() - before)
 
 
 def drain_for(stage: Stage, seconds: float) -> tuple[float, float]:

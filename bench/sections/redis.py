@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import processes, redis_peers, workload
 from bench.figures import Goal, Row, at_least, at_most, ratio_at_most
 from bench.measure import Bench
+from bench.postgres_server import PostgresServer, has_postgres
 from bench.redis_drain import CHUNK, Drained, Stage, drain, drain_for
 from bench.redis_server import RedisServer
 from holdfast.core.message import Message
@@ -22,8 +24,8 @@ from .drain import MANY_SLOTS
 from .peers import versions_of
 from .sends import TASKS, send_all
 
-STORES = {"SQLite store": ("sqlite", 4.0)}
-"""By what a row says: the store's URL, and how many times the fastest peer it should be."""
+STORES = {"SQLite store": 4.0, "PostgreSQL store": 2.0}
+"""How many times the fastest peer holdfast should be on each."""
 _RAW = redis_peers.HERE / "redis_raw.py"
 _LONG_S = 10.0
 Figures = dict[str, tuple[float, ...]]
@@ -42,10 +44,9 @@ def _drains(bench: Bench) -> list[Row]:
     count = bench.size(20_000, least=600)
     idle: list[float] = []
 
-    def ours(name: str, store: str, workers: int) -> Callable[[], dict[str, float]]:
+    def ours(name: str, postgres: bool, workers: int) -> Callable[[], dict[str, float]]:
         def run() -> dict[str, float]:
-            with bench.home() as home, RedisServer(home) as server:
-                stage = Stage(home, server, store, MANY_SLOTS)
+            with _stage(bench, postgres) as stage:
                 stage.fill(count)
                 drained = drain(stage, count, workers=workers)
             return {name: drained.rate, f"{name} cpu": _cpu_us(drained, workers * min(idle))}
@@ -67,18 +68,35 @@ def _drains(bench: Bench) -> list[Row]:
         "a worker's start and stop": start_and_stop,
         "redis-py": lambda: {"raw": _raw(bench, "drain", bench.size(50_000, least=1000))},
     }
-    for name, (store, _) in STORES.items():
-        contenders[f"holdfast, {name}"] = ours(name, store, 1)
-        contenders[f"holdfast, {name}, 2 processes"] = ours(f"{name} two", store, 2)
+    for name in STORES:
+        postgres = name.startswith("PostgreSQL")
+        if postgres and not has_postgres():
+            bench.say(f"no row for the {name}: postgres is missing (Debian package postgresql)")
+            continue
+        contenders[f"holdfast, {name}"] = ours(name, postgres, 1)
+        contenders[f"holdfast, {name}, 2 processes"] = ours(f"{name} two", postgres, 2)
     peers = _peers(bench)
     for label, peer in peers.items():
         contenders[label] = _peer(bench, label, peer)
     return _drain_rows(bench.take_turns(contenders), list(peers))
 
 
+@contextlib.contextmanager
+def _stage(bench: Bench, postgres: bool) -> Iterator[Stage]:
+    """A new Redis, and a new store."""
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(bench.home())
+        server = stack.enter_context(RedisServer(home))
+        if not postgres:
+            yield Stage(home, server, slots=MANY_SLOTS)
+            return
+        database = stack.enter_context(PostgresServer(bench.folder.parent))
+        yield Stage(home, server, database.url, MANY_SLOTS, others_cpu_s=database.cpu_s)
+
+
 def _cpu_us(drained: Drained, idle_s: float) -> float:
-    """CPU µs a message, of workers and server."""
-    used = max(0.0, drained.workers_cpu_s - idle_s) + drained.server_cpu_s
+    """CPU µs a message, of workers and servers."""
+    used = max(0.0, drained.workers_cpu_s - idle_s) + drained.servers_cpu_s
     return used / drained.count * 1e6
 
 
@@ -114,13 +132,15 @@ def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
     raw = _row("redis-py, XREADGROUP 500 and one XACK", "msg/s", seen["raw"])
     rows = [raw, *(_row(label, "msg/s", seen[label]) for label in peers)]
     fastest = max(rows[1:], key=lambda row: row.best, default=None)
-    for name, (_, goal) in STORES.items():
+    for name, goal in STORES.items():
+        if name not in seen:
+            continue
         one = f"holdfast, {name}, {MANY_SLOTS} slots"
         if fastest is None:
             alone = _row(one, "msg/s", seen[name])
         else:
             alone = _row(one, "msg/s", seen[name], beside=fastest, goal=at_least(goal))
-        cpu = _row(f"CPU a message with the server's, {name}", "µs", seen[f"{name} cpu"])
+        cpu = _row(f"CPU a message with servers, {name}", "µs", seen[f"{name} cpu"])
         rows += [
             alone,
             _row(
@@ -132,7 +152,7 @@ def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
             ),
             cpu,
             _row(
-                f"CPU a message with the server's, {name}, 2 processes",
+                f"CPU a message with servers, {name}, 2 processes",
                 "µs",
                 seen[f"{name} two cpu"],
                 beside=cpu,
