@@ -9,7 +9,10 @@ PEERS    := .venv-peers
 BIN      := $(VENV)/bin
 PYTHON   ?=
 # Other queues that `make bench` measures beside this one, in an environment of their own.
-PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9
+PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9 'dramatiq[redis]~=2.2' 'faststream[cli,redis]~=0.7' \
+  taskiq~=0.13 taskiq-redis~=1.2 saq~=0.26 'celery[redis]~=5.7' rq~=2.12 'redis[hiredis]' uvloop orjson
+# arq wants an older redis-py than the others: it has a folder of its own.
+ARQ_PACKAGES  ?= arq~=0.28 'redis[hiredis]' uvloop
 # More arguments for pytest, holdfast dev or the bench: make test ARGS="-k lanes -x"
 ARGS     ?=
 
@@ -76,6 +79,8 @@ $(VENV)/.run: pyproject.toml
 $(PEERS)/.ready: Makefile
 	@$(call make_venv,$(PEERS))
 	$(PEERS)/bin/python $(PIP) install $(PEER_PACKAGES)
+	rm -rf $(PEERS)/arq
+	$(PEERS)/bin/python $(PIP) install --target $(PEERS)/arq $(ARQ_PACKAGES)
 	touch $@
 
 # Sets $$python to the interpreter asked for by PYTHON=, or to the newest tried one that really starts.

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from . import machine, profile
 from .figures import Row, table
 from .measure import Bench, Section, Unavailable
-from .sections import backlog, both_ways, drain, latency, peers, sends, start
+from .sections import backlog, both_ways, drain, latency, peers, redis, sends, start
+from .sections.drain import MANY_SLOTS
 
 SECTIONS: dict[str, Section] = {
     "drain": drain.section,
@@ -25,6 +26,7 @@ SECTIONS: dict[str, Section] = {
     "latency": latency.section,
     "backlog": backlog.section,
     "peers": peers.section,
+    "redis": redis.section,
     "both-ways": both_ways.section,
     "start": start.section,
 }
@@ -90,6 +92,13 @@ def _profiles(bench: Bench) -> list[str]:
         bench.say(f"profile, {'with' if keyed else 'without'} idempotency keys")
         title = f"### {'With' if keyed else 'Without'} an idempotency key"
         found += [title, profile.text(profile.measure(bench, keyed=keyed))]
+    bench.say("profile, tasks on Redis")
+    try:
+        tasks = profile.text(profile.measure_tasks(bench))
+    except Unavailable as error:
+        bench.say(f"skipped: {error}")
+    else:
+        found += [f"### Tasks on Redis, {MANY_SLOTS} slots", tasks]
     return found
 
 

@@ -6,17 +6,18 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import processes, workload
+from . import processes, redis_drain, workload
 from .figures import markdown
 from .measure import Bench
+from .redis_server import RedisServer
 from .sampler import SQL, WAITING
-from .sections.drain import drain, read_back
+from .sections.drain import MANY_SLOTS, drain, read_back
 
 LOOP, WRITER = "event loop", "writer thread"
 _TOP = 25
@@ -48,6 +49,17 @@ STEPS = {
     "engine/settler": "fetch and settle loops",
     "engine/worker": "fetch and settle loops",
     "asyncio": "asyncio itself",
+    "core/task_codec": "decode",
+    "core/codec": "decode",
+    "core/notices": "results, acknowledgements",
+    "brokers/redis/entries": "entries from and to fields",
+    "brokers/redis/wire": "Redis: commands and answers",
+    "brokers/redis/broker": "results, acknowledgements",
+    "brokers/redis/debts": "results, acknowledgements",
+    "brokers/redis/once": "results, acknowledgements",
+    "brokers/redis/group": "read from the group",
+    "store/sqlite/claim_entries": "claim",
+    "store/sqlite/keys": "claim",
 }
 """Modules by the step of a message that they are; one that is not named stands for itself."""
 
@@ -75,7 +87,15 @@ def measure(bench: Bench, *, keyed: bool = False) -> Profile:
 
     Whatever else runs on the machine can only add to it.
     """
-    found = [_measure(bench, keyed) for _ in range(bench.rounds)]
+    return _least(_measure(bench, keyed) for _ in range(bench.rounds))
+
+
+def measure_tasks(bench: Bench) -> Profile:
+    """The same of tasks on Redis."""
+    return _least(_measure_tasks(bench) for _ in range(bench.rounds))
+
+
+def _least(found: Iterable[Profile]) -> Profile:
     return min(found, key=lambda profile: profile.total(LOOP) + profile.total(WRITER))
 
 
@@ -86,19 +106,36 @@ def _measure(bench: Bench, keyed: bool) -> Profile:
         plain = drain(home, count)
     with bench.home() as home:
         workload.fill(home, count, keyed=keyed)
-        report = home / "profile.json"
-        command = [sys.executable, "-m", "bench.sampler", processes.APP, str(report)]
-        env = {"HOLDFAST_HOME": str(home)}
-        with processes.Measured(
-            command, log=home / "worker.log", cwd=processes.ROOT, env=env
-        ) as child:
-            child.wait()
-        drained = read_back(home)
-        window = _window(home)
-        found = json.loads(report.read_text())
-    return summarise(
-        found, count=count, seconds=drained.seconds, plain=plain.seconds, window=window
-    )
+        return _watched(home, {}, count, plain.seconds)
+
+
+def _measure_tasks(bench: Bench) -> Profile:
+    count = bench.size(20_000, least=500)
+    with bench.home() as home, RedisServer(home) as server:
+        stage = redis_drain.Stage(home, server, slots=MANY_SLOTS)
+        stage.fill(count)
+        redis_drain.drain(stage, count)
+        plain = read_back(home)
+    with bench.home() as home, RedisServer(home) as server:
+        stage = redis_drain.Stage(home, server, slots=MANY_SLOTS)
+        stage.fill(count)
+        return _watched(home, stage.env, count, plain.seconds)
+
+
+def _watched(home: Path, env: Mapping[str, str], count: int, plain_s: float) -> Profile:
+    """One worker under the instruments empties what waits for it."""
+    report = home / "profile.json"
+    command = [sys.executable, "-m", "bench.sampler", processes.APP, str(report)]
+    with processes.Measured(
+        command,
+        log=home / "worker.log",
+        cwd=processes.ROOT,
+        env={"HOLDFAST_HOME": str(home), **env},
+    ) as child:
+        child.wait()
+    seconds = read_back(home).seconds
+    found = json.loads(report.read_text())
+    return summarise(found, count=count, seconds=seconds, plain=plain_s, window=_window(home))
 
 
 def _window(home: Path) -> tuple[int, int]:

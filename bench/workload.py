@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ def payload(n: int) -> dict[str, Any]:
     }
 
 
-def open_app(home: Path) -> App:
+def open_app(home: Path, broker: str = "sqlite") -> App:
     """An app on the database of `home`, with the defaults and nothing from the environment."""
-    return App(Config(home=home), name="bench-sender")
+    return App(Config(home=home, broker=broker), name="bench-sender")
 
 
 def database(home: Path) -> Path:
@@ -47,20 +47,34 @@ def fill(home: Path, count: int, *, keyed: bool = False, first: int = 0, kind: s
 
 async def _fill(home: Path, count: int, keyed: bool, first: int, kind: str) -> None:
     async with open_app(home) as app:
-        for chunk in _chunks(app, count, keyed, first, kind):
-            for result in await app.broker.publish(QUEUE, chunk):
-                if result.error is not None:
-                    raise result.error
+        await publish(app, QUEUE, range(first, first + count), _CHUNK, keyed=keyed, kind=kind)
 
 
-def _chunks(app: App, count: int, keyed: bool, first: int, kind: str) -> Iterator[list[Outgoing]]:
-    for begin in range(first, first + count, _CHUNK):
-        yield [
-            app.outgoing(
-                kind,
-                payload(n),
-                queue=QUEUE,
-                idempotency_key=f"order-{n:020d}" if keyed else None,
-            ).outgoing
-            for n in range(begin, min(begin + _CHUNK, first + count))
-        ]
+async def publish(
+    app: App, queue: str, numbers: range, chunk: int, *, keyed: bool = False, kind: str = NOOP
+) -> None:
+    """In batches of so many; raises what the broker says of any of them."""
+    for at in range(0, len(numbers), chunk):
+        batch = _outgoing(app, queue, numbers[at : at + chunk], keyed, kind)
+        for result in await app.broker.publish(queue, batch):
+            if result.error is not None:
+                raise result.error
+
+
+def _outgoing(app: App, queue: str, numbers: range, keyed: bool, kind: str) -> list[Outgoing]:
+    return [
+        app.outgoing(
+            kind,
+            payload(n),
+            queue=queue,
+            idempotency_key=f"order-{n:020d}" if keyed else None,
+        ).outgoing
+        for n in numbers
+    ]
+
+
+def write_messages(home: Path, count: int) -> Path:
+    """The payloads as a file of JSON lines, for programs of others."""
+    path = home / "messages.jsonl"
+    path.write_text("".join(json.dumps(payload(n)) + "\n" for n in range(count)))
+    return path

@@ -23,19 +23,7 @@ def section(bench: Bench) -> list[Row]:
 
     def run() -> dict[str, float]:
         with bench.home() as home:
-            samples = home / "samples"
-            env = {"HOLDFAST_BENCH_SAMPLES": str(samples)}
-            with processes.worker(home, until_idle=False, env=env) as child:
-                sends = asyncio.run(_send(home, count, samples, child))
-                child.stop()
-            waits = [ns / 1e6 for n, ns in _read(samples) if n >= WARM_UP]
-        return {
-            "p50": percentile(waits, 0.50),
-            "p99": percentile(waits, 0.99),
-            "max": max(waits),
-            "send p50": percentile(sends[WARM_UP:], 0.50),
-            "send p99": percentile(sends[WARM_UP:], 0.99),
-        }
+            return measure(home, count)
 
     seen = bench.take_turns({f"{count} messages, {SPACING_S * 1e3:.0f} ms apart": run})
     rows = []
@@ -59,9 +47,27 @@ def section(bench: Bench) -> list[Row]:
     return rows
 
 
-async def _send(home: Path, count: int, samples: Path, child: processes.Measured) -> list[float]:
+def measure(home: Path, count: int, broker: str = "sqlite") -> dict[str, float]:
+    """Milliseconds: percentiles from send to handler, and of the sends alone."""
+    samples = home / "samples"
+    env = {"HOLDFAST_BENCH_SAMPLES": str(samples), "HOLDFAST__BROKER": broker}
+    with processes.worker(home, until_idle=False, env=env) as child:
+        app = workload.open_app(home, broker)
+        sends = asyncio.run(_send(app, count, samples, child))
+        child.stop()
+    waits = [ns / 1e6 for n, ns in _read(samples) if n >= WARM_UP]
+    return {
+        "p50": percentile(waits, 0.50),
+        "p99": percentile(waits, 0.99),
+        "max": max(waits),
+        "send p50": percentile(sends[WARM_UP:], 0.50),
+        "send p99": percentile(sends[WARM_UP:], 0.99),
+    }
+
+
+async def _send(app: App, count: int, samples: Path, child: processes.Measured) -> list[float]:
     """Milliseconds that each send took; returns once every handler ran."""
-    async with workload.open_app(home) as app:
+    async with app:
         took = []
         for n in range(WARM_UP + count):
             due = time.monotonic() + SPACING_S

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bench import processes, workload
 from bench.figures import Row, at_least
 from bench.measure import Bench, Unavailable
+from bench.redis_peers import HERE, TICKS, ticks_rate
 
 from .drain import MANY_SLOTS, drain
-
-_HERE = Path(__file__).parent.parent / "peers"
-_TICKS = struct.Struct("<qdd")
-_LIMIT_S = 120.0
 
 
 def section(bench: Bench) -> list[Row]:
@@ -31,7 +26,9 @@ def section(bench: Bench) -> list[Row]:
     python = bench.peers
     if python is None:
         raise Unavailable("HOLDFAST_BENCH_PEERS names no interpreter; 'make bench' sets it")
-    versions = _versions(python)
+    versions = versions_of(python)
+    if "huey" not in versions:
+        raise Unavailable(f"{python} has no huey: run 'make bench', which installs it")
     few, count = bench.size(4_000, least=50), bench.size(20_000, least=200)
 
     def ours(name: str, kind: str) -> Callable[[], dict[str, float]]:
@@ -75,7 +72,8 @@ def section(bench: Bench) -> list[Row]:
     return rows
 
 
-def _versions(python: Path) -> dict[str, str]:
+def versions_of(python: Path) -> dict[str, str]:
+    """By its name, the version of each package that this interpreter has."""
     script = (
         "import importlib.metadata as m, json\n"
         "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
@@ -87,8 +85,6 @@ def _versions(python: Path) -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError) as error:
         raise Unavailable(f"{python} does not run: {error}") from error
     found: dict[str, str] = json.loads(done.stdout)
-    if "huey" not in found:
-        raise Unavailable(f"{python} has no huey: run 'make bench', which installs it")
     return found
 
 
@@ -96,17 +92,17 @@ def _huey(bench: Bench, python: Path, count: int, fsync: str, results: str = "no
     """One consumer thread, polling without pause: more of them wait for the same lock."""
     with bench.home() as home:
         ticks = home / "ticks"
-        ticks.write_bytes(bytes(_TICKS.size))
+        ticks.write_bytes(bytes(TICKS.size))
         env = {
             "BENCH_DB": str(home / "huey.db"),
             "BENCH_TICKS": str(ticks),
             "BENCH_RESULTS": results,
         }
-        fill = [str(python), "-m", "huey_fill", str(_messages(home, count))]
+        fill = [str(python), "-m", "huey_fill", str(workload.write_messages(home, count))]
         with processes.Measured(
             fill,
             log=home / "fill.log",
-            cwd=_HERE,
+            cwd=HERE,
             env={**env, "BENCH_FSYNC": "off"},
         ) as filling:
             filling.wait()
@@ -115,39 +111,21 @@ def _huey(bench: Bench, python: Path, count: int, fsync: str, results: str = "no
         with processes.Measured(
             [*consumer, "-w", "1", "-k", "thread", "-q", "-n", "-C", "-d", "0.001"],
             log=home / "huey.log",
-            cwd=_HERE,
-            env={**env, "BENCH_FSYNC": fsync, "PYTHONPATH": str(_HERE)},
+            cwd=HERE,
+            env={**env, "BENCH_FSYNC": fsync, "PYTHONPATH": str(HERE)},
         ) as child:
-            return _rate(ticks, count, child)
-
-
-def _rate(ticks: Path, count: int, child: processes.Measured) -> float:
-    deadline = time.monotonic() + _LIMIT_S
-    while True:
-        done, first, last = _TICKS.unpack(ticks.read_bytes())
-        if done >= count:
-            return float((count - 1) / (last - first))
-        child.check()
-        if time.monotonic() > deadline:
-            raise processes.ProcessFailed(f"Huey drained {done} of {count}\n{child.tail}")
-        time.sleep(0.02)
+            return ticks_rate(ticks, count, child)
 
 
 def _litequeue(bench: Bench, python: Path, count: int) -> float:
     with bench.home() as home:
-        script = str(_HERE / "litequeue_loop.py")
+        script = str(HERE / "litequeue_loop.py")
         with processes.Measured(
-            [str(python), script, str(_messages(home, count)), str(home / "lite.db")],
+            [str(python), script, str(workload.write_messages(home, count)), str(home / "lite.db")],
             log=home / "lite.log",
         ) as child:
             child.wait()
             return float(json.loads(child.tail)["rate"])
-
-
-def _messages(home: Path, count: int) -> Path:
-    path = home / "messages.jsonl"
-    path.write_text("".join(json.dumps(workload.payload(n)) + "\n" for n in range(count)))
-    return path
 
 
 def _row(

@@ -49,9 +49,9 @@ def section(bench: Bench) -> list[Row]:
     ]
 
 
-async def send_all(home: Path, tasks: int, total: int) -> float:
+async def send_all(home: Path, tasks: int, total: int, broker: str = "sqlite") -> float:
     """Seconds that so many tasks need for so many sends, each awaited."""
-    async with workload.open_app(home) as app:
+    async with workload.open_app(home, broker) as app:
         begin = time.perf_counter()
         await asyncio.gather(*(_send_each(app, range(n, total, tasks)) for n in range(tasks)))
         return time.perf_counter() - begin

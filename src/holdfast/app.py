@@ -258,8 +258,7 @@ class App:
         """As `send_message`, for many in one go. Refuses all before accepting any."""
         to = self._queue(queue)
         sends = [self._sender.encoded(message, to) for message in messages]
-        broker = self.broker
-        return list(await asyncio.gather(*(self._sender.publish(broker, s) for s in sends)))
+        return await self._sender.publish_many(self.broker, sends)
 
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""

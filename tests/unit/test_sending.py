@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ from hypothesis import strategies as st
 
 from holdfast.app import App
 from holdfast.config import Config
-from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.broker import (
+    Capabilities,
+    Delivery,
+    Durability,
+    Outgoing,
+    Result,
+    Subscription,
+)
 from holdfast.core.codec import CODECS
-from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.errors import BrokerError, InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.message import Message
 from holdfast.engine.decoder import decoder
+from holdfast.engine.sender import Sender, SendPolicy
 
 BAD: list[dict[str, Any]] = [
     {"type": ""},
@@ -170,6 +179,51 @@ async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
         with pytest.raises(InvalidMessage):
             await app.send_many([Message(type="n"), Message(type="n", payload=object())])
         assert list(await app.broker.stats()) == []  # type: ignore[attr-defined]
+
+
+class Picky:
+    """A broker that refuses what is named `bad`, and knows what it was asked to publish."""
+
+    capabilities = Capabilities(durability=Durability.PROCESS, max_batch=2)
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> list[Result]:
+        self.asked += [out.id for out in batch]
+        return [
+            Result(id=o.id, error=BrokerError(f"no {o.id}") if o.id.startswith("bad") else None)
+            for o in batch
+        ]
+
+
+async def test_of_many_all_are_tried_and_the_first_failure_is_told() -> None:
+    sender, broker = Sender(lambda _: SendPolicy(), max_bytes=1000, timeout_s=30), Picky()
+    names = ["a", "bad-1", "b", "bad-2", "c"]
+    sends = [sender.encoded(Message(type="n", id=name), "q") for name in names]
+    with pytest.raises(BrokerError, match="no bad-1"):
+        await sender.publish_many(broker, sends)  # type: ignore[arg-type]
+    assert broker.asked == names
+    good = [sender.encoded(Message(type="n", id=name), "q") for name in ("d", "e", "f")]
+    receipts = await sender.publish_many(broker, good)  # type: ignore[arg-type]
+    assert [(r.id, r.durability) for r in receipts] == [(n, "process") for n in ("d", "e", "f")]
+    await sender.drain()
+
+
+@pytest.mark.parametrize("payload", [None, {}, {"a": [1, {"b": None}]}, {"ä": "漢"}])
+def test_a_new_task_is_written_as_a_message_of_the_same_would_be(payload: Any) -> None:
+    sender = Sender(lambda _: SendPolicy(codec="task"), max_bytes=10_000, timeout_s=30)
+    sender.outgoing("n", payload, "q", {})  # the first look at a queue's policy
+    out = sender.outgoing("n", payload, "q", {}).outgoing
+    assert out.fields is not None
+    written = dict(out.fields)
+    assert msgspec.json.decode(out.body) == written
+    made = datetime.fromisoformat(written["created_at"])
+    message = Message(type="n", payload=payload, id=out.id, created_at=made)
+    assert sender.encoded(message, "q").outgoing == out
+    for wrong in ([1], "text", 5, {"a": float("nan")}, {"a": object()}):
+        with pytest.raises(InvalidMessage):
+            sender.outgoing("n", wrong, "q", {})
 
 
 anything = st.one_of(

@@ -143,3 +143,32 @@ def test_what_is_written_is_read_back(message: Message):
     assert all(type(value) is str for value in fields.values())
     came = TASK.decode(Delivery(body=body, headers=headers, tag=1, identity="x"), SUB)
     assert msgspec.structs.replace(came, raw=None) == message
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            **{name: st.just(value) | text for name, value in GOOD.items()},
+        },
+        optional={
+            "tenant_id": printable,
+            "priority": st.sampled_from(["0", "3", "9", "x"]),
+            "ordering_key": text,
+            "source": text,
+            "trace": text,
+            "created_at": moments.map(datetime.isoformat) | text,
+            "expires_at": moments.map(datetime.isoformat) | text,
+            "metadata": st.sampled_from(["{}", '{"retry_count": 7, "a": 1}', "[]"]),
+            "headers": st.sampled_from(['{"x-a": "1"}', '{"x-a": 1}']),
+            "more": text,
+        },
+    )
+)
+def test_fields_that_a_broker_has_apart_say_the_same_as_the_body(fields: dict[str, str]):
+    def outcome(**options: Any) -> Message | str:
+        try:
+            return read(fields, sent_at_us=1_760_000_000_000_000, **options)
+        except DecodeError as error:
+            return str(error)
+
+    assert outcome(fields=fields) == outcome()

@@ -79,6 +79,9 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     key: str | None = None
     """Ordering key: a partition or group key where the broker has one."""
+    fields: Mapping[str, str] | None = None
+    """What a FLAT body says, where its maker has it at hand: a broker with fields need not parse
+    it again. Texts that are valid Unicode."""
 
 
 class Notices(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +141,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """Whose it was: another consumer had it, and gave no sign of life for too long."""
     crc: int | None = None
     """CRC-32 of the body, where the broker had to look at it anyway."""
+    fields: Mapping[str, str] | None = None
+    """What a FLAT body says, where the broker has its fields apart: nobody need parse it again."""
 
 
 class Verb(StrEnum):

@@ -43,9 +43,9 @@ class Codec(Protocol):
         ...
 
 
-STANDARD = StandardCodec()
+STANDARD, TASK = StandardCodec(), TaskCodec()
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec(), TaskCodec())
+    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec(), TASK)
 }
 
 

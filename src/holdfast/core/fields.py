@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -127,3 +128,15 @@ def iso(moment: datetime) -> str:
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
     return moment.isoformat()[:-6] + "Z"
+
+
+def iso_us(us: int) -> str:
+    """The same of microseconds since 1970."""
+    second, rest = divmod(us, 1_000_000)
+    return f"{_iso_second(second)}.{rest:06d}Z" if rest else f"{_iso_second(second)}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _iso_second(second: int) -> str:
+    """Most of what is written in one batch is of one second."""
+    return from_us(second * 1_000_000).isoformat()[:-6]

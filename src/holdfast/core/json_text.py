@@ -30,6 +30,18 @@ def loads(body: bytes) -> Any:
         raise DecodeError(f"not valid JSON: {error}") from None
 
 
+def loads_text(text: str) -> Any:
+    """The same of a text that is at hand: it need not become bytes first."""
+    if not text:
+        raise DecodeError("the text is empty, JSON was expected")
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        return loads(text.encode("utf-8", "surrogatepass"))
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not valid JSON: {error}") from None
+
+
 def dumps(value: Any) -> bytes:
     """A value as JSON bytes; raises InvalidMessage where JSON would silently change it."""
     try:

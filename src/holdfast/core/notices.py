@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from .broker import FLAT, ONCE, Notices, Outgoing
-from .clock import from_us, to_us
+from .clock import to_us
 from .errors import DecodeError, InvalidMessage
-from .fields import iso, moment
+from .fields import iso_us, moment
 from .json_text import dumps, loads
 from .message import DEFAULT_TENANT, MAX_ID
 from .outcome import Status
@@ -73,7 +73,7 @@ def _result(end: End) -> dict[str, str]:
         "error": error_text(end.status, end.error),
         "retry_count": str(end.retry_count),
         "idempotency_key": end.idempotency_key or "",
-        "finished_at": iso(from_us(end.finished_at_us)),
+        "finished_at": iso_us(end.finished_at_us),
         "consumer": end.consumer,
     }
     if end.duplicate_of is not None:
@@ -90,7 +90,7 @@ def _letter(end: End) -> dict[str, str]:
         "payload": end.payload,
         "error": error_text(end.status, end.error),
         "retry_count": str(end.retry_count),
-        "failed_at": iso(from_us(end.finished_at_us)),
+        "failed_at": iso_us(end.finished_at_us),
         "idempotency_key": end.idempotency_key or "",
     }
     if end.tenant_id != DEFAULT_TENANT:
@@ -99,7 +99,9 @@ def _letter(end: End) -> dict[str, str]:
 
 
 def _outgoing(end: End, written: dict[str, str], mark: str) -> Outgoing:
-    return Outgoing(id=end.task_id, body=_encode(written), headers={FLAT: "1", ONCE: mark})
+    return Outgoing(
+        id=end.task_id, body=_encode(written), headers={FLAT: "1", ONCE: mark}, fields=written
+    )
 
 
 def error_text(status: Status, error: str) -> str:

@@ -6,12 +6,17 @@ Required are task_id, tool_name, payload and idempotency_key. A broker whose mes
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from . import fields
 from .broker import FLAT, Delivery, Subscription
 from .errors import DecodeError, InvalidMessage
-from .json_text import dumps, loads
+from .json_text import dumps, loads, loads_text
 from .message import DEFAULT_TENANT, Message, Priority
 
 REQUIRED = ("task_id", "tool_name", "payload", "idempotency_key")
@@ -20,6 +25,13 @@ _OWN = frozenset(
     {*REQUIRED, *_TEXTS, "retry_count", "priority", "created_at", "expires_at", "metadata",
      "headers"}
 )  # fmt: skip
+_USUAL = frozenset(
+    {*REQUIRED, "retry_count", "created_at", "tenant_id", "priority", "ordering_key"}
+)
+"""A task with no other fields is all read by `decode` itself."""
+_required = operator.itemgetter(*REQUIRED)
+_rare_of = operator.attrgetter(*_TEXTS, "priority", "expires_at", "headers", "extra")
+_NOTHING_RARE = _rare_of(Message(type=""))
 _LONGEST_COUNT = 9
 """Digits of a retry_count; no task was ever tried more often."""
 
@@ -32,48 +44,52 @@ class TaskCodec:
     content_type = "application/json"
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
-        found = _texts(loads(delivery.body))
-        missing = [name for name in REQUIRED if not found.get(name)]
-        if missing:
+        found = delivery.fields
+        if found is None:
+            found = _texts(loads(delivery.body))
+        try:
+            task_id, tool_name, payload, key = _required(found)
+        except KeyError:
+            task_id = tool_name = payload = key = ""
+        if not (task_id and tool_name and payload and key):
+            missing = [name for name in REQUIRED if not found.get(name)]
             raise DecodeError(f"missing required fields: {', '.join(missing)}")
-        payload = _object("payload", found["payload"])
-        metadata = _object("metadata", found.get("metadata"))
-        metadata["retry_count"] = _count(found.get("retry_count"))
-        return Message(
-            id=fields.short("task_id", found["task_id"]),
-            type=fields.text("tool_name", found["tool_name"], default=sub.default_type),
-            payload=payload,
+        message = Message(
+            id=fields.short("task_id", task_id),
+            type=fields.text("tool_name", tool_name, default=sub.default_type),
+            payload=_object("payload", payload),
             tenant_id=fields.tenant_of(found.get("tenant_id"), sub),
-            source=fields.text("source", found.get("source"), default=""),
-            channel=fields.text("channel", found.get("channel"), default=""),
             priority=fields.priority_of(found.get("priority", delivery.priority)),
-            correlation_id=fields.optional("correlation_id", found.get("correlation_id")),
-            trace=fields.optional("trace", found.get("trace")),
-            idempotency_key=fields.key("idempotency_key", found["idempotency_key"]),
+            idempotency_key=fields.short("idempotency_key", key),
             ordering_key=fields.key("ordering_key", found.get("ordering_key", delivery.key)),
             created_at=fields.moment("created_at", found.get("created_at"))
             or fields.sent_at(delivery),
-            expires_at=fields.moment("expires_at", found.get("expires_at")),
-            headers=_headers(found.get("headers")),
-            metadata=metadata,
-            extra={name: value for name, value in found.items() if name not in _OWN},
+            metadata={"retry_count": _count(found.get("retry_count"))},
             raw=fields.raw_of(self, delivery),
         )
+        return message if found.keys() <= _USUAL else _with_rare_fields(message, found)
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        payload = {} if message.payload is None else message.payload
-        if not isinstance(payload, dict):
-            raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
-        metadata = dict(message.metadata)
-        written: dict[str, Any] = {
+        return dumps(self.fields_of(message)), {FLAT: "1"}
+
+    def fields_of(self, message: Message) -> dict[str, str]:
+        """What `encode` writes. Raises InvalidMessage for what is no task."""
+        metadata = message.metadata
+        count = message.attempt - 1
+        if metadata:
+            metadata = dict(metadata)
+            count = metadata.pop("retry_count", count)
+        written = {
             "task_id": message.id,
             "tool_name": message.type,
-            "payload": dumps(payload).decode(),
+            "payload": _payload_text(message.payload),
             # Every task carries a key: one that was given none is its own.
             "idempotency_key": message.idempotency_key or message.id,
-            "retry_count": str(metadata.pop("retry_count", message.attempt - 1)),
+            "retry_count": str(count),
             "created_at": fields.iso(message.created_at),
         }
+        if _rare_of(message) == _NOTHING_RARE and not metadata:
+            return written
         for name in _TEXTS:
             value = getattr(message, name)
             if value and (name, value) != ("tenant_id", DEFAULT_TENANT):
@@ -83,12 +99,46 @@ class TaskCodec:
         if message.expires_at is not None:
             written["expires_at"] = fields.iso(message.expires_at)
         headers = {name: value for name, value in message.headers.items() if name != FLAT}
-        for name, value in (("metadata", metadata), ("headers", headers)):
-            if value:
-                written[name] = dumps(value).decode()
+        for name, mapping in (("metadata", metadata), ("headers", headers)):
+            if mapping:
+                written[name] = dumps(mapping).decode()
         for name, value in message.extra.items():
             written[name] = value if isinstance(value, str) else dumps(value).decode()
-        return dumps(written), {FLAT: "1"}
+        return written
+
+    def new_fields(self, message_id: str, message_type: str, payload: Any) -> dict[str, str]:
+        """What `fields_of` makes of a new message with only a type and a payload, sooner."""
+        return {
+            "task_id": message_id,
+            "tool_name": message_type,
+            "payload": _payload_text(payload),
+            "idempotency_key": message_id,
+            "retry_count": "0",
+            "created_at": fields.iso(datetime.now(UTC)),
+        }
+
+
+def _payload_text(payload: Any) -> str:
+    if payload is None:
+        return "{}"
+    if not isinstance(payload, dict):
+        raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
+    return dumps(payload).decode()
+
+
+def _with_rare_fields(message: Message, found: Mapping[str, str]) -> Message:
+    """The rest of a message that has more than the usual fields."""
+    return msgspec.structs.replace(
+        message,
+        source=fields.text("source", found.get("source"), default=""),
+        channel=fields.text("channel", found.get("channel"), default=""),
+        correlation_id=fields.optional("correlation_id", found.get("correlation_id")),
+        trace=fields.optional("trace", found.get("trace")),
+        expires_at=fields.moment("expires_at", found.get("expires_at")),
+        headers=_headers(found.get("headers")),
+        metadata={**_object("metadata", found.get("metadata")), **message.metadata},
+        extra={name: value for name, value in found.items() if name not in _OWN},
+    )
 
 
 def _texts(found: Any) -> dict[str, str]:
@@ -104,8 +154,8 @@ def _object(name: str, text: str | None) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = loads(text.encode())
-    except (DecodeError, UnicodeEncodeError) as error:
+        found = loads_text(text)
+    except DecodeError as error:
         raise DecodeError(f"{name} is not valid JSON: {error}") from None
     if type(found) is not dict:
         raise DecodeError(f"{name} is not a JSON object")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from holdfast.core.broker import Broker, Durability, Outgoing, Result
-from holdfast.core.codec import CODECS, STANDARD
-from holdfast.core.errors import InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.broker import FLAT, Broker, Durability, Outgoing, Result
+from holdfast.core.codec import CODECS, STANDARD, TASK
+from holdfast.core.errors import HoldfastError, InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.ids import new_id
+from holdfast.core.json_text import dumps
 from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
 from holdfast.core.standard_codec import FIELDS
 from holdfast.core.store import Send
@@ -39,6 +42,11 @@ MESSAGE_OPTIONS = frozenset(
 TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s"})
 LONGEST_S = 315_360_000.0
 _OPTIONAL = ("idempotency_key", "ordering_key", "correlation_id", "source", "channel", "trace")
+_optional_of = operator.attrgetter(*_OPTIONAL)
+_NO_OPTIONS = _optional_of(Message(type=""))
+_mappings_of = operator.attrgetter("headers", "metadata", "extra")
+_NO_MAPPINGS = _mappings_of(Message(type=""))
+"""What most messages leave as it is need not be looked at piece by piece."""
 _BREAKS = frozenset(b"\0\n\r")
 
 
@@ -72,8 +80,8 @@ class Sender:
         """`hold_back` keeps a message that is not due yet, for a broker that cannot."""
         self._policy_of = policy_of
         self._policies: dict[str, SendPolicy] = {}
-        self._usual: set[str] = set()
-        """Queues, known to be good, whose policy asks for nothing."""
+        self._usual: dict[str, str] = {}
+        """The codecs of queues, known to be good, whose policy asks for nothing else."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._hold_back = hold_back
@@ -110,8 +118,8 @@ class Sender:
         if policy is None:
             check_name("queue", queue)
             policy = self._policies[queue] = self._policy_of(queue)
-            if policy == SendPolicy():
-                self._usual.add(queue)
+            if policy.ttl_s is None and policy.codec in (STANDARD.name, TASK.name):
+                self._usual[queue] = policy.codec
         check_message(message)
         delay = _seconds("delay_s", delay_s, above=False)
         if ttl_s is None and message.expires_at is None:
@@ -120,7 +128,12 @@ class Sender:
         if ttl is not None:
             expires = datetime.now(UTC) + timedelta(seconds=delay + ttl)
             message = msgspec.structs.replace(message, expires_at=expires)
-        body, headers = CODECS[policy.codec].encode(message)
+        fields: dict[str, str] | None = None
+        if policy.codec == TASK.name:
+            fields = TASK.fields_of(message)
+            body, headers = dumps(fields), {FLAT: "1"}
+        else:
+            body, headers = CODECS[policy.codec].encode(message)
         self._check_size(message.id, body)
         outgoing = Outgoing(
             id=message.id,
@@ -130,6 +143,7 @@ class Sender:
             delay_s=delay,
             ttl_s=ttl,
             key=message.ordering_key,
+            fields=fields,
         )
         return Send(queue=queue, outgoing=outgoing, tenant_id=message.tenant_id)
 
@@ -137,13 +151,15 @@ class Sender:
         """What `encoded` makes of a type and a payload: there is nothing else to check."""
         _printable("type", type)
         message_id = new_id()
-        body = STANDARD.encode_new(message_id, type, payload)
+        if self._usual[queue] == TASK.name:
+            fields = TASK.new_fields(message_id, type, payload)
+            body = dumps(fields)
+            outgoing = Outgoing(id=message_id, body=body, headers={FLAT: "1"}, fields=fields)
+        else:
+            body = STANDARD.encode_new(message_id, type, payload)
+            outgoing = Outgoing(id=message_id, body=body)
         self._check_size(message_id, body)
-        return Send(
-            queue=queue,
-            outgoing=Outgoing(id=message_id, body=body),
-            tenant_id=DEFAULT_TENANT,
-        )
+        return Send(queue=queue, outgoing=outgoing, tenant_id=DEFAULT_TENANT)
 
     def _check_size(self, message_id: str, body: bytes) -> None:
         if len(body) > self._max_bytes:
@@ -158,18 +174,45 @@ class Sender:
         if outgoing.delay_s > 0 and self._hold_back and not broker.capabilities.delay:
             await self._hold_back(send)
             return Receipt(id=outgoing.id, queue=send.queue, durability=Durability.FSYNC)
-        batcher = self._batchers.get(send.queue)
-        if batcher is None:
-            batcher = self._batchers[send.queue] = self._batcher(broker, send.queue)
+        answer = self._batcher_of(broker, send.queue).add(outgoing)
+        return await self._receipt(broker, send, answer)
+
+    async def publish_many(self, broker: Broker, sends: Sequence[Send]) -> list[Receipt]:
+        """As `publish`, for many: a task for each would cost more than sending it.
+
+        All are tried, whatever becomes of one; then the first failure is raised.
+        """
+        if any(send.outgoing.delay_s > 0 for send in sends):
+            return list(await asyncio.gather(*(self.publish(broker, send) for send in sends)))
+        asked = [self._batcher_of(broker, send.queue).add(send.outgoing) for send in sends]
+        receipts: list[Receipt] = []
+        failure: HoldfastError | None = None
+        for send, answer in zip(sends, asked, strict=True):
+            try:
+                receipts.append(await self._receipt(broker, send, answer))
+            except HoldfastError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return receipts
+
+    async def _receipt(self, broker: Broker, send: Send, answer: asyncio.Future[Result]) -> Receipt:
+        message_id = send.outgoing.id
         try:
-            result = await batcher.add(outgoing)
+            result = await answer
         except TimeoutError:
             detail = f"no answer within {self._timeout_s} s"
-            raise PublishUnknown([outgoing.id], detail) from None
+            raise PublishUnknown([message_id], detail) from None
         if result.error is not None:
             raise result.error
         durability = broker.capabilities.durability
-        return Receipt(id=outgoing.id, queue=send.queue, durability=durability)
+        return Receipt(id=message_id, queue=send.queue, durability=durability)
+
+    def _batcher_of(self, broker: Broker, queue: str) -> Batcher[Outgoing, Result]:
+        batcher = self._batchers.get(queue)
+        if batcher is None:
+            batcher = self._batchers[queue] = self._batcher(broker, queue)
+        return batcher
 
     async def drain(self) -> None:
         """Wait until all that was sent is answered."""
@@ -192,12 +235,8 @@ def check_message(message: Message) -> None:
         check_name("tenant_id", message.tenant_id, longest=MAX_TENANT)
     if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
         raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
-    for name in _OPTIONAL:
-        value = getattr(message, name)
-        if value is not None and value != "":
-            _printable(name, value)
-    if message.idempotency_key == "" or message.ordering_key == "":
-        raise InvalidMessage("an idempotency or ordering key is not empty: leave it out")
+    if _optional_of(message) != _NO_OPTIONS:
+        _check_optional(message)
     for name in ("created_at", "expires_at"):
         value = getattr(message, name)
         if value is not None and not isinstance(value, datetime):
@@ -205,7 +244,18 @@ def check_message(message: Message) -> None:
     _check_mappings(message)
 
 
+def _check_optional(message: Message) -> None:
+    for name in _OPTIONAL:
+        value = getattr(message, name)
+        if value is not None and value != "":
+            _printable(name, value)
+    if message.idempotency_key == "" or message.ordering_key == "":
+        raise InvalidMessage("an idempotency or ordering key is not empty: leave it out")
+
+
 def _check_mappings(message: Message) -> None:
+    if _mappings_of(message) == _NO_MAPPINGS:
+        return
     for name in ("headers", "metadata", "extra"):
         value: Any = getattr(message, name)
         if type(value) is not dict and not isinstance(value, Mapping):

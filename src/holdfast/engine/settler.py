@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.current import current_message
@@ -23,8 +23,8 @@ BATCH = 500
 class Settler:
     """Takes ended runs, commits them, tells the broker, then reports.
 
-    While the store is away ended runs wait here (bounded by the slots, which stay taken), and
-    nothing is settled.
+    While the store is away ended runs wait here (once a slot's worth waits, none are fetched), and
+    nothing is settled. The broker hears of one batch while the next is committed.
     """
 
     def __init__(
@@ -46,16 +46,25 @@ class Settler:
         self._idle = asyncio.Event()
         self._idle.set()
         self._flushing: Sequence[tuple[Finished, Subscription]] = ()
+        self._telling: asyncio.Task[None] | None = None
+        self._told_of: Sequence[tuple[Finished, Subscription]] = ()
+        """Committed; the broker is being told."""
 
     @property
     def waiting(self) -> int:
-        """Runs that ended and are not committed yet."""
-        return len(self._waiting) + len(self._flushing)
+        """Runs that ended, of which store or broker do not know yet."""
+        return len(self._waiting) + len(self._flushing) + len(self._told_of)
 
     @property
-    def uncommitted(self) -> list[tuple[Run, Subscription]]:
-        """Those runs, each with its subscription."""
-        return [(item.run, sub) for item, sub in (*self._flushing, *self._waiting)]
+    def behind(self) -> int:
+        """Runs that ended while the batch before them is still being written."""
+        return len(self._waiting)
+
+    @property
+    def unsettled(self) -> list[tuple[Run, Subscription]]:
+        """All that wait here, each run with its subscription."""
+        held = (*self._told_of, *self._flushing, *self._waiting)
+        return [(item.run, sub) for item, sub in held]
 
     def add(self, finished: Finished, sub: Subscription) -> None:
         self._waiting.append((finished, sub))
@@ -64,15 +73,16 @@ class Settler:
             self._task = asyncio.create_task(self._run(), name="holdfast-settler")
 
     async def drain(self) -> None:
-        """Wait until everything that ended is committed."""
+        """Wait until everything that ended is committed, and the broker knows."""
         await self._idle.wait()
 
     def stop(self) -> int:
         """Give up on what is not committed (its claim is lost anyway); returns how many."""
-        left = self.waiting
+        left = len(self._waiting) + len(self._flushing)
         self._waiting.clear()
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._telling):
+            if task is not None:
+                task.cancel()
         return left
 
     async def _run(self) -> None:
@@ -92,7 +102,11 @@ class Settler:
             if self._waiting:
                 self._task = asyncio.create_task(self._run(), name="holdfast-settler")
             else:
-                self._idle.set()
+                self._rest()
+
+    def _rest(self) -> None:
+        if self._task is None and self._telling is None:
+            self._idle.set()
 
     async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
         alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
@@ -119,10 +133,30 @@ class Settler:
                 # Kept, the copy would come again only when the broker itself misses us, if ever.
                 _, batch_of = settled.setdefault(sub.name, (sub, []))
                 batch_of.append(Settlement(delivery=finished.run.delivery, verb=Verb.RELEASE))
-        for sub, settlements in settled.values():
-            await self.settle(sub, settlements)
-        if items:
-            self._committed(items, commits)
+        if not settled:  # on one file there is nobody to tell
+            if items:
+                self._committed(items, commits)
+            return
+        if self._telling is not None:  # batches come to the broker one after the other
+            await asyncio.wait({self._telling})
+        self._told_of = batch
+        told = self._tell(settled.values(), items, commits)
+        self._telling = asyncio.create_task(told, name="holdfast-settler-broker")
+
+    async def _tell(
+        self,
+        settled: Iterable[tuple[Subscription, Sequence[Settlement]]],
+        items: Sequence[Finished],
+        commits: Sequence[Commit],
+    ) -> None:
+        try:
+            for sub, settlements in settled:
+                await self.settle(sub, settlements)
+            if items:
+                self._committed(items, commits)
+        finally:
+            self._telling, self._told_of = None, ()
+            self._rest()
 
     async def _commit(self, items: Sequence[Finished]) -> Sequence[Commit]:
         """Ask until the store answers: a repeat after an unknown commit is ALREADY."""

@@ -177,7 +177,7 @@ class EngineWorker:
         return Drained(finished=self.finished, handed_back=len(unfinished))
 
     def is_idle(self) -> bool:
-        """Nothing running, nothing waiting to be committed."""
+        """Nothing running, nothing waiting to be committed or told."""
         return self._executor.running == 0 and self._settler.waiting == 0
 
     @property
@@ -212,7 +212,7 @@ class EngineWorker:
             return 0.05
         if self.phase is not Phase.RUNNING or sub.name in self._paused:
             return 1.0
-        if self._settler.waiting > self._slots[sub.name].size:
+        if self._settler.behind > self._slots[sub.name].size:
             return 0.05
         return self._executor.breaker_wait_s(sub.queue) or 0.0
 
@@ -316,7 +316,7 @@ class EngineWorker:
         async def extend(worker: Worker) -> None:
             held: dict[str, tuple[Subscription, list[Delivery]]] = {}
             running = [(active.run, active.sub) for active in self._executor.active]
-            for run, sub in (*running, *self._settler.uncommitted):
+            for run, sub in (*running, *self._settler.unsettled):
                 if run.delivery is not None:
                     held.setdefault(sub.name, (sub, []))[1].append(run.delivery)
             for sub, deliveries in held.values():

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.broker import FLAT, Delivery, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
@@ -20,6 +20,11 @@ ENDED = tuple(status.value for status in Status if status in FINAL)
 FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
 _COPY = ("sent_at_us", "priority", "key")
 _INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.items()}
+_FLAT = {FLAT: "1"}
+_FLAT_INFO: dict[str, str] = {
+    name: stored_form(codec, _FLAT).removesuffix("}") for name, codec in CODECS.items()
+}
+"""Of an entry with fields: all but what differs from one to the next."""
 _decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32
 
@@ -61,6 +66,11 @@ def body_info(candidate: Candidate) -> str:
         if not delivery.headers:
             return _INFO[candidate.codec]
         return stored_form(CODECS[candidate.codec], delivery.headers)
+    sent_at_us = delivery.sent_at_us
+    if delivery.headers == _FLAT and delivery.key is None and sent_at_us is not None:
+        # As `stored_form` writes it; every task comes by here, and few are ever stored.
+        copied = f'{{"sent_at_us":{sent_at_us},"priority":{delivery.priority},"key":null}}'
+        return f'{_FLAT_INFO[candidate.codec]},"copy":{copied}}}'
     copy = {name: getattr(delivery, name) for name in _COPY}
     return stored_form(CODECS[candidate.codec], delivery.headers, copy)
 

@@ -7,6 +7,8 @@ over as a JSON object of them, under the header FLAT, and written the same way.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from holdfast.core.broker import FLAT, Delivery, Outgoing
 from holdfast.core.errors import InvalidMessage
 
 _MARK, _VERSION = b"hf", b"1"
+_FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, str]).decode
@@ -47,34 +50,43 @@ def fields_of(out: Outgoing) -> list[str | bytes | int]:
 
 
 def _flat(out: Outgoing) -> list[str | bytes | int]:
-    try:
-        found = _decode_fields(out.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessage(f"{out.id}: not a JSON object of texts: {error}") from None
+    found = out.fields
+    if found is None:
+        try:
+            found = _decode_fields(out.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidMessage(f"{out.id}: not a JSON object of texts: {error}") from None
     if not found:
         raise InvalidMessage(f"{out.id}: an entry needs at least one field")
-    return [part for pair in found.items() for part in pair]
+    return list(chain.from_iterable(found.items()))
 
 
 def delivery_of(
     queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
 ) -> Delivery:
     """An entry in our hands. `fields` is None if it was deleted while it was pending."""
-    tag = (level, entry)
     sent_at_us = int(entry.partition(b"-")[0]) * 1000
-    pairs: dict[bytes, bytes] = {}
-    if fields is not None:
+    if fields is not None and _MARK in fields:
         pairs = dict(zip(fields[::2], fields[1::2], strict=True))
-    if pairs.get(_MARK) != _VERSION or b"body" not in pairs:
-        return Delivery(
-            body=_encode({_text(name): _value(value) for name, value in pairs.items()}),
-            headers={FLAT: "1"},
-            tag=tag,
-            identity=f"{queue}/{entry.decode()}",
-            count=count,
-            sent_at_us=sent_at_us,
-            priority=level,
-        )
+        if pairs.get(_MARK) == _VERSION and b"body" in pairs:
+            return _ours(pairs, (level, entry), sent_at_us, count)
+    named, body = _flat_body(fields or [])
+    return Delivery(
+        body=body,
+        headers=_FLAT_HEADERS,
+        tag=(level, entry),
+        identity=f"{queue}/{entry.decode()}",
+        count=count,
+        sent_at_us=sent_at_us,
+        priority=level,
+        fields=named,
+    )
+
+
+def _ours(
+    pairs: dict[bytes, bytes], tag: tuple[int, bytes], sent_at_us: int, count: int
+) -> Delivery:
+    level, entry = tag
     ttl = pairs.get(b"ttl_us")
     key = pairs.get(b"key")
     return Delivery(
@@ -89,6 +101,17 @@ def delivery_of(
         # By the server's clock, which made the entry's id.
         expires_at_us=sent_at_us + int(ttl) if ttl is not None and ttl.isdigit() else None,
     )
+
+
+def _flat_body(fields: list[bytes]) -> tuple[dict[str, str] | None, bytes]:
+    """The fields of an entry, and the same as a JSON object; None: not all of them are texts."""
+    try:
+        texts = [part.decode() for part in fields]
+    except UnicodeDecodeError:
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return None, _encode({_text(name): _value(value) for name, value in pairs})
+    named = dict(zip(texts[::2], texts[1::2], strict=True))
+    return named, _encode(named)
 
 
 def _headers(written: bytes | None) -> dict[str, str]:

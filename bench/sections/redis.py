@@ -1,0 +1,288 @@
+"""Redis: the task protocol on Redis Streams, beside redis-py itself and other queues on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import processes, redis_peers, workload
+from bench.figures import Goal, Row, at_least, at_most, ratio_at_most
+from bench.measure import Bench
+from bench.postgres_server import PostgresServer, has_postgres
+from bench.redis_drain import CHUNK, Drained, Stage, drain, drain_for
+from bench.redis_server import RedisServer
+from holdfast.core.message import Message
+
+from . import latency
+from .backlog import FEW, MANY
+from .drain import MANY_SLOTS
+from .peers import versions_of
+from .sends import TASKS, send_all
+
+STORES = {"SQLite store": 4.0, "PostgreSQL store": 2.0}
+"""How many times the fastest peer holdfast should be on each."""
+_RAW = redis_peers.HERE / "redis_raw.py"
+_LONG_S = 10.0
+Figures = dict[str, tuple[float, ...]]
+Contenders = dict[str, Callable[[], dict[str, float]]]
+
+
+def section(bench: Bench) -> list[Row]:
+    """Claim, ledger, result event and acknowledgement for each task; peers at their best."""
+    return [*_drains(bench), *_publishing(bench), *_waiting(bench), *_backlog(bench)]
+
+
+# -- drain ----------------------------------------------------------------------------------------
+
+
+def _drains(bench: Bench) -> list[Row]:
+    count = bench.size(20_000, least=600)
+    idle: list[float] = []
+
+    def ours(name: str, postgres: bool, workers: int) -> Callable[[], dict[str, float]]:
+        def run() -> dict[str, float]:
+            with _stage(bench, postgres) as stage:
+                stage.fill(count)
+                drained = drain(stage, count, workers=workers)
+            return {name: drained.rate, f"{name} cpu": _cpu_us(drained, workers * min(idle))}
+
+        return run
+
+    def start_and_stop() -> dict[str, float]:
+        """What a worker's start and stop cost alone, to take off."""
+        with (
+            bench.home() as home,
+            RedisServer(home) as server,
+            processes.worker(home, env=Stage(home, server).env) as child,
+        ):
+            child.wait()
+            idle.append(child.cpu_s)
+        return {"idle": idle[-1]}
+
+    contenders: Contenders = {
+        "a worker's start and stop": start_and_stop,
+        "redis-py": lambda: {"raw": _raw(bench, "drain", bench.size(50_000, least=1000))},
+    }
+    for name in STORES:
+        postgres = name.startswith("PostgreSQL")
+        if postgres and not has_postgres():
+            bench.say(f"no row for the {name}: postgres is missing (Debian package postgresql)")
+            continue
+        contenders[f"holdfast, {name}"] = ours(name, postgres, 1)
+        contenders[f"holdfast, {name}, 2 processes"] = ours(f"{name} two", postgres, 2)
+    peers = _peers(bench)
+    for label, peer in peers.items():
+        contenders[label] = _peer(bench, label, peer)
+    return _drain_rows(bench.take_turns(contenders), list(peers))
+
+
+@contextlib.contextmanager
+def _stage(bench: Bench, postgres: bool) -> Iterator[Stage]:
+    """A new Redis, and a new store."""
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(bench.home())
+        server = stack.enter_context(RedisServer(home))
+        if not postgres:
+            yield Stage(home, server, slots=MANY_SLOTS)
+            return
+        database = stack.enter_context(PostgresServer(bench.folder.parent))
+        yield Stage(home, server, database.url, MANY_SLOTS, others_cpu_s=database.cpu_s)
+
+
+def _cpu_us(drained: Drained, idle_s: float) -> float:
+    """CPU µs a message, of workers and servers."""
+    used = max(0.0, drained.workers_cpu_s - idle_s) + drained.servers_cpu_s
+    return used / drained.count * 1e6
+
+
+def _peers(bench: Bench) -> dict[str, redis_peers.Peer]:
+    """Those that are installed, each under its name and version."""
+    if bench.peers is None:
+        bench.say("no peers: HOLDFAST_BENCH_PEERS names no interpreter; 'make bench' sets it")
+        return {}
+    versions = versions_of(bench.peers)
+    own = bench.peers.parent.parent
+    found: dict[str, redis_peers.Peer] = {}
+    for peer in redis_peers.PEERS:
+        version = versions.get(peer.package)
+        if peer.own_folder:
+            installed = sorted(own.glob(f"{peer.package}/{peer.package}-*.dist-info"))
+            version = installed[-1].name.split("-")[1].removesuffix(".dist") if installed else None
+        if version is None:
+            bench.say(f"{peer.name} is not installed")
+        else:
+            found[f"{peer.name} {version}"] = peer
+    return found
+
+
+def _peer(bench: Bench, label: str, peer: redis_peers.Peer) -> Callable[[], dict[str, float]]:
+    def run() -> dict[str, float]:
+        assert bench.peers is not None
+        return {label: redis_peers.drain(bench, bench.peers, peer)}
+
+    return run
+
+
+def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
+    raw = _row("redis-py, XREADGROUP 500 and one XACK", "msg/s", seen["raw"])
+    rows = [raw, *(_row(label, "msg/s", seen[label]) for label in peers)]
+    fastest = max(rows[1:], key=lambda row: row.best, default=None)
+    for name, goal in STORES.items():
+        if name not in seen:
+            continue
+        one = f"holdfast, {name}, {MANY_SLOTS} slots"
+        if fastest is None:
+            alone = _row(one, "msg/s", seen[name])
+        else:
+            alone = _row(one, "msg/s", seen[name], beside=fastest, goal=at_least(goal))
+        cpu = _row(f"CPU a message with servers, {name}", "µs", seen[f"{name} cpu"])
+        rows += [
+            alone,
+            _row(
+                f"holdfast, {name}, 2 processes",
+                "msg/s",
+                seen[f"{name} two"],
+                beside=alone,
+                goal=at_least(1),
+            ),
+            cpu,
+            _row(
+                f"CPU a message with servers, {name}, 2 processes",
+                "µs",
+                seen[f"{name} two cpu"],
+                beside=cpu,
+                goal=ratio_at_most(1.25),
+            ),
+        ]
+    return rows
+
+
+# -- publish --------------------------------------------------------------------------------------
+
+
+def _publishing(bench: Bench) -> list[Row]:
+    count, many = bench.size(20_000, least=TASKS), bench.size(50_000, least=1000)
+
+    def ours(name: str, send: Callable[[Path, str], float]) -> Callable[[], dict[str, float]]:
+        def run() -> dict[str, float]:
+            with bench.home() as home, RedisServer(home) as server:
+                return {name: count / send(home, server.url)}
+
+        return run
+
+    def each(home: Path, url: str) -> float:
+        return asyncio.run(send_all(home, TASKS, count, url))
+
+    def batches(home: Path, url: str) -> float:
+        return asyncio.run(_send_batches(home, count, url))
+
+    seen = bench.take_turns(
+        {
+            "redis-py, publish": lambda: {"raw": _raw(bench, "publish", many)},
+            f"{TASKS} tasks send": ours("each", each),
+            "batches are sent": ours("batches", batches),
+        }
+    )
+    raw = _row(f"redis-py, {CHUNK} XADD in a pipeline", "msg/s", seen["raw"])
+    goal = at_least(0.5)
+    return [
+        raw,
+        _row(f"holdfast, send_many of {CHUNK}", "msg/s", seen["batches"], beside=raw, goal=goal),
+        _row(f"holdfast, {TASKS} tasks send", "msg/s", seen["each"], beside=raw, goal=goal),
+    ]
+
+
+async def _send_batches(home: Path, count: int, url: str) -> float:
+    """Seconds that it takes to make and to send so many messages."""
+    async with workload.open_app(home, url) as app:
+        begin = time.perf_counter()
+        for first in range(0, count, CHUNK):
+            numbers = range(first, min(first + CHUNK, count))
+            await app.send_many(
+                [Message(type=workload.NOOP, payload=workload.payload(n)) for n in numbers]
+            )
+        return time.perf_counter() - begin
+
+
+def _raw(bench: Bench, what: str, count: int) -> float:
+    with bench.home() as home, RedisServer(home) as server:
+        messages = workload.write_messages(home, count)
+        with processes.Measured(
+            [sys.executable, str(_RAW), what, str(messages)],
+            log=home / "raw.log",
+            env={"BENCH_URL": server.url},
+        ) as child:
+            child.wait()
+            return float(json.loads(child.tail)["rate"])
+
+
+# -- latency and backlog --------------------------------------------------------------------------
+
+
+def _waiting(bench: Bench) -> list[Row]:
+    count = bench.size(500, least=20)
+
+    def run() -> dict[str, float]:
+        with bench.home() as home, RedisServer(home) as server:
+            return latency.measure(home, count, server.url)
+
+    seen = bench.take_turns({f"{count} messages, each alone": run})
+    return [
+        _row("send → handler, median", "ms", seen["p50"], goal=at_most(3)),
+        _row("send → handler, p99", "ms", seen["p99"], goal=at_most(10)),
+        _row("send alone, median", "ms", seen["send p50"]),
+        _row("send alone, p99", "ms", seen["send p99"]),
+    ]
+
+
+def _backlog(bench: Bench) -> list[Row]:
+    few, many = bench.size(FEW, least=600), bench.size(MANY, least=2000)
+    seconds = max(1.0, min(1.0, bench.scale) * _LONG_S)
+
+    def short() -> dict[str, float]:
+        with bench.home() as home, RedisServer(home) as server:
+            stage = Stage(home, server, slots=MANY_SLOTS)
+            stage.fill(few)
+            return {"short": drain(stage, few).rate}
+
+    with bench.home() as home, RedisServer(home) as server:
+        bench.say(f"filling a stream with {many:,} tasks")
+        stage = Stage(home, server, slots=MANY_SLOTS)
+        stage.fill(many)
+
+        def long() -> dict[str, float]:
+            found, peak = drain_for(stage, seconds)
+            return {"long": found, "memory": peak}
+
+        seen = bench.take_turns({f"{few:,} waiting": short, f"{many:,} waiting": long})
+    base = _row(f"drain, {few:,} waiting", "msg/s", seen["short"])
+    name = f"drain, {many:,} waiting"
+    return [
+        base,
+        _row(name, "msg/s", seen["long"], beside=base, goal=at_least(0.9)),
+        _row("the worker's memory, peak", "MB", seen["memory"]),
+    ]
+
+
+def _row(
+    name: str,
+    unit: str,
+    values: tuple[float, ...],
+    *,
+    beside: Row | None = None,
+    goal: Goal | None = None,
+) -> Row:
+    return Row(
+        section="redis",
+        name=name,
+        unit=unit,
+        values=values,
+        lower_is_better=unit != "msg/s",
+        beside=beside,
+        goal=goal,
+    )

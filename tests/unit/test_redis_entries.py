@@ -1,0 +1,74 @@
+"""Stream entries as deliveries: whatever their fields hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.brokers.redis.entries import delivery_of, fields_of
+from holdfast.core.broker import FLAT, Outgoing
+from holdfast.core.clock import from_us
+from holdfast.core.codec import CODECS, stored_form
+from holdfast.core.fields import iso, iso_us
+from holdfast.core.store import Candidate
+from holdfast.store.stored import body_info
+
+names = st.text(alphabet=st.characters(codec="utf-8"), max_size=8)
+parts = names.map(str.encode) | st.binary(max_size=6)
+
+
+def texts(fields: list[bytes]) -> dict[str, str] | None:
+    try:
+        return {n.decode(): v.decode() for n, v in zip(fields[::2], fields[1::2], strict=True)}
+    except UnicodeDecodeError:
+        return None
+
+
+@given(st.lists(st.tuples(parts, parts), min_size=1, max_size=6))
+def test_a_strangers_entry_is_a_set_of_fields_and_a_body_of_the_same(pairs: list[Any]):
+    fields = [part for pair in pairs for part in pair]
+    found = delivery_of("q", 1, b"5-1", fields, 1)
+    if b"hf" in fields[::2]:
+        return
+    assert found.headers == {FLAT: "1"}
+    assert found.fields == texts(fields)
+    body = msgspec.json.decode(found.body)
+    if found.fields is not None:
+        assert body == found.fields
+    else:  # not all of it is text: kept in a form that no field of ours has
+        assert len(body) <= len(pairs)
+
+
+def test_a_value_that_looks_like_our_mark_makes_no_entry_ours():
+    fields = [b"task_id", b"hf", b"hf", b"2", b"body", b"x"]
+    found = delivery_of("q", 1, b"5-1", fields, 1)
+    assert found.fields == {"task_id": "hf", "hf": "2", "body": "x"}
+    ours = delivery_of("q", 1, b"5-1", [b"id", b"m-1", b"body", b"x", b"hf", b"1"], 1)
+    assert (ours.identity, ours.body, ours.fields) == ("m-1", b"x", None)
+
+
+@given(st.dictionaries(names, names, min_size=1, max_size=4))
+def test_fields_at_hand_are_written_as_the_body_would_be(found: dict[str, str]):
+    body = msgspec.json.encode(found)
+    known = Outgoing(id="m-1", body=body, headers={FLAT: "1"}, fields=found)
+    assert fields_of(known) == fields_of(Outgoing(id="m-1", body=body, headers={FLAT: "1"}))
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_the_stored_form_of_an_entry_is_what_stored_form_writes(codec: str):
+    delivery = delivery_of("q", 2, b"1712345678123-7", [b"a", b"1"], 1)
+    copy = {"sent_at_us": 1712345678123000, "priority": 2, "key": None}
+    candidate = Candidate(delivery=delivery, message=None, codec=codec)
+    assert body_info(candidate) == stored_form(CODECS[codec], delivery.headers, copy)
+    keyed = msgspec.structs.replace(delivery, key='a "key"')
+    found = msgspec.json.decode(body_info(Candidate(delivery=keyed, message=None, codec=codec)))
+    assert found["copy"]["key"] == 'a "key"'
+
+
+@given(st.integers(0, 4_102_444_800_000_000))
+def test_microseconds_are_written_as_their_moment_is(us: int):
+    assert iso_us(us) == iso(from_us(us))

@@ -1,0 +1,122 @@
+"""The settler: commits go on while the broker hears of the last one; nothing is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.core.broker import Delivery, Settlement, Subscription
+from holdfast.core.message import Message
+from holdfast.core.outcome import Done
+from holdfast.core.store import Commit, Finished, Run, Token, Worker
+from holdfast.engine.settler import Settler
+
+SUB = Subscription(name="q", queue="q")
+LIMIT_S = 30.0
+
+
+class Store:
+    """Commits at once, and says so."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.committed = asyncio.Event()
+
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> list[Commit]:
+        self.batches.append(len(batch))
+        self.committed.set()
+        return [Commit.COMMITTED] * len(batch)
+
+
+class Broker:
+    """Takes its time: each settlement waits for `go_on`."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.at_once = 0
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> list[Any]:
+        self.at_once += 1
+        assert self.at_once == 1, "batches come one after the other"
+        self.asked.set()
+        await self.go_on.wait()
+        self.told.append([str(item.delivery.identity) for item in batch])
+        self.at_once -= 1
+        return []
+
+
+def ended(name: str, *, held: bool = True) -> Finished:
+    delivery = Delivery(body=b"", headers={}, tag=name, identity=name) if held else None
+    run = Run(
+        subscription="q",
+        queue="q",
+        message=Message(type="t", id=name),
+        token=Token(1, 1),
+        attempt=1,
+        crashes=0,
+        claimed_at_us=1,
+        created_at_us=1,
+        delivery=delivery,
+    )
+    return Finished(run=run, outcome=Done(None), started_at_us=1, finished_at_us=2)
+
+
+@pytest.fixture
+def world() -> tuple[Settler, Store, Broker, list[str]]:
+    store, broker = Store(), Broker()
+    reported: list[str] = []
+
+    def committed(items: Sequence[Finished], commits: Sequence[Commit]) -> None:
+        reported.extend(item.run.message.id for item in items)
+
+    settler = Settler(
+        store,  # type: ignore[arg-type]
+        broker,  # type: ignore[arg-type]
+        lambda: Worker(worker_id=1, name="w"),
+        committed=committed,
+        fenced=lambda _: None,
+    )
+    return settler, store, broker, reported
+
+
+async def test_the_next_batch_is_committed_while_the_broker_hears_of_the_last(world: Any):
+    settler, store, broker, reported = world
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a"), SUB)
+        await broker.asked.wait()
+        store.committed.clear()
+        settler.add(ended("b"), SUB)
+        await store.committed.wait()
+        assert store.batches == [1, 1]
+        assert broker.told == []
+        assert settler.waiting == 2  # neither is over: a worker that stops waits for both
+        assert [run.message.id for run, _ in settler.unsettled] == ["a", "b"]
+        assert reported == []
+        broker.go_on.set()
+        await settler.drain()
+    assert broker.told == [["a"], ["b"]]
+    assert reported == ["a", "b"]
+    assert settler.waiting == 0
+
+
+async def test_who_gives_up_gives_up_on_what_the_broker_does_not_take_too(world: Any):
+    settler, _, broker, reported = world
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a"), SUB)
+        await broker.asked.wait()
+        assert settler.stop() == 0  # it is committed: it will not run again
+        await settler.drain()
+    assert (broker.told, reported, settler.waiting) == ([], [], 0)
+
+
+async def test_with_nobody_to_tell_a_commit_is_the_end(world: Any):
+    settler, store, broker, reported = world
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a", held=False), SUB)
+        await settler.drain()
+    assert (store.batches, broker.told, reported) == ([1], [], ["a"])
