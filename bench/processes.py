@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ class Measured:
                 stderr=output,
                 cwd=cwd,
                 env={**_environment(), **(env or {})},
+                start_new_session=True,  # its children end with it
             )
         self.code: int | None = None
         self.cpu_s = 0.0
@@ -56,10 +58,10 @@ class Measured:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._look():
-            return
-        self.process.kill()
-        while not self._look():
+        ended = self._look()
+        with contextlib.suppress(ProcessLookupError):  # nobody is left of it
+            os.killpg(self.process.pid, signal.SIGKILL)
+        while not ended and not self._look():
             time.sleep(0.01)
 
     def wait(self, limit_s: float = LIMIT_S) -> None:
