@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check, Finding, refused
 from holdfast.core.clock import Clock
-from holdfast.core.errors import HoldfastError, NotFound, SchemaMismatch
+from holdfast.core.errors import ConfigError, HoldfastError, NotFound, SchemaMismatch
 from holdfast.core.store import Store
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.keep import Keep
@@ -108,7 +108,9 @@ class PostgresStorage:
         return Anchors(_ours(store), key=key, anchor_file=file)
 
     def pruner(self, store: Store, *, key: bytes, keep_days: float) -> Stepper:
-        raise NotImplementedError  # refused by the settings
+        raise ConfigError(
+            ["retention.events_days: on PostgreSQL the ledger is kept whole; unset it"]
+        )
 
     def retention(self, store: Store, keep: Keep) -> Stepper:
         from holdfast.store.postgres.retention import Retention
