@@ -436,3 +436,44 @@ async def test_two_processes_never_wait_for_each_others_ledger(postgres_url: str
 async def _finished(store: PostgresStore, ends: list[Finished], worker: Worker) -> None:
     if ends:
         await store.finish(ends, worker=worker)
+
+
+async def test_what_is_claimed_after_an_end_is_told_as_later(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """A claim that was begun before the end, and looked after it: its event says when it looked."""
+    ordered = Subscription(name="o", queue="q", ordered=True)
+    lane = [candidate(name, ordering_key="chat") for name in ("first", "second")]
+    assert await store.adopt_in_order(ordered, lane, worker=worker) is not None
+    (verdict,) = await store.claim_ready(ordered, limit=10, worker=worker)
+    assert verdict.run is not None
+    begun, over = asyncio.Event(), asyncio.Event()
+    before = claims.Claims._granted_before
+
+    async def held_up(self: Any, claim: Any) -> Any:
+        await claim.tx.moment()
+        begun.set()
+        await over.wait()
+        return await before(self, claim)
+
+    monkeypatch.setattr(claims.Claims, "_granted_before", held_up)
+    late = asyncio.create_task(store.claim_ready(ordered, limit=10, worker=worker))
+    await begun.wait()
+    other = PostgresStore(postgres_url)  # another process: it has a memory of its own
+    await other.open()
+    try:
+        assert await other.finish([done(verdict.run)], worker=worker) == [Commit.COMMITTED]
+    finally:
+        await other.close()
+    over.set()
+    (second,) = await late
+    assert second.run is not None
+    assert second.run.message.id == "second"
+    times = dict(
+        rows(
+            postgres_url,
+            "SELECT event_type || ' ' || task_id, created_at FROM event_log"
+            " WHERE event_type IN ('task.claimed', 'task.succeeded')",
+        )
+    )
+    assert times["task.succeeded first"] < times["task.claimed second"]

@@ -338,6 +338,8 @@ class Claims:
             str(max(0, limit - len(again))),
         )
         await claim.tx.require_alive(claim.worker_id)
+        if found:
+            await claim.tx.look_at_clock()
         rows = sorted((Ready(*row) for row in found), key=lambda r: (-r.priority, r.due_at))
         verdicts = [*again, *(await self._ready(claim, rows) if rows else [])]
         claim.tx.if_unknown = lambda: self._doubt(verdicts)

@@ -71,7 +71,8 @@ class Session:
 
 
 class Tx:
-    """A transaction in progress, begun at `await moment()` by the server's clock."""
+    """A transaction in progress. Its `moment` is when it was begun, by the server's clock, or when
+    it last looked at it."""
 
     def __init__(
         self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, *, repeated: bool
@@ -133,8 +134,15 @@ class Tx:
         waiting.clear()
 
     async def moment(self) -> int:
-        """When it was begun (µs)."""
+        """Its time (µs)."""
         return to_us((await self._opened())[0])
+
+    async def look_at_clock(self) -> None:
+        """What it tells from here on is told as now: it has seen what others committed since it
+        was begun, and must not seem to have come before."""
+        _, *rest = await self._opened()
+        ((now,),) = await self.rows("SELECT clock_timestamp()")
+        self._opening = (now, *rest)
 
     async def state(self) -> str | None:
         """Of the worker that it was begun for."""
