@@ -1,6 +1,6 @@
 """The bench: holdfast beside raw limits and peers, measured in one run on one machine.
 
-    make bench                                  the whole table, about ten minutes
+    make bench                                  the whole table, about twenty minutes
     .venv/bin/python -m bench --quick           the same at small sizes, about a minute
     .venv/bin/python -m bench drain sends       some sections
     .venv/bin/python -m bench --profile         where the time of one message goes
