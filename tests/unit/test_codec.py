@@ -1,6 +1,7 @@
 """Wire forms: what is sent is read back, unknown fields survive, bad input is refused clearly."""
 
 import dataclasses
+import json
 import math
 import string
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast.core import json_text
 from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.codec import CODECS, STANDARD, header_bytes, header_text
 from holdfast.core.errors import DecodeError, InvalidMessage
@@ -185,6 +187,28 @@ def test_how_deep_json_may_be() -> None:
     with pytest.raises(DecodeError, match="nested deeper"):
         loads(b"[" + deep + b"]")
     assert loads(b'"' + b"[" * 500 + b'"') == "[" * 500, "brackets in a text are no depth"
+
+
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.integers(0, 9), st.text('[]{}"\\\\a\n', max_size=8)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.text('[]{}"\\a', max_size=3), inner)
+        ),
+        max_leaves=40,
+    ),
+    st.booleans(),
+)
+def test_depth_is_what_nesting_there_is(value: Any, ascii_only: bool) -> None:
+    def depth(item: Any) -> int:
+        if isinstance(item, dict):
+            return 1 + max((depth(each) for each in item.values()), default=0)
+        if isinstance(item, list):
+            return 1 + max((depth(each) for each in item), default=0)
+        return 0
+
+    written = json.dumps(value, ensure_ascii=ascii_only, indent=1).encode()
+    assert json_text._depth(written) == depth(value)
 
 
 @pytest.mark.parametrize("digits", [20, 40, 400, 5000, 100_000])

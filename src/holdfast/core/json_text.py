@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from .errors import DecodeError, InvalidMessage
 MAX_DEPTH = 64
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ROUND = bytes.maketrans(b"[{]}", b"(())")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -87,24 +91,10 @@ def has_non_finite(value: Any) -> bool:
 
 
 def _depth(body: bytes) -> int:
-    """Nesting depth of a JSON text, brackets inside strings left out."""
-    deepest = depth = 0
-    in_string = escaped = False
-    for byte in body:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in (0x5B, 0x7B):
-            depth += 1
-            deepest = max(deepest, depth)
-            if deepest > MAX_DEPTH:
-                return deepest
-        elif byte in (0x5D, 0x7D):
-            depth -= 1
-    return deepest
+    """Nesting depth of a JSON text, brackets inside strings left out; what is no JSON, in part."""
+    left = _STRINGS.sub(b"", body).translate(_ROUND, _NO_BRACKETS)
+    depth = 0
+    while b"()" in left and depth <= MAX_DEPTH:  # the innermost pairs
+        left = left.replace(b"()", b"")
+        depth += 1
+    return depth + left.count(b"(")
