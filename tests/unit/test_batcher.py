@@ -107,6 +107,37 @@ async def test_a_cancelled_caller_stops_nothing() -> None:
     assert flusher.batches == [[1], [2]]
 
 
+async def test_a_batch_of_ones_own_is_answered_as_a_whole_and_in_its_turn() -> None:
+    flusher = Flusher()
+    batcher = Batcher(flusher)
+    flusher.gate.clear()
+    first = batcher.add(1)
+    await flusher.begun.wait()
+    before, own, after = batcher.add(2), batcher.add_all([3, -4]), batcher.add(5)
+    flusher.gate.set()
+    answers = await own
+    assert answers[0] == 30
+    assert isinstance(answers[1], ValueError), "one refusal is an answer among others"
+    assert [await first, await before, await after] == [10, 20, 50]
+    assert flusher.batches == [[1], [2], [3, -4], [5]]
+
+
+async def test_a_batch_of_ones_own_times_out_and_fails_as_a_whole() -> None:
+    flusher = Flusher()
+    batcher = Batcher(flusher, timeout_s=0.01)
+    flusher.gate.clear()
+    with pytest.raises(TimeoutError):
+        await batcher.add_all([1, 2])
+    flusher.gate.set()
+    await batcher.drain()
+
+    async def broken(batch: Sequence[int]) -> Sequence[int]:
+        raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        await Batcher(broken).add_all([1, 2])
+
+
 async def test_drain_waits_for_all() -> None:
     flusher = Flusher()
     batcher = Batcher(flusher, limit=1)

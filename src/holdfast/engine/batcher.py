@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -19,13 +19,15 @@ Answer = TypeVar("Answer")
 class _Batch(Generic[Item, Answer]):
     """Items that are flushed together, with those who wait for them."""
 
-    __slots__ = ("deadlines", "futures", "items")
+    __slots__ = ("deadlines", "futures", "items", "whole")
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.futures: list[asyncio.Future[Answer]] = []
+        self.futures: list[asyncio.Future[Any]] = []
         self.deadlines: list[float] = []
-        """One for each, or none at all where nobody times out."""
+        """One for each future, or none at all where nobody times out."""
+        self.whole = False
+        """All of it is one caller's, who gets all the answers at once."""
 
 
 class Batcher(Generic[Item, Answer]):
@@ -68,6 +70,19 @@ class Batcher(Generic[Item, Answer]):
             self._collecting = None
         return future
 
+    def add_all(self, items: Sequence[Item]) -> asyncio.Future[Sequence[Answer | BaseException]]:
+        """A batch of the caller's own, up to the limit; resolved with one answer for each item."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sequence[Answer | BaseException]] = loop.create_future()
+        batch = self._begin(loop)
+        batch.whole = True
+        batch.items.extend(items)
+        batch.futures.append(future)
+        if self._timeout_s is not None:
+            batch.deadlines.append(loop.time() + self._timeout_s)
+        self._collecting = None  # what comes later is flushed later
+        return future
+
     async def drain(self) -> None:
         """Wait until everything added so far was flushed."""
         while self._task is not None:
@@ -100,12 +115,15 @@ class Batcher(Generic[Item, Answer]):
 
     async def _one(self, batch: _Batch[Item, Answer]) -> None:
         items = batch.items
+        answers: Sequence[Any]
         try:
-            answers: Sequence[Answer | BaseException] = await self._flush(items)
+            answers = await self._flush(items)
             if len(answers) != len(items):
                 raise RuntimeError(f"{len(items)} items were flushed, {len(answers)} answered")
+            if batch.whole:
+                answers = [answers]
         except BaseException as error:
-            answers = [error] * len(items)
+            answers = [error] * len(batch.futures)
         for future, answer in zip(batch.futures, answers, strict=True):
             if future.done():
                 continue

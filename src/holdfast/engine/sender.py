@@ -184,29 +184,61 @@ class Sender:
         """
         if any(send.outgoing.delay_s > 0 for send in sends):
             return list(await asyncio.gather(*(self.publish(broker, send) for send in sends)))
-        asked = [self._batcher_of(broker, send.queue).add(send.outgoing) for send in sends]
-        receipts: list[Receipt] = []
-        failure: HoldfastError | None = None
-        for send, answer in zip(sends, asked, strict=True):
-            try:
-                receipts.append(await self._receipt(broker, send, answer))
-            except HoldfastError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return receipts
+        limit = broker.capabilities.max_batch
+        queues: dict[str, list[int]] = {}
+        for n, send in enumerate(sends):
+            queues.setdefault(send.queue, []).append(n)
+        asked: list[tuple[list[int], asyncio.Future[Sequence[Result | BaseException]]]] = []
+        for queue, places in queues.items():
+            batcher = self._batcher_of(broker, queue)
+            for at in range(0, len(places), limit):
+                part = places[at : at + limit]
+                asked.append((part, batcher.add_all([sends[n].outgoing for n in part])))
+        failures: dict[int, BaseException] = {}
+        for part, answer in asked:
+            failures.update(await self._failures(part, sends, answer))
+        if failures:
+            raise failures[min(failures)]
+        durability = broker.capabilities.durability
+        return [
+            Receipt(id=send.outgoing.id, queue=send.queue, durability=durability) for send in sends
+        ]
+
+    async def _failures(
+        self,
+        part: Sequence[int],
+        sends: Sequence[Send],
+        answer: asyncio.Future[Sequence[Result | BaseException]],
+    ) -> dict[int, BaseException]:
+        """Of a batch: what was refused, or is not known, by its place in `sends`."""
+        try:
+            results = await answer
+        except TimeoutError:
+            unknown = PublishUnknown([sends[n].outgoing.id for n in part], self._no_answer)
+            return dict.fromkeys(part, unknown)
+        except HoldfastError as error:
+            return dict.fromkeys(part, error)
+        failures: dict[int, BaseException] = {}
+        for n, result in zip(part, results, strict=True):
+            refused = result if isinstance(result, BaseException) else result.error
+            if refused is not None:
+                failures[n] = refused
+        return failures
 
     async def _receipt(self, broker: Broker, send: Send, answer: asyncio.Future[Result]) -> Receipt:
         message_id = send.outgoing.id
         try:
             result = await answer
         except TimeoutError:
-            detail = f"no answer within {self._timeout_s} s"
-            raise PublishUnknown([message_id], detail) from None
+            raise PublishUnknown([message_id], self._no_answer) from None
         if result.error is not None:
             raise result.error
         durability = broker.capabilities.durability
         return Receipt(id=message_id, queue=send.queue, durability=durability)
+
+    @property
+    def _no_answer(self) -> str:
+        return f"no answer within {self._timeout_s} s"
 
     def _batcher_of(self, broker: Broker, queue: str) -> Batcher[Outgoing, Result]:
         batcher = self._batchers.get(queue)

@@ -46,7 +46,7 @@ from .group import Group
 from .once import once_command
 from .pending import BIND, OURS
 from .trimming import trim
-from .wire import AnswerUnknown, Command, Wire
+from .wire import Answer, AnswerUnknown, Command, Wire
 
 log = logging.getLogger("holdfast.brokers.redis")
 
@@ -160,9 +160,7 @@ class RedisBroker:
         self._queues.add(queue)
         results: dict[int, Result] = {}
         commands: list[Command] = []
-        asked: list[int] = []
-        """For each message the number of its answer."""
-        answered_by: list[int] = []
+        plain: list[int] = []
         marked: list[int] = []
         for n, out in enumerate(batch):
             try:
@@ -172,22 +170,21 @@ class RedisBroker:
                 continue
             if ONCE in out.headers:
                 marked.append(n)
-                continue
-            asked.append(n)
-            answered_by.append(len(commands))
-            commands.append(command)
+            else:
+                plain.append(n)
+                commands.append(command)
         if marked:
-            asked += marked
-            answered_by += [len(commands)] * len(marked)
             commands.append(once_command(queue, [batch[n] for n in marked]))
-        answers: Sequence[object] = ()
+        asked = [*plain, *marked]
+        answers: list[Answer] = []
         if commands:
             try:
                 answers = await wire.ask(*commands)
             except AnswerUnknown as error:
                 raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
-        for n, place in zip(asked, answered_by, strict=True):
-            answer = answers[place]
+        if marked:  # one answer for all of them
+            answers += [answers[-1]] * (len(marked) - 1)
+        for n, answer in zip(asked, answers, strict=True):
             refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
             results[n] = Result(id=batch[n].id, error=refused)
         return [results[n] for n in range(len(batch))]

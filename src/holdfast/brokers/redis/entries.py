@@ -7,7 +7,7 @@ over as a JSON object of them, under the header FLAT, and written the same way.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,7 +35,7 @@ def key_of(queue: str, level: int) -> str:
     return queue if level == NORMAL else f"{{{queue}}}:p{level}"
 
 
-def fields_of(out: Outgoing) -> list[str | bytes | int]:
+def fields_of(out: Outgoing) -> Sequence[str | bytes | int]:
     """Fields and values of the entry. Raises InvalidMessage."""
     if FLAT in out.headers:
         return _flat(out)
@@ -49,7 +49,7 @@ def fields_of(out: Outgoing) -> list[str | bytes | int]:
     return fields
 
 
-def _flat(out: Outgoing) -> list[str | bytes | int]:
+def _flat(out: Outgoing) -> Sequence[str | bytes | int]:
     found = out.fields
     if found is None:
         try:
@@ -58,7 +58,7 @@ def _flat(out: Outgoing) -> list[str | bytes | int]:
             raise InvalidMessage(f"{out.id}: not a JSON object of texts: {error}") from None
     if not found:
         raise InvalidMessage(f"{out.id}: an entry needs at least one field")
-    return list(chain.from_iterable(found.items()))
+    return tuple(chain.from_iterable(found.items()))
 
 
 def delivery_of(

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hiredis import pack_command
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -30,6 +31,8 @@ Command = Sequence[str | bytes | int | float]
 Answer = Any
 """What the server said; its own errors are values here: one bad command fails no other."""
 
+PART = 100
+"""Commands that are sent at a time: the server is at the first ones while the next are packed."""
 _AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+) (.*)", re.DOTALL)
 _BY_CODE = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
@@ -71,10 +74,11 @@ class Wire:
         connection = await self._connected()
         try:
             async with asyncio.timeout_at(deadline):
-                # The driver's own packing is Python: 17 us a command of 13 parts, this one 3.
-                packed = b"".join([pack_command(tuple(each)) for each in commands])  # type: ignore[arg-type]
-                await connection.send_packed_command(packed, False)
-                answers = [await _answer(connection) for _ in commands]
+                for at in range(0, len(commands), PART):
+                    # The driver's own packing is Python: 17 us a command of 13 parts, this one 3.
+                    packed = [pack_command(tuple(each)) for each in commands[at : at + PART]]  # type: ignore[arg-type]
+                    await connection.send_packed_command(b"".join(packed), False)
+                answers = await _answers(connection, len(commands))
         except _AWAY as error:
             await connection.disconnect(nowait=True)
             detail = str(error) or f"no answer within {self.timeout_s + wait_s:.1f} s"
@@ -119,11 +123,22 @@ class Wire:
         return connection
 
 
-async def _answer(connection: AbstractConnection) -> Answer:
-    try:
-        return await connection.read_response(disconnect_on_error=False)
-    except ResponseError as error:
-        return _unwrapped(error)
+async def _answers(connection: AbstractConnection, count: int) -> list[Answer]:
+    """Waits for so many answers; the server's errors are values.
+
+    By the driver's own parser, but not by its `read_response`: that is 8 us for each answer.
+    """
+    parser: Any = connection._parser
+    answers: list[Answer] = []
+    while len(answers) < count:
+        answer = parser._reader.gets()
+        if answer is NOT_ENOUGH_DATA:
+            await parser.read_from_socket()
+        elif isinstance(answer, RedisConnectionError):  # loading, or not to be talked to
+            raise answer
+        else:
+            answers.append(_unwrapped(answer) if isinstance(answer, ResponseError) else answer)
+    return answers
 
 
 def _unwrapped(error: ResponseError) -> ResponseError:
