@@ -362,6 +362,33 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
             conn.execute("DEALLOCATE p")
             for table in ("queue_executions", "idempotency_keys"):
                 assert f"Seq Scan on {table}" not in plan, f"{what}\n{plan}"
+            if what in ("done", "others"):  # one row each, and not all that run
+                assert "idx_queue_executions_tenant_message_id" in plan, f"{what}\n{plan}"
+                assert "idx_tasks_running" not in plan, f"{what}\n{plan}"
+
+
+def test_finishing_needs_no_statistics(postgres_url: str) -> None:
+    """A plan that is made for an empty table, and kept, would read all of it for each row."""
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        for name, value in _SETTINGS.items():
+            conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+        conn.execute(f"PREPARE p AS {finish.DONE_IN_PLACE}")
+        nulls = ", ".join(["NULL"] * 10)
+        plan = "\n".join(row[0] for row in conn.execute(f"EXPLAIN EXECUTE p({nulls})"))
+    assert "Tid Scan on queue_executions" in plan, plan
+
+
+async def test_a_row_that_moved_is_finished_all_the_same(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    verdicts = await store.claim(SUB, [candidate(f"m{n}") for n in range(4)], worker=worker)
+    runs = [v.run for v in verdicts if v.run is not None]
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        moved = "UPDATE queue_executions SET cancel_at = now() WHERE message_id IN ('m1', 'm2')"
+        assert conn.execute(moved).rowcount == 2
+        conn.execute("UPDATE queue_executions SET epoch = 9 WHERE message_id = 'm3'")
+    commits = await store.finish([done(run) for run in runs], worker=worker)
+    assert commits == [Commit.COMMITTED] * 3 + [Commit.FENCED]
 
 
 # -- array literals -------------------------------------------------------------------------------

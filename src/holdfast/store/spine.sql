@@ -14,9 +14,9 @@ CREATE TABLE idempotency_keys (
     value BLOB,
     created_at BIGINT DEFAULT (CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) || '000' AS INTEGER)) NOT NULL,
     expires_at BIGINT,
-    PRIMARY KEY (tenant_id, subscription, "key")
+    PRIMARY KEY (tenant_id, "key", subscription)
 );
-CREATE INDEX idx_idempotency_keys_tenant_expires ON idempotency_keys (tenant_id, expires_at);
+CREATE INDEX idx_idempotency_keys_tenant_expires ON idempotency_keys (tenant_id, expires_at) WHERE state = 'done';
 CREATE TABLE queue_executions (
     id BLOB NOT NULL,
     tenant_id VARCHAR(64) DEFAULT 'default' NOT NULL,
@@ -51,10 +51,9 @@ CREATE TABLE queue_executions (
     body_info TEXT,
     body_crc BIGINT,
     body_sha256 BLOB,
-    result BLOB,
-    PRIMARY KEY (tenant_id, subscription, message_id)
+    result BLOB
 );
-CREATE INDEX idx_queue_executions_tenant_message_id ON queue_executions (tenant_id, message_id);
+CREATE UNIQUE INDEX idx_queue_executions_tenant_message_id ON queue_executions (tenant_id, message_id, subscription);
 CREATE INDEX idx_queue_executions_tenant_queue_started ON queue_executions (tenant_id, queue_name, started_at DESC);
 CREATE INDEX idx_queue_executions_tenant_status ON queue_executions (tenant_id, status) WHERE status <> 'running' AND status <> 'succeeded' AND status <> 'duplicate';
 CREATE INDEX idx_tasks_ready ON queue_executions (subscription, priority, due_at) WHERE status = 'ready';

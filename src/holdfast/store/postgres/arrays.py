@@ -44,3 +44,13 @@ def blobs(values: Iterable[bytes | None]) -> str:
 def ids(values: Iterable[bytes | None]) -> str:
     """A uuid[] of these."""
     return "{" + ",".join(["NULL" if v is None else v.hex() for v in values]) + "}"
+
+
+def places(values: Iterable[int]) -> str:
+    """A tid[] of places as `place_of` gives them."""
+    return "{" + ",".join([f'"({v >> 16},{v & 0xFFFF})"' for v in values]) + "}"
+
+
+def place_of(ctid: bytes) -> int:
+    """Where a row stands, as the driver hands it over: page and line in one number."""
+    return int.from_bytes(ctid, "big")

@@ -49,20 +49,30 @@ from .tasks import Identity
 from .wake import OUTGOING, WORK
 
 _encode = msgspec.json.Encoder().encode
+_IDENTITY = "t.tenant_id = u.tenant AND t.subscription = u.sub AND t.message_id = u.message"
 _IF_OWNED = (
-    " t.tenant_id = u.tenant AND t.subscription = u.sub AND t.message_id = u.message"
-    " AND t.worker_id = u.worker AND t.epoch = u.epoch AND t.status = 'running'"
+    # Not `t.status = 'running'`: all running rows would be read for each one, by their index.
+    " AND t.worker_id = u.worker AND CASE t.status WHEN 'running' THEN t.epoch END = u.epoch"
     " RETURNING t.tenant_id, t.subscription, t.message_id"
 )
 _RUNS = "$1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[]"
 _RUN_NAMES = "tenant, sub, message, worker, epoch"
-ALL_DONE = (
+_DONE = (
     "UPDATE queue_executions t SET status = 'succeeded', result = u.result,"
     " completed_at = clock_timestamp(), duration_ms = u.duration, agent_run_id = u.run_id,"
     " retry_count = u.failures, body = NULL, body_info = NULL, due_at = NULL"
-    f" FROM unnest({_RUNS}, $6::bytea[], $7::int[], $8::uuid[], $9::int[])"
-    f" u({_RUN_NAMES}, result, duration, run_id, failures) WHERE{_IF_OWNED}"
+    f" FROM unnest({_RUNS}, $6::bytea[], $7::int[], $8::uuid[], $9::int[]{{}})"
+    f" u({_RUN_NAMES}, result, duration, run_id, failures{{}}) WHERE {{}}{_IF_OWNED}"
 )
+ALL_DONE = _DONE.format("", "", _IDENTITY)
+DONE_IN_PLACE = _DONE.format(
+    ", $10::tid[]",
+    ", place",
+    # In words that no index is used for: a plan made while the table is empty takes any of them.
+    "t.ctid = u.place AND (t.tenant_id, t.subscription, t.message_id)"
+    " IS NOT DISTINCT FROM (u.tenant, u.sub, u.message)",
+)
+"""Where the claim put them. A row that was written meanwhile is elsewhere now, and not found."""
 OTHERS = (
     "UPDATE queue_executions t SET status = CASE WHEN u.status = 'handed back' THEN CASE t.held"
     " WHEN 'store' THEN 'ready' ELSE 'open' END ELSE u.status END,"
@@ -84,7 +94,7 @@ OTHERS = (
     " $11::bigint[], $12::bigint[], $13::int[], $14::int[], $15::text[], $16::text[], $17::text[],"
     f" $18::int[], $19::int[], $20::bool[]) u({_RUN_NAMES}, status, hold, ended, body, info, crc,"
     " wait_us, duration, failures, error, history, parked, given_back, crashed, leave)"
-    f" WHERE{_IF_OWNED}"
+    f" WHERE {_IDENTITY}{_IF_OWNED}"
 )
 _WHY_NOT = (
     "SELECT t.tenant_id, t.subscription, t.message_id, t.worker_id, t.epoch, t.status"
@@ -172,15 +182,25 @@ def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
 
 
 async def _write_done(tx: Tx, batch: Sequence[Finished]) -> set[Identity]:
-    rows = await tx.rows(
-        ALL_DONE,
+    written: set[Identity] = set()
+    placed = [item for item in batch if item.run.row]
+    if placed:
+        places = arrays.places(item.run.row for item in placed)
+        written.update(await tx.rows(DONE_IN_PLACE, *_done_values(placed), places))
+    moved = [item for item in batch if _identity(item) not in written]
+    if moved:
+        written.update(await tx.rows(ALL_DONE, *_done_values(moved)))
+    return written
+
+
+def _done_values(batch: Sequence[Finished]) -> tuple[str, ...]:
+    return (
         *_tokens(batch),
         arrays.blobs(item.result for item in batch),
         arrays.numbers(duration_ms(item) for item in batch),
         arrays.ids(run_uuid(item.agent_run_id) for item in batch),
         arrays.numbers(item.run.failures for item in batch),
     )
-    return set(rows)
 
 
 async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> set[Identity]:

@@ -44,7 +44,7 @@ CLAIM = (
     " ON CONFLICT (tenant_id, subscription, message_id) DO UPDATE SET status = 'running',"
     " worker_id = excluded.worker_id, epoch = t.epoch + 1, attempt = t.attempt + 1"
     " WHERE t.status = 'open' AND t.crashes < $4::int AND t.body_sha256 = excluded.body_sha256"
-    " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text"
+    " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text, t.ctid"
 )
 """Sorted by identity; one row per identity."""
 FIND = (
@@ -159,7 +159,7 @@ def claimed_run(
     sub: Subscription, task: Task, found: Sequence[Any], worker_id: int, now_us: int
 ) -> Run:
     """The run of a row that CLAIM returned."""
-    _, _, epoch, attempt, crashes, history = found
+    _, _, epoch, attempt, crashes, history, ctid = found
     message = task.message
     if attempt > 1:
         message = msgspec.structs.replace(message, attempt=attempt)
@@ -174,6 +174,7 @@ def claimed_run(
         crashes=crashes,
         claimed_at_us=now_us,
         created_at_us=task.created_us,
+        row=arrays.place_of(ctid),
         delivery=delivery,
         history=decode_history(history),
         body=delivery.body,

@@ -4,11 +4,12 @@ Types as in `holdfast.store.schema`, but written out here: what a released revis
 changes, whatever becomes of the tables later.
 
 Exceptions to "every business table has a UUID primary key", on purpose:
-1. `idempotency_keys`: its primary key is the business key, (tenant_id, subscription, key). Dedup
+1. `idempotency_keys`: its primary key is the business key, (tenant_id, key, subscription). Dedup
    keys come from the messages; a second encoding would only hide them. It keeps `tenant_id`, and an
-   index on (tenant_id, expires_at).
-2. `queue_executions`: its primary key is the identity of a task, (tenant_id, subscription,
-   message_id); `id` is a UUIDv7 and has no index of its own.
+   index on (tenant_id, expires_at) of those that can expire.
+2. `queue_executions`: its key is the identity of a task, (tenant_id, message_id, subscription), in
+   one unique index, which is the primary key on PostgreSQL; `id` is a UUIDv7 and has no index of
+   its own.
 3. `event_log`: append-only, and partitioned by time where the database can do that, so it has no
    unique index; a gap or a double is found by its hash chain.
 4. `alembic_version`: Alembic's own table, without `tenant_id` and UUID.
@@ -31,7 +32,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-NAME = sa.String(255)
+NAME = sa.String(255).with_variant(sa.String(255, collation="C"), "postgresql")
 ZERO = sa.text("0")
 
 
@@ -61,10 +62,13 @@ def _tasks() -> None:
         sa.Column("value", sa.LargeBinary),
         sa.Column("created_at", _moment(), nullable=False, server_default=_now()),
         sa.Column("expires_at", _moment()),
-        sa.PrimaryKeyConstraint("tenant_id", "subscription", "key"),  # exception 1
+        sa.PrimaryKeyConstraint("tenant_id", "key", "subscription"),  # exception 1
     )
-    op.create_index(
-        "idx_idempotency_keys_tenant_expires", "idempotency_keys", ["tenant_id", "expires_at"]
+    _partial_index(
+        "idx_idempotency_keys_tenant_expires",
+        "idempotency_keys",
+        ["tenant_id", "expires_at"],
+        "state = 'done'",
     )
 
     op.create_table(
@@ -103,11 +107,18 @@ def _tasks() -> None:
         sa.Column("body_crc", sa.BigInteger),
         sa.Column("body_sha256", sa.LargeBinary(32)),
         sa.Column("result", sa.LargeBinary),
-        sa.PrimaryKeyConstraint("tenant_id", "subscription", "message_id"),  # exception 2
     )
-    op.create_index(
-        "idx_queue_executions_tenant_message_id", "queue_executions", ["tenant_id", "message_id"]
+    op.create_index(  # exception 2
+        "idx_queue_executions_tenant_message_id",
+        "queue_executions",
+        ["tenant_id", "message_id", "subscription"],
+        unique=True,
     )
+    if not _is_sqlite():
+        op.execute(
+            "ALTER TABLE queue_executions ADD CONSTRAINT idx_queue_executions_tenant_message_id"
+            " PRIMARY KEY USING INDEX idx_queue_executions_tenant_message_id"
+        )
     op.create_index(
         "idx_queue_executions_tenant_queue_started",
         "queue_executions",
@@ -376,7 +387,10 @@ def _json() -> sa.types.TypeEngine[Any]:
 
 def _tenant() -> sa.Column[str]:
     return sa.Column(
-        "tenant_id", sa.String(64), nullable=False, server_default=sa.text("'default'")
+        "tenant_id",
+        sa.String(64).with_variant(sa.String(64, collation="C"), "postgresql"),
+        nullable=False,
+        server_default=sa.text("'default'"),
     )
 
 

@@ -17,7 +17,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-NAME = sa.String(255)
+NAME = sa.String(255).with_variant(sa.String(255, collation="C"), "postgresql")
 ZERO = sa.text("0")
 
 
@@ -97,5 +97,8 @@ def _row_id() -> sa.types.TypeEngine[Any]:
 
 def _tenant() -> sa.Column[str]:
     return sa.Column(
-        "tenant_id", sa.String(64), nullable=False, server_default=sa.text("'default'")
+        "tenant_id",
+        sa.String(64).with_variant(sa.String(64, collation="C"), "postgresql"),
+        nullable=False,
+        server_default=sa.text("'default'"),
     )
