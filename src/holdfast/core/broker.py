@@ -162,7 +162,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """Why: for REJECT what failed, for an ACK without a run the store's verdict."""
     delay_s: float = 0.0
     notices: Sequence[tuple[str, Outgoing]] = ()
-    """Queue and message: published, once each, before the ACK is made (`Capabilities.once`)."""
+    """Queue and message: published, once each, before the ACK is made (`Capabilities.once`). One
+    that has `fields` may come without a body."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,11 +58,22 @@ def notices_of(to: Notices, end: End) -> list[Notice]:
     """What is published of this end."""
     found: list[Notice] = []
     if to.results is not None:
-        mark = f"{end.tenant_id}/{end.subscription}/{end.task_id}"
-        found.append((to.results, _outgoing(end, _result(end), mark)))
+        found.append((to.results, _outgoing(end, _result(end), _mark(end))))
     if to.dead_letters is not None and end.letter is not None:
         found.append((to.dead_letters, _outgoing(end, _letter(end), end.letter)))
     return found
+
+
+def success_notices(to: Notices, end: End) -> list[Notice]:
+    """The same of a success that goes out with its acknowledgement: fields, and no body."""
+    if to.results is None:
+        return []
+    headers = {FLAT: "1", ONCE: _mark(end)}
+    return [(to.results, Outgoing(id=end.task_id, body=b"", headers=headers, fields=_result(end)))]
+
+
+def _mark(end: End) -> str:
+    return f"{end.tenant_id}/{end.subscription}/{end.task_id}"
 
 
 def _result(end: End) -> dict[str, str]:

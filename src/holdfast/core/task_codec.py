@@ -29,6 +29,7 @@ _USUAL = frozenset(
     {*REQUIRED, "retry_count", "created_at", "tenant_id", "priority", "ordering_key"}
 )
 """A task with no other fields is all read by `decode` itself."""
+_encode = msgspec.json.Encoder().encode
 _required = operator.itemgetter(*REQUIRED)
 _rare_of = operator.attrgetter(*_TEXTS, "priority", "expires_at", "headers", "extra")
 _NOTHING_RARE = _rare_of(Message(type=""))
@@ -70,7 +71,14 @@ class TaskCodec:
         return message if found.keys() <= _USUAL else _with_rare_fields(message, found)
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        return dumps(self.fields_of(message)), {FLAT: "1"}
+        return self.body_of(self.fields_of(message)), {FLAT: "1"}
+
+    def body_of(self, written: Mapping[str, str]) -> bytes:
+        """These fields as one JSON object. Raises InvalidMessage for what is no Unicode."""
+        try:
+            return _encode(written)
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"the value cannot be written as JSON: {error}") from None
 
     def fields_of(self, message: Message) -> dict[str, str]:
         """What `encode` writes. Raises InvalidMessage for what is no task."""
@@ -171,7 +179,7 @@ def _headers(text: str | None) -> dict[str, str]:
 
 def _count(text: str | None) -> int:
     """How often it failed before, as its sender says. What counts here is the store's own count."""
-    if not text:
+    if not text or text == "0":
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_COUNT:
         raise DecodeError(f"retry_count is not a number of retries: {text!r:.40}")

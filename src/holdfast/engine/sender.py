@@ -14,7 +14,6 @@ from holdfast.core.broker import FLAT, Broker, Durability, Outgoing, Result
 from holdfast.core.codec import CODECS, STANDARD, TASK
 from holdfast.core.errors import HoldfastError, InvalidMessage, MessageTooLarge, PublishUnknown
 from holdfast.core.ids import new_id
-from holdfast.core.json_text import dumps
 from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
 from holdfast.core.standard_codec import FIELDS
 from holdfast.core.store import Send
@@ -42,10 +41,9 @@ MESSAGE_OPTIONS = frozenset(
 TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s"})
 LONGEST_S = 315_360_000.0
 _OPTIONAL = ("idempotency_key", "ordering_key", "correlation_id", "source", "channel", "trace")
-_optional_of = operator.attrgetter(*_OPTIONAL)
-_NO_OPTIONS = _optional_of(Message(type=""))
-_mappings_of = operator.attrgetter("headers", "metadata", "extra")
-_NO_MAPPINGS = _mappings_of(Message(type=""))
+_MAPPINGS = ("headers", "metadata", "extra")
+_rest_of = operator.attrgetter("tenant_id", "priority", "expires_at", *_OPTIONAL, *_MAPPINGS)
+_NOTHING_SAID = _rest_of(Message(type=""))
 """What most messages leave as it is need not be looked at piece by piece."""
 _BREAKS = frozenset(b"\0\n\r")
 
@@ -131,7 +129,7 @@ class Sender:
         fields: dict[str, str] | None = None
         if policy.codec == TASK.name:
             fields = TASK.fields_of(message)
-            body, headers = dumps(fields), {FLAT: "1"}
+            body, headers = TASK.body_of(fields), {FLAT: "1"}
         else:
             body, headers = CODECS[policy.codec].encode(message)
         self._check_size(message.id, body)
@@ -153,7 +151,7 @@ class Sender:
         message_id = new_id()
         if self._usual[queue] == TASK.name:
             fields = TASK.new_fields(message_id, type, payload)
-            body = dumps(fields)
+            body = TASK.body_of(fields)
             outgoing = Outgoing(id=message_id, body=body, headers={FLAT: "1"}, fields=fields)
         else:
             body = STANDARD.encode_new(message_id, type, payload)
@@ -263,17 +261,25 @@ def check_message(message: Message) -> None:
     """Raises InvalidMessage for what no queue should have to carry."""
     _printable("type", message.type)
     _printable("id", message.id)
+    _moment("created_at", message.created_at)
+    if type(message.priority) is bool or _rest_of(message) != _NOTHING_SAID:
+        _check_rest(message)
+
+
+def _check_rest(message: Message) -> None:
     if message.tenant_id != DEFAULT_TENANT:
         check_name("tenant_id", message.tenant_id, longest=MAX_TENANT)
     if type(message.priority) is bool or message.priority not in (0, 1, 2, 3):
         raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {message.priority!r}")
-    if _optional_of(message) != _NO_OPTIONS:
-        _check_optional(message)
-    for name in ("created_at", "expires_at"):
-        value = getattr(message, name)
-        if value is not None and not isinstance(value, datetime):
-            raise InvalidMessage(f"{name} is a datetime, not {value!r:.80}")
+    _check_optional(message)
+    if message.expires_at is not None:
+        _moment("expires_at", message.expires_at)
     _check_mappings(message)
+
+
+def _moment(name: str, value: Any) -> None:
+    if not isinstance(value, datetime):
+        raise InvalidMessage(f"{name} is a datetime, not {value!r:.80}")
 
 
 def _check_optional(message: Message) -> None:
@@ -286,9 +292,7 @@ def _check_optional(message: Message) -> None:
 
 
 def _check_mappings(message: Message) -> None:
-    if _mappings_of(message) == _NO_MAPPINGS:
-        return
-    for name in ("headers", "metadata", "extra"):
+    for name in _MAPPINGS:
         value: Any = getattr(message, name)
         if type(value) is not dict and not isinstance(value, Mapping):
             raise InvalidMessage(f"{name} is a mapping, not {value!r:.80}")

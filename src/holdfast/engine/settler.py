@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.current import current_message
 from holdfast.core.errors import BrokerError, StoreError
-from holdfast.core.notices import End, Notice, notices_of
+from holdfast.core.notices import End, Notice, success_notices
 from holdfast.core.outcome import Dead, Expired, Released, Status
 from holdfast.core.store import Claims, Commit, Finished, Run, Worker
 
@@ -208,7 +208,7 @@ class Settler:
             finished_at_us=finished.finished_at_us,
             consumer=self._worker().name,
         )
-        return notices_of(sub.notices, end)
+        return success_notices(sub.notices, end)
 
     @property
     def _can_reject(self) -> bool:
