@@ -159,8 +159,11 @@ class App:
 
     # -- open and close ---------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Open broker and store; creates or migrates the database. Idempotent."""
+    async def open(self, *, connect: bool = True) -> None:
+        """Open broker and store; creates or migrates the database. Idempotent.
+
+        `connect=False`: for work on the store alone. A broker that is a server may be away then.
+        """
         if self._store is not None:
             return
         await asyncio.to_thread(self.storage.ensure)
@@ -172,7 +175,8 @@ class App:
             notices=functools.cache(self._notices),
         )
         try:
-            await broker.open()
+            if connect or not self.config.has_server:
+                await broker.open()
             await store.open()
         except BaseException:
             await broker.close()

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -264,3 +265,35 @@ def test_on_redis_a_replay_goes_through_the_outbox(
     assert len({each[b"task_id"] for each in results}) == 10, "one result for each task"
     refused = call(*DLQ_REPLAY, "m-1", code=Exit.CONFLICT)
     assert "not open any more" in refused.stderr
+
+
+def test_while_redis_is_away_people_can_still_act(
+    home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST__BROKER", "redis://127.0.0.1:1")
+    letters = [
+        (f"m-{n}", n.to_bytes(16, "big"), json.dumps({"message_type": "bad", "payload": {"n": n}}))
+        for n in range(2)
+    ]
+    call(*HOLDFAST, "migrate")
+    with closing(sqlite3.connect(home / "holdfast.db")) as conn, conn:
+        conn.executemany(
+            "INSERT INTO dead_letters (message_id, id, body, body_info, body_crc, subscription,"
+            " queue_name, event_name, reason, failed_at) VALUES (?1, ?2, CAST(?3 AS BLOB), ?4, ?5,"
+            " 'work', 'work', 'bad', 'retries_exhausted', 1)",
+            [
+                (name, row, text, '{"codec":"standard","headers":{}}', zlib.crc32(text.encode()))
+                for name, row, text in letters
+            ],
+        )
+    call(*HOLDFAST, "dlq", "discard", "m-0")
+    call(*REPLAY, "m-1", "--set", "payload.mended=true", "--unset", "payload.n")
+    assert states(home) == {"discarded": 1, "replayed": 1}
+    stats = call(*HOLDFAST, "stats", "--json")
+    assert "what waits at the broker is not counted" in stats.stderr
+    (seen,) = [q for q in json.loads(stats.stdout)["queues"] if q["queue"] == "work"]
+    assert (seen["ready"], seen["delayed"]) == (1, 0), "it waits in the outbox"
+    monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+    monkeypatch.setenv("HOLDFAST__QUEUES__WORK__CODEC", "standard")
+    work()
+    assert asked(home, "SELECT count(*) FROM outbox") == [(0,)]

@@ -103,16 +103,12 @@ class Session:
     @property
     def queues(self) -> list[str]:
         """Queues that stand in the configuration, and the usual one of a server."""
-        usual = {self.config.default_queue} if self._has_server else set()
+        usual = {self.config.default_queue} if self.config.has_server else set()
         return list({**self.config.queues, **dict.fromkeys(usual)})
-
-    @property
-    def _has_server(self) -> bool:
-        return self.config.broker_kind not in ("sqlite", "memory")
 
     async def depths(self, queues: Collection[str]) -> Sequence[QueueStats]:
         """What waits at the broker's server, where there is one. If it is away, that is said."""
-        if not self._has_server:
+        if not self.config.has_server:
             return ()
         from holdfast.brokers.registry import make_broker
         from holdfast.core.broker import Inspectable
@@ -160,8 +156,13 @@ class Session:
 
         self.require_store()
         app = App(self.config)
-        async with app, operating(app) as (records, operations):
-            yield Acting(app, records, operations)
+        try:
+            # What is sent goes through the outbox, if not into this very file.
+            await app.open(connect=False)
+            async with operating(app) as (records, operations):
+                yield Acting(app, records, operations)
+        finally:
+            await app.close()
 
 
 @asynccontextmanager

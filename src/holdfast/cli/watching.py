@@ -181,7 +181,8 @@ def _show_trace(out: Output, found: Trace) -> None:
 def stats(session: Session, window: float) -> None:
     """Show counts, rates and workers.
 
-    Counts are of now; rates are per minute, over the window, from the ledger.
+    Counts are of now; rates are per minute, over the window, from the ledger. What waits in the
+    outbox for a broker that is away counts as ready, what is not due yet as delayed.
     """
     if window <= 0:
         raise click.UsageError("--window must be above 0.")

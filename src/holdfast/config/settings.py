@@ -211,6 +211,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return SERVERS.get(scheme, scheme)
 
     @property
+    def has_server(self) -> bool:
+        """Is the broker a server, which may be away?"""
+        return self.broker_kind not in ("sqlite", "memory")
+
+    @property
     def broker_file(self) -> Path | None:
         """The broker's SQLite file; None for a broker without one."""
         if self.broker_kind != "sqlite":

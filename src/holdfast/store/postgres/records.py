@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from holdfast.core import records
@@ -258,14 +259,20 @@ class PostgresRecords:
         def of(queue: str) -> dict[str, Any]:
             return fields.setdefault(queue, {})
 
+        def older(queue: str, at: datetime | None) -> None:
+            if at is not None:
+                age_s = round(max(0.0, (to_us(now) - to_us(at)) / 1e6), 3)
+                of(queue)["oldest_age_s"] = max(age_s, of(queue).get("oldest_age_s", 0.0))
+
         for _, queue in await self._read(views.QUEUES):
             of(queue)
         ((now,),) = await self._read("SELECT clock_timestamp()")
-        for queue, waiting, parked, oldest in await self._read(views.UNENDED):
+        for queue, ready, delayed, at in await self._read(views.UNSENT):
+            of(queue).update(ready=ready, delayed=delayed)
+            older(queue, at)
+        for queue, waiting, parked, at in await self._read(views.UNENDED):
             of(queue).update(waiting=waiting, parked=parked)
-            if oldest is not None:
-                age_s = max(0.0, (to_us(now) - to_us(oldest)) / 1e6)
-                of(queue).update(oldest_age_s=round(age_s, 3))
+            older(queue, at)
         for queue, running in await self._read(
             "SELECT queue_name, count(*) FROM queue_executions WHERE status = 'running'"
             " GROUP BY queue_name"

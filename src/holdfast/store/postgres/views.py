@@ -53,6 +53,12 @@ UNENDED = (
     f" WHERE status IN ('ready', 'queued', 'waiting_key', 'open', 'parked') AND {UNCOMMON}"
     " GROUP BY queue_name"
 )
+UNSENT = (
+    "SELECT queue_name, count(*) FILTER (WHERE due_at <= clock_timestamp()),"
+    " count(*) FILTER (WHERE due_at > clock_timestamp()),"
+    " min(created_at) FILTER (WHERE due_at <= clock_timestamp()) FROM outbox GROUP BY queue_name"
+)
+"""What the broker was not given yet: not due, or it is away."""
 WORKERS = (
     f"SELECT w.worker_id, w.name, {us('w.started_at')}, w.lease_until >= clock_timestamp(),"
     " (SELECT count(*) FROM queue_executions q WHERE q.worker_id = w.worker_id"

@@ -19,6 +19,11 @@ _UNENDED = (
     " FROM queue_executions WHERE status IN ('ready', 'queued', 'waiting_key', 'open', 'parked')"
     f" AND {UNCOMMON} GROUP BY queue_name"
 )
+_UNSENT = (
+    "SELECT queue_name, count(*) FILTER (WHERE due_at <= ?1), count(*) FILTER (WHERE due_at > ?1),"
+    " min(created_at) FILTER (WHERE due_at <= ?1) FROM outbox GROUP BY queue_name"
+)
+"""What a broker elsewhere was not given yet: not due, or it is away."""
 
 
 def queued(conn: sqlite3.Connection) -> dict[str, tuple[int, int, int | None]]:
@@ -48,6 +53,11 @@ def queues(
         of(queue)
     for queue, (ready, delayed, at) in sent.items():
         of(queue).update(ready=ready, delayed=delayed)
+        older(queue, at)
+    for queue, ready, delayed, at in conn.execute(_UNSENT, (now_us,)):
+        there = of(queue)
+        there["ready"] = there.get("ready", 0) + ready
+        there["delayed"] = there.get("delayed", 0) + delayed
         older(queue, at)
     for queue, waiting, parked, at in conn.execute(_UNENDED, (now_us,)):
         of(queue).update(waiting=waiting, parked=parked)
