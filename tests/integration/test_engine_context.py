@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.config import Tasks
 from holdfast.core.errors import InvalidMessage
-from holdfast.core.events import HEARTBEAT, PARKED, SUCCEEDED
+from holdfast.core.events import HEARTBEAT, PARKED, SUCCEEDED, Event
 from holdfast.engine.context import Context, SyncContext
+from holdfast.testing import Signal
 from tests.integration.lab import ONE_FILE, Lab
 
 
@@ -148,6 +150,34 @@ async def test_heartbeats_are_events(lab: Lab) -> None:
     beats = [data for kind, data in lab.history(receipt.id) if kind == HEARTBEAT]
     assert all(beat.pop("consumer").startswith("app@") for beat in beats)
     assert beats == [{"attempt": 1, "step": 1}, {"attempt": 1}]
+
+
+async def test_a_long_task_has_a_pulse_without_asking_for_it(lab: Lab) -> None:
+    app = await lab.open(
+        queues={"work": {"codec": "task"}, "other": {}}, tasks=Tasks(heartbeat_interval_s=0.05)
+    )
+
+    heard: Signal[Event] = Signal("heartbeats")
+
+    @app.observe
+    def hear(event: Event) -> None:
+        if event.type == HEARTBEAT:
+            heard.emit(event)
+
+    @app.on("long", queue="work")
+    @app.on("long", queue="other")
+    async def long(ctx: Context) -> None:
+        await heard.wait(2)
+
+    await lab.start(app)
+    receipt, other = await app.send("long", queue="work"), await app.send("long", queue="other")
+    await lab.ends(receipt.id)
+    await lab.ends(other.id)
+    beats = [data for kind, data in lab.history(receipt.id) if kind == HEARTBEAT]
+    assert len(beats) >= 2
+    assert {beat["attempt"] for beat in beats} == {1}
+    assert all(beat["consumer"] and beat["running_s"] >= 0 for beat in beats)
+    assert HEARTBEAT not in [kind for kind, _ in lab.history(other.id)], "that is no task"
 
 
 async def test_a_plain_handler_has_the_same_context(lab: Lab) -> None:

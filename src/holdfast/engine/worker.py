@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -15,7 +15,16 @@ from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
 from holdfast.core.outcome import ParkKind
-from holdfast.core.store import Answer, Claims, Commit, Finished, Run, Verdict, Worker
+from holdfast.core.store import (
+    Answer,
+    Claims,
+    Commit,
+    Finished,
+    Run,
+    RunWrites,
+    Verdict,
+    Worker,
+)
 
 from .binding import Binding
 from .decoder import decoder
@@ -23,6 +32,7 @@ from .executor import Executor
 from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
 from .handlers import Handlers
 from .lease import Lease
+from .pulse import Pulse
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
 
@@ -49,7 +59,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     clock_hold_s: float = 300.0
     max_message_bytes: int | None = None
     extend_s: float = 30.0
-    """At least so often a broker with leases hears of what runs."""
+    """At least so often a broker with leases, and the ledger of tasks, hear of what runs."""
     solo: bool = False
     """Run suspects only, one at a time."""
 
@@ -61,6 +71,10 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     handed_back: int
 
 
+class WorkerStore(Claims, RunWrites, Protocol):
+    """What a worker needs of its store."""
+
+
 class EngineWorker:
     """The engine of one process. `start`, then `drain` (orderly) or `abandon` (lease lost)."""
 
@@ -68,7 +82,7 @@ class EngineWorker:
         self,
         *,
         name: str,
-        store: Claims,
+        store: WorkerStore,
         broker: Broker,
         fused: bool,
         handlers: Handlers,
@@ -107,6 +121,7 @@ class EngineWorker:
             sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._pulse = Pulse(self._executor, store, clock, every_s=settings.extend_s)
         self._binding = Binding(
             store, None if fused else broker, self._subscriptions, for_s=3 * settings.lease_s
         )
@@ -303,6 +318,7 @@ class EngineWorker:
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
             Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
             Relay(name="binding", every_s=settings.lease_s, step=self._binding.step),
+            Relay(name="pulse", every_s=settings.extend_s, step=self._pulse.step),
             *self._lease_relays(),
         ]
 
