@@ -19,7 +19,7 @@ import msgspec
 from holdfast.brokers.registry import make_broker
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
-from holdfast.core.broker import Broker, Inspectable, Notices, Subscription
+from holdfast.core.broker import Broker, Inspectable, Notices, Renews, Subscription
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
@@ -168,6 +168,8 @@ class App:
             return
         await asyncio.to_thread(self.storage.ensure)
         self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
+        if isinstance(broker, Renews):
+            broker.renew_by(self._broker_url_now)
         store = self.storage.make_store(
             broker,
             clock=self.clock,
@@ -186,6 +188,12 @@ class App:
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store
+
+    def _broker_url_now(self) -> str:
+        """As the configuration has it by now: a password in a file may have been changed."""
+        if self.config.file is None:
+            return self.config.broker_url
+        return load_config(self.config.file).broker_url
 
     @functools.cached_property
     def storage(self) -> Storage:

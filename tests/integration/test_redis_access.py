@@ -18,7 +18,7 @@ from holdfast.brokers.registry import make_broker
 from holdfast.config import Config
 from holdfast.core.broker import Examinable
 from holdfast.core.checks import Finding
-from holdfast.core.errors import BrokerUnavailable
+from holdfast.core.errors import BrokerUnavailable, PublishUnknown
 from tests.servers.certificates import Authority
 from tests.servers.redis import RedisServer
 
@@ -203,3 +203,32 @@ async def test_a_wrong_password_and_a_missing_right_are_told_without_the_passwor
         with pytest.raises(Exception, match="xadd") as caught:
             await app.send("search", {})
     assert PASSWORD not in str(caught.value)
+
+
+async def test_a_password_that_was_changed_is_read_again(home: Path, guarded: RedisServer) -> None:
+    """The file of the secret says the new one; the connections of the old one are cut."""
+    guarded.cli("ACL", "SETUSER", "ada", "on", ">old", "~*", "+@all")
+    secret = home / "secret"
+    secret.write_text("old\n")
+    address = f"{guarded.url}?username=ada&password=${{file:secret}}"
+    (home / "holdfast.yaml").write_text(f"home: .\nbroker: {address}\n")
+    app = App(home / "holdfast.yaml")
+    async with app, asyncio.timeout(LIMIT_S):
+        await app.send("hello", {})
+        guarded.cli("ACL", "SETUSER", "ada", "<old", ">new")
+        guarded.cli("CLIENT", "KILL", "USER", "ada")
+        with pytest.raises(BrokerUnavailable, match="invalid username-password"):
+            await _sent(app)
+        secret.write_text("new\n")
+        await _sent(app)
+    assert guarded.cli("XLEN", "stream:task").strip() == "2"
+
+
+async def _sent(app: App) -> None:
+    """A cut connection is noticed by whoever uses it: nothing was sent then."""
+    while True:
+        try:
+            await app.send("hello", {})
+            return
+        except PublishUnknown:
+            continue

@@ -7,7 +7,7 @@ conformance suite in `holdfast.testing` checks each flag both ways.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -266,6 +266,15 @@ class Trims(Protocol):
 
     async def trim(self, queue: str, *, older_than_s: float) -> int:
         """Remove what is older, and nothing that a group has yet to read; returns how many."""
+        ...
+
+
+@runtime_checkable
+class Renews(Protocol):
+    """Optional role: it has credentials, which may be changed while it runs."""
+
+    def renew_by(self, url_now: Callable[[], str]) -> None:
+        """Where to ask for its URL anew, should the server refuse what the old one says."""
         ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -83,6 +83,7 @@ class RedisBroker:
         self._delete_acked = delete_acked
         self._allow_unsafe = allow_unsafe
         self._scan = scan
+        self._url_now: Callable[[], str] | None = None
         self._wire: Wire | None = None
         self._groups: dict[tuple[str, str], Group] = {}
         self._queues: set[str] = set()
@@ -115,12 +116,15 @@ class RedisBroker:
             allow_unsafe=found.allow_unsafe,
         )
 
+    def renew_by(self, url_now: Callable[[], str]) -> None:
+        self._url_now = lambda: read_address(url_now()).url
+
     # -- open and close ---------------------------------------------------------------------------
 
     async def open(self) -> None:
         if self._wire is not None:
             return
-        wire = Wire(self._url, timeout_s=self._timeout_s)
+        wire = Wire(self._url, timeout_s=self._timeout_s, url_now=self._url_now)
         try:
             seen = await look(wire)
         except BaseException:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     MasterDownError,
     OutOfMemoryError,
@@ -27,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError
 
+log = logging.getLogger("holdfast.brokers.redis")
 Command = Sequence[str | bytes | int | float]
 Answer = Any
 """What the server said; its own errors are values here: one bad command fails no other."""
@@ -47,14 +50,22 @@ class AnswerUnknown(BrokerUnavailable):
 class Wire:
     """Connections to one server. Nothing is sent again by itself."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float, url_now: Callable[[], str] | None = None
+    ) -> None:
+        """`url_now` is asked when the server refuses the credentials of `url`."""
         self.timeout_s = timeout_s
         self.where = _without_secrets(url)
+        self._url = url
+        self._url_now = url_now
+        self._pool = self._pool_of(url)
+
+    def _pool_of(self, url: str) -> ConnectionPool:
         try:
-            self._pool: ConnectionPool = ConnectionPool.from_url(
+            return ConnectionPool.from_url(
                 url,
                 protocol=2,
-                socket_connect_timeout=timeout_s,
+                socket_connect_timeout=self.timeout_s,
                 socket_timeout=None,
                 retry=Retry(NoBackoff(), 0),
                 health_check_interval=0,
@@ -71,7 +82,7 @@ class Wire:
         Raises BrokerUnavailable if nothing was sent, AnswerUnknown if that is not certain.
         """
         deadline = asyncio.get_running_loop().time() + self.timeout_s + wait_s
-        connection = await self._connected()
+        pool, connection = await self._connected()
         try:
             async with asyncio.timeout_at(deadline):
                 for at in range(0, len(commands), PART):
@@ -87,7 +98,7 @@ class Wire:
             await connection.disconnect(nowait=True)
             raise
         finally:
-            await self._pool.release(connection)
+            await pool.release(connection)
         return answers
 
     async def ask_one(self, *command: str | bytes | int | float, wait_s: float = 0.0) -> Answer:
@@ -113,14 +124,40 @@ class Wire:
             return BrokerUnavailable(f"{self.where}: {text}")
         return BrokerError(f"{self.where}: {text}")
 
-    async def _connected(self) -> AbstractConnection:
+    async def _connected(self) -> tuple[ConnectionPool, AbstractConnection]:
         try:
             async with asyncio.timeout(self.timeout_s):
-                connection: AbstractConnection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+                try:
+                    return await _one_of(self._pool)
+                except RedisConnectionError as error:  # the driver wraps what the server said
+                    refused = isinstance(error.__cause__ or error, AuthenticationError)
+                    if not refused or not await self._renewed():
+                        raise
+                return await _one_of(self._pool)
         except (RedisError, OSError, TimeoutError) as error:
             detail = str(error) or f"no connection within {self.timeout_s:.1f} s"
             raise BrokerUnavailable(f"{self.where}: {detail}") from error
-        return connection
+
+    async def _renewed(self) -> bool:
+        """Does the URL say something else by now? Then that is what new connections are made by."""
+        if self._url_now is None:
+            return False
+        try:
+            url = await asyncio.to_thread(self._url_now)
+        except ConfigError as error:  # somebody is at it just now, perhaps
+            log.warning("%s: the credentials are refused: %s", self.where, error)
+            return False
+        if url == self._url:
+            return False
+        log.warning("%s: the credentials were refused, and are read anew", self.where)
+        self._url, self._pool, old = url, self._pool_of(url), self._pool
+        await old.disconnect(inuse_connections=False)
+        return True
+
+
+async def _one_of(pool: ConnectionPool) -> tuple[ConnectionPool, AbstractConnection]:
+    connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]
+    return pool, connection
 
 
 async def _answers(connection: AbstractConnection, count: int) -> list[Answer]:
