@@ -55,8 +55,7 @@ async def test_a_replay_is_a_new_message_linked_to_the_old_one(desk: Desk):
     (waiting,) = await desk.records.waiting_with(handled.replay_id or "", limit=5)
     assert waiting.priority == 2
     assert waiting.ordering_key == "talk"
-    letter = await desk.records.letter(letter_id)
-    assert letter is not None
+    (letter,) = await desk.records.letters_by_id([letter_id])
     assert (letter.state, letter.replay_id) == ("replayed", handled.replay_id)
     assert (await desk.events("m-1"))[-1] == "dlq.replayed"
 

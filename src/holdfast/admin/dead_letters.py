@@ -161,7 +161,7 @@ class DeadLetters:
         for at in range(0, len(ids), BATCH):
             if stop is not None and stop.is_set():
                 return
-            found = await self._load(ids[at : at + BATCH])
+            found = await self._records.letters_by_id(ids[at : at + BATCH])
             errors: Sequence[HoldfastError | None] = [_not_open(letter) for letter in found]
             if not dry_run:
                 errors = await self._acting.discard_letters(
@@ -173,7 +173,7 @@ class DeadLetters:
     async def _replay_batch(self, ids: Sequence[str], edits: Edits, dry_run: bool) -> list[Handled]:
         handled: dict[str, Handled] = {}
         replays: list[Replay] = []
-        letters = await self._load(ids)
+        letters = await self._records.letters_by_id(ids)
         for letter in letters:
             try:
                 error = _not_open(letter)
@@ -194,10 +194,6 @@ class DeadLetters:
                     old = handled[replay.letter_id]
                     handled[replay.letter_id] = Handled(letter=old.letter, error=answer)
         return [handled[letter.id] for letter in letters]
-
-    async def _load(self, ids: Sequence[str]) -> list[DeadLetter]:
-        found = [await self._records.letter(each) for each in ids]
-        return [letter for letter in found if letter is not None]
 
     def _again(self, letter: DeadLetter, edits: Edits) -> tuple[Message, Replay]:
         """The message that is sent in a letter's place."""

@@ -267,7 +267,9 @@ class Records(Protocol):
         """With bodies; by letter id, message id, or a prefix of either (exact ones first)."""
         ...
 
-    async def letter(self, letter_id: str) -> DeadLetter | None: ...
+    async def letters_by_id(self, ids: Sequence[str]) -> Sequence[DeadLetter]:
+        """With bodies, in this order; those that are not there are left out."""
+        ...
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[DeadLetter]:
         """Dead letters of a message, and those that it was sent in the place of."""

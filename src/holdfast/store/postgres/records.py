@@ -25,7 +25,7 @@ from holdfast.store.seen import (
 from holdfast.store.stored import UNCOMMON
 
 from . import approvals, quotas, views
-from .arrays import moment
+from .arrays import moment, texts
 from .store import PostgresStore
 from .tail import Tail, position_of
 from .wake import OUTGOING, WORK
@@ -94,9 +94,11 @@ class PostgresRecords:
             digits + "g",
         )
 
-    async def letter(self, letter_id: str) -> records.DeadLetter | None:
-        found = await self._read(f"{views.LETTER} WHERE id = $1::uuid", uuid_text(letter_id))
-        return letter_of_row(found[0]) if found else None
+    async def letters_by_id(self, ids: Sequence[str]) -> Sequence[records.DeadLetter]:
+        wanted = [each for each in map(uuid_text, ids) if each is not None]
+        found = await self._read(f"{views.LETTER} WHERE id = ANY($1::uuid[])", texts(wanted))
+        letters = {letter.id: letter for letter in map(letter_of_row, found)}
+        return [letters[each] for each in dict.fromkeys(ids) if each in letters]
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[records.DeadLetter]:
         found = await self._read(

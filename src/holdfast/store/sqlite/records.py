@@ -40,8 +40,8 @@ class SqliteRecords:
     ) -> Sequence[records.DeadLetter]:
         return await self._file.read(lambda conn: views.letters_named(conn, name, tenant_id, limit))
 
-    async def letter(self, letter_id: str) -> records.DeadLetter | None:
-        return await self._file.read(lambda conn: views.letter(conn, letter_id))
+    async def letters_by_id(self, ids: Sequence[str]) -> Sequence[records.DeadLetter]:
+        return await self._file.read(lambda conn: views.letters_by_id(conn, ids))
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[records.DeadLetter]:
         return await self._file.read(lambda conn: views.letters_of(conn, tenant_id, message_id))

@@ -7,6 +7,7 @@ are, so that they find by an index that begins with the tenant.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.records import (
@@ -92,11 +93,11 @@ def _letter_condition(where: LetterFilter) -> tuple[str, tuple[Any, ...]]:
     )  # fmt: skip
 
 
-def letter(conn: sqlite3.Connection, letter_id: str) -> DeadLetter | None:
-    found = conn.execute(
-        f"{_LETTER.format(_WITH_BODY)} WHERE id = ?", (id_bytes(letter_id),)
-    ).fetchone()
-    return None if found is None else letter_of_row(found)
+def letters_by_id(conn: sqlite3.Connection, ids: Sequence[str]) -> list[DeadLetter]:
+    """In this order."""
+    one = f"{_LETTER.format(_WITH_BODY)} WHERE id = ?"
+    found = [conn.execute(one, (id_bytes(each),)).fetchone() for each in ids]
+    return [letter_of_row(row) for row in found if row is not None]
 
 
 def letters_named(
