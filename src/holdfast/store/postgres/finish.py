@@ -7,7 +7,7 @@ round trip that commits it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,7 +53,7 @@ _IDENTITY = "t.tenant_id = u.tenant AND t.subscription = u.sub AND t.message_id 
 _IF_OWNED = (
     # Not `t.status = 'running'`: all running rows would be read for each one, by their index.
     " AND t.worker_id = u.worker AND CASE t.status WHEN 'running' THEN t.epoch END = u.epoch"
-    " RETURNING t.tenant_id, t.subscription, t.message_id"
+    " RETURNING t.tenant_id, t.subscription, t.message_id, t.held"
 )
 _RUNS = "$1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[]"
 _RUN_NAMES = "tenant, sub, message, worker, epoch"
@@ -145,7 +145,7 @@ async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Comm
     """One commit answer per item, in the order of the batch."""
     done = sorted((each for each in batch if type(each.outcome) is Done), key=_identity)
     others = sorted((each for each in batch if type(each.outcome) is not Done), key=_identity)
-    written: set[Identity] = set()
+    written: dict[Identity, str] = {}
     if done:
         written |= await _write_done(tx, done)
     if others:
@@ -155,7 +155,12 @@ async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Comm
     committed = [
         item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
     ]
-    change.told |= {_identity(item) for item in committed if item.told_on_ack}
+    # Without the broker's copy nobody would come back to tell of it, should this worker die first.
+    change.told |= {
+        _identity(item)
+        for item in committed
+        if item.told_on_ack and written[_identity(item)] == "broker"
+    }
     for item in committed:
         change.entries.extend(_events_of(tx, item, now_us))
     _keys(tx, change, committed)
@@ -181,16 +186,21 @@ def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
     )
 
 
-async def _write_done(tx: Tx, batch: Sequence[Finished]) -> set[Identity]:
-    written: set[Identity] = set()
+async def _write_done(tx: Tx, batch: Sequence[Finished]) -> dict[Identity, str]:
+    written: dict[Identity, str] = {}
     placed = [item for item in batch if item.run.row]
     if placed:
         places = arrays.places(item.run.row for item in placed)
-        written.update(await tx.rows(DONE_IN_PLACE, *_done_values(placed), places))
+        written |= _who_holds(await tx.rows(DONE_IN_PLACE, *_done_values(placed), places))
     moved = [item for item in batch if _identity(item) not in written]
     if moved:
-        written.update(await tx.rows(ALL_DONE, *_done_values(moved)))
+        written |= _who_holds(await tx.rows(ALL_DONE, *_done_values(moved)))
     return written
+
+
+def _who_holds(rows: Sequence[tuple[Any, ...]]) -> dict[Identity, str]:
+    """Of the rows that were written: the broker, or the store."""
+    return {(tenant_id, sub, message_id): held for tenant_id, sub, message_id, held in rows}
 
 
 def _done_values(batch: Sequence[Finished]) -> tuple[str, ...]:
@@ -203,7 +213,7 @@ def _done_values(batch: Sequence[Finished]) -> tuple[str, ...]:
     )
 
 
-async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> set[Identity]:
+async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[Identity, str]:
     writes = [_write_of(item, now_us) for item in batch]
     held = [item.run if write.hold else None for item, write in zip(batch, writes, strict=True)]
     rows = await tx.rows(
@@ -225,10 +235,12 @@ async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> set[I
         arrays.numbers(write.crashed for write in writes),
         arrays.numbers(write.leave_lane for write in writes),
     )
-    return set(rows)
+    return _who_holds(rows)
 
 
-async def _answers(tx: Tx, batch: Sequence[Finished], written: set[Identity]) -> list[Commit]:
+async def _answers(
+    tx: Tx, batch: Sequence[Finished], written: Collection[Identity]
+) -> list[Commit]:
     commits = [Commit.COMMITTED if _identity(item) in written else Commit.FENCED for item in batch]
     missing = [item for item in batch if _identity(item) not in written]
     if not missing:

@@ -86,16 +86,15 @@ class Finisher:
             SqliteQuotaBook(conn, now_us).correct(counted)
         self._lanes(conn, committed, now_us)
         self._follow_ups(conn, committed, now_us)
-        told = {
-            (item.run.message.tenant_id, item.run.subscription, item.run.message.id)
-            for item in committed
-            if item.told_on_ack
-        }
+        told = {_identity(item) for item in committed if item.told_on_ack}
+        if not plain:
+            told -= _adopted(conn, told)
         self._ledger.append(conn, worker_id, entries, now_us, told=told)
         return commits
 
     def _all_done(self, conn: sqlite3.Connection, batch: Sequence[Finished], now_us: int) -> bool:
-        """All or nothing: True if every row still bore its token, else nothing was written."""
+        """All or nothing: True if every row still bore its token, and was held by whom the run
+        knows of; else nothing was written."""
         values = [all_done_values(item) for item in batch]
         conn.execute("SAVEPOINT done")
         changed = rows.update(
@@ -241,6 +240,26 @@ class Finisher:
         for queue, batch in sends.items():
             assert self._queue is not None  # noqa: S101 - only then were they collected
             self._queue.publish_in(conn, queue, batch)
+
+
+def _identity(item: Finished) -> tuple[str, str, str]:
+    return item.run.message.tenant_id, item.run.subscription, item.run.message.id
+
+
+def _adopted(
+    conn: sqlite3.Connection, identities: set[tuple[str, str, str]]
+) -> set[tuple[str, str, str]]:
+    """Those whose copy at the broker is gone: nobody would come back to tell of them."""
+    return {
+        identity
+        for identity in identities
+        if conn.execute(
+            "SELECT held FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
+            " AND message_id = ?",
+            identity,
+        ).fetchone()
+        != ("broker",)
+    }
 
 
 def _why_not(

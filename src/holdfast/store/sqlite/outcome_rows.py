@@ -63,12 +63,12 @@ def all_done_statement(values: str) -> str:
         " body_info = NULL, due_at = NULL"
         f" FROM (VALUES {values}) u WHERE queue_executions.rowid = u.column8"
         " AND worker_id = u.column5 AND epoch = u.column6 AND message_id = u.column7"
-        " AND status = 'running'"
+        " AND held = u.column9 AND status = 'running'"
     )
 
 
-ALL_DONE_ALIKE = (3, 4, 5)
-"""Earlier failures, worker and epoch: places in `all_done_values`."""
+ALL_DONE_ALIKE = (3, 4, 5, 8)
+"""Earlier failures, worker, epoch and holder: places in `all_done_values`."""
 
 
 def all_done_values(item: Finished) -> tuple[Any, ...]:
@@ -83,6 +83,7 @@ def all_done_values(item: Finished) -> tuple[Any, ...]:
         run.token.epoch,
         run.message.id,
         run.row,
+        "store" if run.delivery is None else "broker",
     )
 
 
