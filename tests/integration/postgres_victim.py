@@ -1,11 +1,13 @@
 """Run by test_postgres_schema.py as a process of its own: migrates in children that are killed.
 
-    postgres_victim.py <url of an empty database>...
+    postgres_victim.py <url of a database>
 
 It imports everything first and forks, so that a child costs milliseconds. The nth child kills
-itself before its nth statement, in the nth database. Prints JSON: the statements.
+itself before its nth statement; the last one comes to its end. Prints JSON: for each, the statement
+(null for the last one), and the revision, tables and walled tables that others see then.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -50,6 +52,25 @@ def kill_at(n: int, url: str) -> str | None:
     return None
 
 
+def seen(url: str) -> tuple[str | None, list[str], list[str]]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        found = conn.execute(
+            "SELECT relname, relrowsecurity FROM pg_class WHERE relkind IN ('r', 'p')"
+            " AND relnamespace = 'public'::regnamespace ORDER BY relname"
+        ).fetchall()
+    walled = [name for name, on in found if on]
+    return migrate.current_revision(url), [name for name, _ in found], walled
+
+
+def main(url: str) -> None:
+    results = []
+    for n in itertools.count(1):
+        statement = kill_at(n, url)
+        results.append((statement, *seen(url)))
+        if statement is None:
+            break
+    print(json.dumps(results))
+
+
 if __name__ == "__main__":
-    killed = [kill_at(n, url) for n, url in enumerate(sys.argv[1:], 1)]
-    print(json.dumps(killed))
+    main(sys.argv[1])

@@ -88,8 +88,8 @@ class PostgresServer(_Databases):
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
-    def url(self, database: str = "postgres") -> str:
-        return f"postgresql://{_ROLE}@/{database}?host={self._folder}"
+    def url(self, database: str = "postgres", *, role: str = _ROLE) -> str:
+        return f"postgresql://{role}@/{database}?host={self._folder}"
 
     @property
     def pid(self) -> int:

@@ -256,7 +256,7 @@ def statements(script: str) -> set[str]:
     script = re.sub(r"^--.*$", "", script, flags=re.M)
     plain = [re.sub(r"\s+", " ", each).strip() for each in script.split(";")]
     plain = [each.replace("( ", "(").replace(" )", ")") for each in plain]
-    apart = ("alembic_version", "PARTITION OF")
+    apart = ("alembic_version", "PARTITION OF", "CREATE POLICY")
     made = [
         each
         for each in plain

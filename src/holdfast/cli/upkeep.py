@@ -17,17 +17,34 @@ from .root import Group
 from .session import Exit, Session, command_options, stop
 
 
-@click.command(epilog=examples("holdfast migrate", "holdfast migrate --check"))
+@click.command(
+    epilog=examples(
+        "holdfast migrate",
+        "holdfast migrate --check",
+        "holdfast migrate --worker-role agents --api-role pages",
+    )
+)
 @click.option("--check", is_flag=True, help="Change nothing; exit code 10 if there is work to do.")
+@click.option("--worker-role", metavar="NAME", help="PostgreSQL: give this role what workers need.")
+@click.option(
+    "--api-role",
+    metavar="NAME",
+    help="PostgreSQL: give this role what pages and approvals of one tenant at a time need.",
+)
 @command_options
-def migrate(session: Session, check: bool) -> None:
+def migrate(session: Session, check: bool, worker_role: str | None, api_role: str | None) -> None:
     """Bring the database to the newest schema.
 
     Makes the database if there is none. A migration is one transaction: it happens whole or not at
-    all. Workers do the same when they start.
+    all. Workers do the same when they start. Roles that are not there yet are made, without a
+    password; their rights are given by the owner of the tables, whom --config must name.
     """
     from holdfast.store.migrate import HEAD
 
+    if check and (worker_role or api_role):
+        raise click.UsageError("--check changes nothing: roles are given their rights without it")
+    if worker_role is not None and worker_role == api_role:
+        raise click.UsageError("workers see all tenants, the API's role must not: name two roles")
     found = session.storage.migrate(check=check)
     for each in found:
         words = {
@@ -42,6 +59,21 @@ def migrate(session: Session, check: bool) -> None:
     behind = any(each.behind for each in found)
     if check and behind:
         stop(Exit.CHECK_FAILED)
+    if worker_role is not None or api_role is not None:
+        _admit(session, worker_role, api_role)
+
+
+def _admit(session: Session, worker_role: str | None, api_role: str | None) -> None:
+    may = {
+        "worker": "may work: it sees all tenants",
+        "api": "sees one tenant at a time, the one that its transaction names",
+    }
+    for each in session.storage.admit(worker=worker_role, api=api_role):
+        new = " (it is new: give it a password, or a line in pg_hba.conf)" if each.made else ""
+        session.out.data(
+            {"role": each.role, "kind": each.kind, "made": each.made},
+            f"the role {safe(each.role)} {may[each.kind]}{new}",
+        )
 
 
 @click.group(cls=Group, epilog=examples("holdfast ledger verify", "holdfast ledger verify --json"))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.store.keep import Keep
     from holdfast.store.ledger_report import LedgerReport, Progress
     from holdfast.store.outbox import OutboxRows
+    from holdfast.store.postgres.wall import Admission
 
 
 class Looking(Records, ApprovalRecords, QuotaRecords, Protocol):
@@ -69,6 +70,11 @@ class Storage(Protocol):
 
     def migrate(self, *, check: bool) -> Sequence[Migration]:
         """Bring everything to the newest schema; `check`: only look."""
+        ...
+
+    def admit(self, *, worker: str | None, api: str | None) -> Sequence[Admission]:
+        """Give a role what workers need, and another what pages and approvals of one tenant at a
+        time need, making roles that are missing. Raises NotFound where there are no roles."""
         ...
 
     # -- the store --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check, Finding, refused
 from holdfast.core.clock import Clock
-from holdfast.core.errors import ConfigError, HoldfastError, NotFound, SchemaMismatch
+from holdfast.core.errors import ConfigError, HoldfastError, NotFound
 from holdfast.core.store import Store
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.keep import Keep
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.core.meter import MetricRows
     from holdfast.store.ledger_report import LedgerReport, Progress
     from holdfast.store.outbox import OutboxRows
+    from holdfast.store.postgres.wall import Admission
 
 
 class PostgresStorage:
@@ -46,23 +47,19 @@ class PostgresStorage:
             sqlite_migrate.ensure_schema(path)
 
     def require(self) -> None:
-        revision = migrate.current_revision(self._url)
-        if revision is None:
+        if migrate.current_revision(self._url) is None:
             raise NotFound(
                 f"{self.place} has no holdfast tables yet. 'holdfast migrate' makes them, and so "
                 "does the first worker; --config says where to look"
             )
-        if migrate.is_behind(self._url):
-            raise SchemaMismatch(
-                f"{self.place} has schema revision {revision}, "
-                f"this holdfast needs {sqlite_migrate.HEAD}. "
-                "Run 'holdfast migrate'"
-            )
+        migrate.require_current(self._url)
 
     def migrate(self, *, check: bool) -> Sequence[Migration]:
         before, behind = migrate.current_revision(self._url), migrate.is_behind(self._url)
         if behind and not check:
             migrate.upgrade(self._url)
+        elif not check:
+            migrate.tend(self._url)
         found = [Migration(self.place, before, behind)]
         for path in self._files():
             was, old = sqlite_migrate.current_revision(path), sqlite_migrate.is_behind(path)
@@ -70,6 +67,9 @@ class PostgresStorage:
                 sqlite_migrate.ensure_schema(path)
             found.append(Migration(str(path), was, old))
         return found
+
+    def admit(self, *, worker: str | None, api: str | None) -> Sequence[Admission]:
+        return migrate.admit(self._url, worker=worker, api=api)
 
     def _files(self) -> Sequence[Path]:
         return sqlite_paths(None, self._config)

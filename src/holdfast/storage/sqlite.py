@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.core.meter import MetricRows
     from holdfast.store.ledger_report import LedgerReport, Progress
     from holdfast.store.outbox import OutboxRows
+    from holdfast.store.postgres.wall import Admission
 
 
 class SqliteStorage:
@@ -64,6 +65,12 @@ class SqliteStorage:
                 migrate.ensure_schema(path)
             found.append(Migration(str(path), before, behind))
         return found
+
+    def admit(self, *, worker: str | None, api: str | None) -> Sequence[Admission]:
+        raise NotFound(
+            f"this store is a file ({self.place}), which knows no roles: whoever may read it sees "
+            "all tenants. Roles are PostgreSQL's"
+        )
 
     def _paths(self) -> Sequence[Path]:
         return sqlite_paths(self._path, self._config)

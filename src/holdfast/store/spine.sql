@@ -250,3 +250,5 @@ UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num 
 -- Running upgrade 0002 -> 0003
 ALTER TABLE queue_executions ADD COLUMN cancel_at BIGINT;
 UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
+-- Running upgrade 0003 -> 0004
+UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0003';

@@ -14,6 +14,8 @@ from holdfast.store.migrate import HEAD, known_revisions
 from .address import Address
 from .failures import translate
 from .migrate import current_revision, is_behind
+from .partitions import MONTHS
+from .wall import bound_tables, open_tables
 
 OLDEST = 130000
 """`server_version_num`: 13 is the oldest that is tried and supported by its makers."""
@@ -30,7 +32,7 @@ def examine(url: str, *, deep: bool) -> list[Check]:
         with psycopg.connect(address, autocommit=True) as conn:
             found = [check_version(conn), *_settings(conn), _schema(url), _connections(conn)]
             if current_revision(url) == HEAD:
-                found += [_rights(conn), _partitions(conn)]
+                found += [_rights(conn), _wall(conn), _partitions(conn)]
                 if deep:
                     found.append(_bodies(conn))
             return found
@@ -124,24 +126,50 @@ def _rights(conn: psycopg.Connection[Any]) -> Check:
         return refused(
             "rights",
             f"the role lacks {', '.join(lacking[:_MOST_NAMED])}",
-            "GRANT them, or run the workers as the owner of the tables",
+            f"as the owner of the tables: 'holdfast migrate --worker-role {conn.info.user}'",
         )
     return ok("rights", "the role may do what a worker does")
 
 
+def _wall(conn: psycopg.Connection[Any]) -> Check:
+    """Between tenants: it must stand, and it must not stand before a worker."""
+    bound, gaps = bound_tables(conn), open_tables(conn)
+    if bound:
+        return refused(
+            "tenants",
+            f"the role {conn.info.user} sees one tenant at a time: a worker would find "
+            f"{', '.join(bound[:_MOST_NAMED])} empty, and run nothing",
+            f"as the owner of the tables: 'holdfast migrate --worker-role {conn.info.user}'",
+        )
+    if gaps:
+        return refused(
+            "tenants",
+            f"row-level security is off for {', '.join(gaps[:_MOST_NAMED])}: a role that may read "
+            "them sees all tenants (P7)",
+            "as the owner of the tables: 'holdfast migrate' closes partitions; for tables: "
+            "ALTER TABLE … ENABLE ROW LEVEL SECURITY",
+        )
+    return ok("tenants", "row-level security keeps them apart for roles that are no worker's")
+
+
 def _partitions(conn: psycopg.Connection[Any]) -> Check:
-    ((caught,),) = conn.execute("SELECT count(*) FROM event_log_default").fetchall()
     ((owned,),) = conn.execute(
         "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = 'event_log'::regclass"
     ).fetchall()
-    if caught or not owned:
-        why = f"{caught} events stand in no month's partition" if caught else "none is missing yet"
+    if not owned:
+        missing = len(conn.execute(MONTHS).fetchall())
+        what = f"{missing} of the months ahead have none" if missing else "none is missing yet"
         return warning(
             "partitions",
-            f"{why}; the role {'may' if owned else 'may not'} make new ones",
-            "run 'holdfast migrate' once a quarter as the owner of the tables"
-            if not owned
-            else "the next upkeep moves them, or 'holdfast migrate' does",
+            f"{what}; the role may not make new ones",
+            "run 'holdfast migrate' once a quarter as the owner of the tables",
+        )
+    ((caught,),) = conn.execute("SELECT count(*) FROM event_log_default").fetchall()
+    if caught:
+        return warning(
+            "partitions",
+            f"{caught} events stand in no month's partition",
+            "the next upkeep moves them, or 'holdfast migrate' does",
         )
     return ok("partitions", "the months ahead have theirs")
 

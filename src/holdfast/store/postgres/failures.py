@@ -48,9 +48,8 @@ def translate(error: BaseException, address: Address) -> StoreError | None:
         )
     if isinstance(error, errors.InsufficientPrivilege):
         return StoreUnavailable(
-            f"{where}: the role may not do this ({_first_line(error)}). Run 'holdfast migrate' "
-            "as the owner of the tables, and grant the role of the workers SELECT, INSERT, UPDATE "
-            "and DELETE on them and USAGE on workers_worker_id_seq"
+            f"{where}: the role may not do this ({_first_line(error)}). Run 'holdfast migrate "
+            "--worker-role NAME' with the name of this role, as the owner of the tables"
         )
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn | errors.InvalidSchemaName):
         return SchemaMismatch(

@@ -23,6 +23,7 @@ from holdfast.store.migrate import HEAD, known_revisions, refuse_revision
 from .address import Address
 from .failures import translate
 from .partitions import make_partitions
+from .wall import Admission, admit_api, admit_worker, close_partitions, require_sight
 
 LOCK = 7_310_579_635_104_522
 """Advisory lock of everybody who changes the schema."""
@@ -47,18 +48,30 @@ def is_behind(url: str) -> bool:
 def ensure_schema(url: str) -> bool:
     """Make the tables in an empty database. True if there was anything to do.
 
-    Raises SchemaMismatch, which names the command, if the tables are there and are older.
+    Raises SchemaMismatch, which names the command, if the tables are there and are older, and
+    StoreUnavailable if this role would not see all that is in them.
     """
     revision = current_revision(url)
     if revision is None:
         return upgrade(url)
-    address = Address.from_url(url)
-    if _is_behind(revision, address):
-        raise SchemaMismatch(
-            f"{address.shown} has schema revision {revision}, this holdfast needs {HEAD}. "
-            "Run 'holdfast migrate'"
-        )
+    require_current(url)
     return False
+
+
+def require_current(url: str) -> None:
+    """Raises SchemaMismatch or StoreUnavailable unless tables of `HEAD` are there to work with."""
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address, autocommit=True) as conn:
+            revision = _revision(conn)
+            if _is_behind(revision, address):
+                raise SchemaMismatch(
+                    f"{address.shown} has schema revision {revision}, this holdfast needs {HEAD}. "
+                    "Run 'holdfast migrate'"
+                )
+            require_sight(conn, address)
+    except psycopg.Error as error:
+        raise _translated(error, address) from error
 
 
 def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
@@ -80,12 +93,42 @@ def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
         raise _translated(error, address) from error
 
 
+def tend(url: str) -> int:
+    """What tables of `HEAD` need from their owner now and then: partitions for the months ahead,
+    none of them open. Returns how many were made."""
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address, autocommit=True) as conn:
+            while True:
+                try:
+                    with conn.transaction():
+                        conn.execute("SET LOCAL lock_timeout = '10s'")
+                        made = make_partitions(conn)
+                        close_partitions(conn)
+                    return made
+                except errors.DuplicateTable:
+                    continue  # a worker made one just now
+    except psycopg.Error as error:
+        raise _translated(error, address) from error
+
+
+def admit(url: str, *, worker: str | None = None, api: str | None = None) -> list[Admission]:
+    """Give roles their rights, all of them or none: see `wall`."""
+    address = Address.from_url(url)
+    try:
+        with psycopg.connect(address, autocommit=True) as conn, conn.transaction():
+            found = [] if worker is None else [admit_worker(conn, address, worker)]
+            return found if api is None else [*found, admit_api(conn, address, api)]
+    except psycopg.Error as error:
+        raise _translated(error, address) from error
+
+
 def _translated(error: psycopg.Error, address: Address) -> StoreError:
     if isinstance(error, errors.InsufficientPrivilege):
         return StoreUnavailable(
             f"{address.shown}: this role may not make or read the tables "
             f"({str(error).splitlines()[0]}). Run 'holdfast migrate' with a role that owns the "
-            "schema, then start again"
+            "schema (--worker-role NAME lets another one work), then start again"
         )
     return translate(error, address) or StoreUnavailable(f"{address.shown}: {error}")
 

@@ -23,12 +23,14 @@ def statements(name: str, begin: str, end: str) -> list[str]:
     """What makes one partition. Rows of that month that the default one caught move over.
 
     The table is made alone and attached then: that keeps nobody from writing but for the moment
-    in which the default partition is looked at.
+    in which the default partition is looked at. By its own name only its owner gets at it: what
+    keeps tenants apart stands around `event_log`.
     """
     month = f"created_at >= '{begin}' AND created_at < '{end}'"
     return [
         f"CREATE TABLE {name} (LIKE event_log INCLUDING DEFAULTS,"
         f" CONSTRAINT {name}_month CHECK (created_at IS NOT NULL AND {month}))",
+        f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY",
         "LOCK TABLE event_log_default IN ACCESS EXCLUSIVE MODE",
         f"WITH caught AS (DELETE FROM event_log_default WHERE {month} RETURNING *)"
         f" INSERT INTO {name} SELECT * FROM caught",
