@@ -151,6 +151,18 @@ def test_several_roles_of_workers_and_their_members_pass(place: Estate) -> None:
             assert (wall.bound_tables(conn) == []) is sees, role
 
 
+def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) -> None:
+    with psycopg.connect(place.owner, autocommit=True) as conn:
+        conn.execute("DROP POLICY workers ON quotas")
+        conn.execute("REVOKE ALL ON quotas FROM " + worker_url.split("//")[1].split("@", maxsplit=1)[0])
+    with psycopg.connect(worker_url, autocommit=True) as conn:
+        assert wall.bound_tables(conn) == ["quotas"]
+        tend(place.owner)
+        assert wall.bound_tables(conn) == []
+        conn.execute("INSERT INTO quotas (name, window_us, window_start) VALUES ('n', 1, now())")
+        assert conn.execute("DELETE FROM quotas").rowcount == 1
+
+
 def test_who_worked_before_the_wall_goes_on(postgres: Server) -> None:
     """A fleet under a role of its own is not cut off by the upgrade."""
     with estate(postgres) as place:

@@ -23,7 +23,14 @@ from holdfast.store.migrate import HEAD, known_revisions, refuse_revision
 from .address import Address
 from .failures import translate
 from .partitions import make_partitions
-from .wall import Admission, admit_api, admit_worker, close_partitions, require_sight
+from .wall import (
+    Admission,
+    admit_api,
+    admit_worker,
+    close_partitions,
+    extend_pass,
+    require_sight,
+)
 
 LOCK = 7_310_579_635_104_522
 """Advisory lock of everybody who changes the schema."""
@@ -95,7 +102,7 @@ def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
 
 def tend(url: str) -> int:
     """What tables of `HEAD` need from their owner now and then: partitions for the months ahead,
-    none of them open. Returns how many were made."""
+    none of them open, all tables for all workers. Returns how many partitions were made."""
     address = Address.from_url(url)
     try:
         with psycopg.connect(address, autocommit=True) as conn:
@@ -105,6 +112,7 @@ def tend(url: str) -> int:
                         conn.execute("SET LOCAL lock_timeout = '10s'")
                         made = make_partitions(conn)
                         close_partitions(conn)
+                        extend_pass(conn)
                     return made
                 except errors.DuplicateTable:
                     continue  # a worker made one just now
@@ -185,5 +193,6 @@ def _run_alembic(conn: psycopg.Connection[Any]) -> None:
         with sqlite_migrate.alembic_lock, engine.begin() as connection:
             command.upgrade(config(io.StringIO(), connection=connection), "head")
             make_partitions(conn)
+            extend_pass(conn)
     except DBAPIError as error:
         raise error.orig or error from error

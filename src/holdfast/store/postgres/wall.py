@@ -58,6 +58,7 @@ API_RIGHTS: Mapping[str, Sequence[str]] = {
     "workers": ("SELECT (worker_id, name, state)",),
     "alembic_version": ("SELECT",),
 }
+_WORK = "SELECT, INSERT, UPDATE, DELETE"
 _LOCK_S = 5
 _BOUND = """
 SELECT name FROM unnest(%s::text[]) WITH ORDINALITY u(name, n)
@@ -145,6 +146,34 @@ def close_partitions(conn: psycopg.Connection[Any]) -> None:
             conn.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
 
 
+def extend_pass(conn: psycopg.Connection[Any]) -> None:
+    """Whoever works on tasks works on tables that came later, too."""
+    workers = _passing(conn, "queue_executions")
+    for table in TABLES:
+        if _let_pass(conn, table, workers):
+            for role in workers:
+                _grant(conn, _WORK, table, sql.Identifier(role))
+
+
+def _let_pass(conn: psycopg.Connection[Any], table: str, roles: Sequence[str]) -> bool:
+    """False if all of them did already."""
+    passing = _passing(conn, table)
+    if set(roles) <= set(passing):
+        return False
+    policy = sql.SQL(
+        f"{'ALTER' if passing else 'CREATE'} POLICY workers ON {{}} TO {{}}"
+        " USING (true) WITH CHECK (true)"
+    )
+    names = sql.SQL(", ").join(map(sql.Identifier, dict.fromkeys([*passing, *roles])))
+    conn.execute(policy.format(sql.Identifier(table), names))
+    return True
+
+
+def _passing(conn: psycopg.Connection[Any], table: str) -> list[str]:
+    ((roles,),) = conn.execute(_PASSING, (table,)).fetchall()
+    return list(roles)
+
+
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -153,17 +182,9 @@ def admit_worker(conn: psycopg.Connection[Any], address: Address, role: str) -> 
     made = _prepare(conn, address, role)
     name = sql.Identifier(role)
     for table in TABLES:
-        ((passing,),) = conn.execute(_PASSING, (table,)).fetchall()
-        if role in passing:
-            continue
-        policy = sql.SQL(
-            f"{'ALTER' if passing else 'CREATE'} POLICY workers ON {{}} TO {{}}"
-            " USING (true) WITH CHECK (true)"
-        )
-        roles = sql.SQL(", ").join(map(sql.Identifier, [*passing, role]))
-        conn.execute(policy.format(sql.Identifier(table), roles))
+        _let_pass(conn, table, [role])
     for table in (*TABLES, *MACHINERY):
-        _grant(conn, "SELECT, INSERT, UPDATE, DELETE", table, name)
+        _grant(conn, _WORK, table, name)
     _grant(conn, "SELECT", "alembic_version", name)
     conn.execute(sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(sql.Identifier(NUMBERS), name))
     return Admission(role, "worker", made)
