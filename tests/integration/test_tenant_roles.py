@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
 
 from holdfast import App, Context
 from holdfast.config import Breaker, Config, Queue, Worker
@@ -24,7 +25,17 @@ from holdfast.services import relays_of
 from holdfast.storage import storage_of
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.approval import Answering
-from holdfast.store.postgres import approvals, wall
+from holdfast.store.postgres import (
+    approvals,
+    claims,
+    finish,
+    keys,
+    lanes,
+    reaper,
+    tasks,
+    wall,
+)
+from holdfast.store.postgres.database import _SETTINGS
 from holdfast.store.postgres.migrate import admit, ensure_schema, tend, upgrade
 from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
@@ -100,6 +111,40 @@ async def test_a_role_of_workers_does_all_of_the_work(home: Path, worker_url: st
     ]
 
 
+def test_statements_are_planned_as_for_the_owner(place: Estate, worker_url: str) -> None:
+    """The policy of workers says true: nothing of it is left in a plan."""
+    hot = (
+        (tasks.FIND, 3),
+        (claims.CLAIM_READY, 5),
+        (finish.ALL_DONE, 9),
+        (finish.OTHERS, 20),
+        (keys.KEEP, 6),
+        (keys.WAITING_FOR, 3),
+        (lanes.STUCK, 0),
+        (reaper.RUNNING_OF_THE_GONE, 0),
+    )
+    with psycopg.connect(place.owner, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
+            " worker_id, lane, lane_seq, idem_key, due_at) SELECT gen_random_uuid(), 's', 'm' || n,"
+            " 'q', (ARRAY['succeeded', 'running', 'ready', 'queued', 'waiting_key'])[1 + n % 5],"
+            " 'store', n % 50, 'l' || n % 100, n, 'k' || n, now() FROM generate_series(1, 5000) n"
+        )
+        conn.execute("ANALYZE")
+    for statement, parameters in hot:
+        owners, workers = (_plan(url, statement, parameters) for url in (place.owner, worker_url))
+        assert workers == owners
+
+
+def _plan(url: str, statement: str, parameters: int) -> list[str]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        for name, value in _SETTINGS.items():
+            conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+        conn.execute(f"PREPARE p AS {statement}")
+        nulls = f"({', '.join(['NULL'] * parameters)})" if parameters else ""
+        return [line for (line,) in conn.execute(f"EXPLAIN EXECUTE p{nulls}")]
+
+
 async def test_a_role_that_is_bound_does_not_start(home: Path, place: Estate) -> None:
     role = place.role("agents")
     place.superuser(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
@@ -154,7 +199,7 @@ def test_several_roles_of_workers_and_their_members_pass(place: Estate) -> None:
 def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) -> None:
     with psycopg.connect(place.owner, autocommit=True) as conn:
         conn.execute("DROP POLICY workers ON quotas")
-        conn.execute("REVOKE ALL ON quotas FROM " + worker_url.split("//")[1].split("@", maxsplit=1)[0])
+        conn.execute(f"REVOKE ALL ON quotas FROM {conninfo_to_dict(worker_url)['user']}")
     with psycopg.connect(worker_url, autocommit=True) as conn:
         assert wall.bound_tables(conn) == ["quotas"]
         tend(place.owner)
@@ -350,7 +395,7 @@ async def test_approvals_are_answered_for_one_tenant(
 def test_roles_that_it_would_not_bind_are_refused(place: Estate) -> None:
     agents = place.role("agents")
     admit(place.owner, worker=agents)
-    owner = psycopg.conninfo.conninfo_to_dict(place.owner)["user"]
+    owner = conninfo_to_dict(place.owner)["user"]
     for role, why in (
         (place.role("root", "SUPERUSER"), "superuser"),
         (place.role("bypass", "BYPASSRLS"), "BYPASSRLS"),
@@ -367,7 +412,7 @@ def test_roles_that_it_would_not_bind_are_refused(place: Estate) -> None:
 
 
 def test_roles_are_made_by_who_may(place: Estate) -> None:
-    owner = psycopg.conninfo.conninfo_to_dict(place.owner)["user"]
+    owner = conninfo_to_dict(place.owner)["user"]
     agents, pages = place.reserve("agents"), place.reserve("pages")
     with pytest.raises(
         StoreUnavailable, match=f"Ask its administrator for 'CREATE ROLE .*{agents}"
@@ -395,7 +440,7 @@ def test_only_the_owner_gives_rights(place: Estate) -> None:
         admit(place.url(agents), api=pages)
     place.superuser("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
     place.superuser("ALTER SCHEMA public OWNER TO CURRENT_USER")
-    owner = psycopg.conninfo.conninfo_to_dict(place.owner)["user"]
+    owner = conninfo_to_dict(place.owner)["user"]
     place.superuser(f"GRANT USAGE ON SCHEMA public TO {owner}")
     with pytest.raises(StoreUnavailable, match="may not enter the schema public"):
         admit(place.owner, api=pages)

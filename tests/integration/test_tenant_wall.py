@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.store import schema
@@ -208,7 +209,7 @@ def test_partitions_that_are_made_later_are_closed(
     owner.execute(f"DROP TABLE {last}")
     with owner.transaction():
         assert make_partitions(owner) == 1
-    place.superuser(f"GRANT ALL ON {last} TO {psycopg.conninfo.conninfo_to_dict(stranger)['user']}")
+    place.superuser(f"GRANT ALL ON {last} TO {conninfo_to_dict(stranger)['user']}")
     begin = last.removeprefix("event_log_").replace("_", "-")
     owner.execute(
         "INSERT INTO event_log (id, tenant_id, subscription, task_id, event_type, data, created_at,"
