@@ -37,13 +37,14 @@ TABLES = (
 )
 # A setting that was made for one transaction is '' in the next one of its session.
 _OF_TENANT = "tenant_id = nullif(current_setting('holdfast.tenant_id', true), '')"
+# Without a percent sign: rendered as a script, it would come out twice.
 _PARTITIONS = """
 DO $$
 DECLARE
   partition regclass;
 BEGIN
   FOR partition IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'event_log'::regclass LOOP
-    EXECUTE format('ALTER TABLE %s {} ROW LEVEL SECURITY', partition);
+    EXECUTE 'ALTER TABLE ' || partition::text || ' {} ROW LEVEL SECURITY';
   END LOOP;
 END $$
 """
@@ -53,14 +54,14 @@ DECLARE
   workers text;
   name text;
 BEGIN
-  SELECT string_agg(DISTINCT format('%I', pg_get_userbyid(acl.grantee)), ', ') INTO workers
+  SELECT string_agg(DISTINCT quote_ident(pg_get_userbyid(acl.grantee)), ', ') INTO workers
     FROM pg_class, aclexplode(relacl) acl
     WHERE oid = 'queue_executions'::regclass AND acl.privilege_type = 'INSERT'
       AND acl.grantee NOT IN (0, relowner);
   IF workers IS NOT NULL THEN
     FOREACH name IN ARRAY ARRAY['{"', '".join(TABLES)}'] LOOP
-      EXECUTE format('CREATE POLICY workers ON %I TO %s USING (true) WITH CHECK (true)',
-                     name, workers);
+      EXECUTE 'CREATE POLICY workers ON ' || quote_ident(name) || ' TO ' || workers
+        || ' USING (true) WITH CHECK (true)';
     END LOOP;
   END IF;
 END $$
