@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.servers.postgres import OutsidePostgres, PostgresServer, postgres_server
+from tests.servers.postgres import (
+    OUTSIDE_URL,
+    OutsidePostgres,
+    PostgresServer,
+    postgres_server,
+)
 from tests.servers.redis import RedisServer
 
 # A shell that starts us in the background has Ctrl+C ignored, and commands that are started here
@@ -79,6 +84,18 @@ def redis_client(server: RedisServer) -> Iterator[Any]:
 def postgres() -> Iterator[PostgresServer | OutsidePostgres]:
     """One PostgreSQL for all tests that want a database and do no harm to the server."""
     server = postgres_server()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A PostgreSQL of ours, for tests that make roles: those are the whole server's."""
+    if not OUTSIDE_URL:
+        yield request.getfixturevalue("postgres")
+        return
+    server = PostgresServer()
     server.start()
     yield server
     server.remove()

@@ -6,7 +6,6 @@ On the server of HOLDFAST_TEST_REDIS_URL the checks that restart it are skipped.
 import asyncio
 
 from holdfast.brokers.redis import RedisBroker
-from holdfast.brokers.redis.entries import LEVELS, key_of
 from holdfast.core.broker import Broker
 from holdfast.testing import BrokerConformance
 from tests.servers.redis import OutsideRedis, RedisServer, redis_server
@@ -29,7 +28,7 @@ class _Redis(BrokerConformance):
 
     @classmethod
     def teardown_class(cls) -> None:
-        cls.server.forget(*(key_of(queue, level) for queue in cls.queues for level in LEVELS))
+        cls.server.forget(*cls.queues)
         cls.server.remove()
 
     async def prepare_queue(self, broker: Broker, queue: str) -> None:

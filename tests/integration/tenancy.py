@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
-import pytest
 from psycopg import sql
 
 from holdfast.store.postgres.migrate import ensure_schema
 from holdfast.store.postgres.wall import TABLES
-from tests.servers.postgres import OutsidePostgres, PostgresServer
+from tests.servers.postgres import PostgresServer
 
 _numbers = itertools.count(1)
 
@@ -58,10 +57,8 @@ class Estate:
 
 
 @contextmanager
-def estate(server: PostgresServer | OutsidePostgres) -> Iterator[Estate]:
+def estate(server: PostgresServer) -> Iterator[Estate]:
     """Empty, but for what `ensure_schema` makes as the owner."""
-    if isinstance(server, OutsidePostgres):
-        pytest.skip("this makes roles: HOLDFAST_TEST_POSTGRES_URL is somebody else's server")
     found = Estate(server)
     try:
         ensure_schema(found.owner)

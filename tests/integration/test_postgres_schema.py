@@ -183,19 +183,16 @@ def test_somebody_elses_tables_are_refused(empty: str) -> None:
         ensure_schema(empty)
 
 
-def test_a_role_without_permission_names_the_command(postgres: Server, empty: str) -> None:
-    if isinstance(postgres, OutsidePostgres):
-        pytest.skip("this makes a role: HOLDFAST_TEST_POSTGRES_URL is somebody else's server")
-    role = f"weak_{os.getpid()}"
-    with psycopg.connect(empty, autocommit=True) as conn:
-        conn.execute(f"CREATE ROLE {role} LOGIN")
-    weak = empty.replace("//app@", f"//{role}@")
+def test_a_role_without_permission_names_the_command(own_postgres: PostgresServer) -> None:
+    role, name = f"weak_{os.getpid()}", own_postgres.new_database()
+    own_postgres.execute(f"CREATE ROLE {role} LOGIN")
     try:
         with pytest.raises(StoreUnavailable, match="'holdfast migrate' with a role that owns"):
-            ensure_schema(weak)
-        assert tables(empty) == set()
+            ensure_schema(own_postgres.url(name, role=role))
+        assert tables(own_postgres.url(name)) == set()
     finally:
-        postgres.execute(f"DROP ROLE {role}")
+        own_postgres.drop(name)
+        own_postgres.execute(f"DROP ROLE {role}")
 
 
 def test_away_and_nonsense_are_told_apart(postgres: Server) -> None:

@@ -398,8 +398,10 @@ TEXTS = st.lists(st.none() | st.text(st.characters(exclude_characters="\0", code
 
 @pytest.fixture(scope="session")
 def plain(postgres: Any) -> Any:
-    with psycopg.connect(postgres.url("postgres"), autocommit=True) as conn:
+    name = postgres.new_database()
+    with psycopg.connect(postgres.url(name), autocommit=True) as conn:
         yield conn
+    postgres.drop(name)
 
 
 @given(values=TEXTS)

@@ -41,15 +41,14 @@ from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
 from holdfast.store.postgres.store import PostgresStore
 from tests.integration.tenancy import Estate, bind, estate
-from tests.servers.postgres import OutsidePostgres, PostgresServer
+from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("postgres")
-Server = PostgresServer | OutsidePostgres
 
 
 @pytest.fixture
-def place(postgres: Server) -> Iterator[Estate]:
-    with estate(postgres) as found:
+def place(own_postgres: PostgresServer) -> Iterator[Estate]:
+    with estate(own_postgres) as found:
         yield found
 
 
@@ -208,9 +207,9 @@ def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) 
         assert conn.execute("DELETE FROM quotas").rowcount == 1
 
 
-def test_who_worked_before_the_wall_goes_on(postgres: Server) -> None:
+def test_who_worked_before_the_wall_goes_on(own_postgres: PostgresServer) -> None:
     """A fleet under a role of its own is not cut off by the upgrade."""
-    with estate(postgres) as place:
+    with estate(own_postgres) as place:
         agents, reader = place.role("agents"), place.role("reader")
         with psycopg.connect(place.owner) as conn:
             conn.execute("DROP SCHEMA public CASCADE")

@@ -17,7 +17,7 @@ from holdfast.store.postgres import wall
 from holdfast.store.postgres.migrate import tend
 from holdfast.store.postgres.partitions import make_partitions
 from tests.integration.tenancy import Estate, Rows, bind, estate
-from tests.servers.postgres import OutsidePostgres, PostgresServer
+from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("postgres")
 Connection = psycopg.Connection[Any]
@@ -26,8 +26,8 @@ EVERY = pytest.mark.parametrize("table", wall.TABLES)
 
 
 @pytest.fixture(scope="module")
-def place(postgres: PostgresServer | OutsidePostgres) -> Iterator[Estate]:
-    with estate(postgres) as found:
+def place(own_postgres: PostgresServer) -> Iterator[Estate]:
+    with estate(own_postgres) as found:
         yield found
 
 

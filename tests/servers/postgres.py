@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import SkipTest
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -27,6 +27,8 @@ STOPS_WITHIN_S = 30.0
 OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_POSTGRES_URL", "")
 _ROLE = "app"
 _numbers = itertools.count(1)
+_RUN = f"{os.getpid()}_{os.urandom(3).hex()}"
+"""A server of somebody else's may hold what an earlier run or another machine's left behind."""
 
 
 def postgres_server() -> PostgresServer | OutsidePostgres:
@@ -46,7 +48,7 @@ class _Databases:
 
     def new_database(self, *, template: str | None = None) -> str:
         """The name of an empty database, or of a copy of `template`."""
-        name = f"hf_{os.getpid()}_{next(_numbers)}"
+        name = f"hf_{_RUN}_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         return name
 
@@ -61,7 +63,10 @@ class OutsidePostgres(_Databases):
         self._url = url
 
     def url(self, database: str) -> str:
-        return urlunsplit(urlsplit(self._url)._replace(path=f"/{database}"))
+        # By hand: urlunsplit leaves the slashes of postgresql:///name?host=/folder out.
+        parts = urlsplit(self._url)
+        query = f"?{parts.query}" if parts.query else ""
+        return f"{parts.scheme}://{parts.netloc}/{database}{query}"
 
     def execute(self, statement: str) -> None:
         with psycopg.connect(self._url, autocommit=True) as conn:

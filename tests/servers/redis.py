@@ -18,6 +18,8 @@ from unittest import SkipTest
 
 from redis import Redis
 
+from holdfast.brokers.redis.entries import LEVELS, key_of
+
 BINARY = os.environ.get("HOLDFAST_TEST_REDIS_SERVER", "redis-server")
 """Another program that is a Redis, to test with: an older one, a newer one, Valkey."""
 STARTS_WITHIN_S = 30.0
@@ -41,10 +43,12 @@ class OutsideRedis:
     def restart(self) -> None:
         raise SkipTest("HOLDFAST_TEST_REDIS_URL is somebody else's server: it is not restarted")
 
-    def forget(self, *keys: str) -> None:
-        if keys:
-            with Redis.from_url(self.url) as client:
-                client.delete(*keys)
+    def forget(self, *queues: str) -> None:
+        """All that a queue had: a stream for each priority, marks of what was published once."""
+        with Redis.from_url(self.url) as client:
+            for queue in queues:
+                marks = client.scan_iter(match=f"{{{queue}}}*", count=10_000)
+                client.delete(*(key_of(queue, level) for level in LEVELS), *marks)
 
     def remove(self) -> None:
         """It goes on running."""
@@ -101,7 +105,7 @@ class RedisServer:
         self.kill()
         self.start()
 
-    def forget(self, *keys: str) -> None:
+    def forget(self, *queues: str) -> None:
         """They go with the folder."""
 
     def pause(self) -> None:
