@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,16 @@ LIMIT_S = 30.0
 MakeApp = Callable[[str], App]
 
 
-@pytest.fixture(params=["redis", "one file"])
+ON_POSTGRES = pytest.mark.xdist_group("postgres")
+
+
+@pytest.fixture(params=["one file", "redis", pytest.param("redis, postgresql", marks=ON_POSTGRES)])
 def make_app(request: pytest.FixtureRequest, home: Path) -> MakeApp:
     """Apps of several processes, as far as they know: each opens its own."""
-    broker = "sqlite"
-    if request.param == "redis":
+    broker = store = "sqlite"
+    if "postgresql" in request.param:
+        store = request.getfixturevalue("postgres_url")
+    if "redis" in request.param:
         request.getfixturevalue("client")
         server: RedisServer = request.getfixturevalue("server")
         broker = f"{server.url}?visibility_timeout_s=30"
@@ -32,7 +36,8 @@ def make_app(request: pytest.FixtureRequest, home: Path) -> MakeApp:
     def make(name: str) -> App:
         tasks = Tasks(max_retries=2, retry_delays_s=(0.01,))
         retry = Retry(max_retries=2, base_delay_s=0.01)
-        return App(Config(home=home, broker=broker, tasks=tasks, retry=retry), name=name)
+        config = Config(home=home, broker=broker, store=store, tasks=tasks, retry=retry)
+        return App(config, name=name)
 
     return make
 
@@ -155,10 +160,12 @@ async def test_what_runs_is_asked_to_stop(make_app: MakeApp):
         assert await tasks.cancel(task.id) is Cancelled.OVER
 
 
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=ON_POSTGRES)])
 async def test_the_result_of_somebody_elses_worker_is_written_down(
-    home: Path, server: RedisServer, client: Any
+    home: Path, server: RedisServer, client: Any, kind: str, request: pytest.FixtureRequest
 ):
-    app = App(Config(home=home, broker=server.url), name="boss")
+    store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    app = App(Config(home=home, broker=server.url, store=store), name="boss")
     async with Orchestrator(app) as tasks, asyncio.timeout(LIMIT_S):
         task = await tasks.submit("search", {"q": 1})
         client.xgroup_create("stream:task", "cg:workers", "0", mkstream=True)
@@ -186,8 +193,8 @@ async def test_the_result_of_somebody_elses_worker_is_written_down(
         while client.xpending("stream:result", "cg:orchestrators")["pending"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert client.xlen("stream:result") == 4, "others read it, too"
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
-        kinds = conn.execute(
-            "SELECT event_type FROM event_log WHERE task_id = ? ORDER BY rowid", (task.id,)
-        ).fetchall()
-    assert [kind for (kind,) in kinds] == ["task.created", "task.succeeded"]
+    async with app.storage.reading() as records:
+        kinds = [event.type for event in await records.events_of("default", task.id)]
+        assert kinds == ["task.created", "task.succeeded"]
+        (row,) = await records.tasks("default", task.id)
+        assert (row.status, row.retry_count, row.result) == ("succeeded", 1, b'{"n": 1}')
