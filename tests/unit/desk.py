@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast import App, Context, FinalError
 from holdfast.admin.causes import Handled
@@ -15,7 +16,9 @@ from holdfast.admin.parked import Parked
 from holdfast.cli.session import encoder, operating
 from holdfast.config import Config, Queue, Retry
 from holdfast.core.records import LedgerEvent
+from holdfast.services import relays_of
 from holdfast.storage import Acting, Looking
+from holdfast.store.postgres.store import PostgresStore
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
@@ -23,6 +26,14 @@ async def until(happened: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(60):
         while not await happened():  # noqa: ASYNC110 - the store is asked, it tells nobody
             await asyncio.sleep(0.005)
+
+
+class Sent(NamedTuple):
+    """A message on its way."""
+
+    queue: str
+    priority: int
+    ordering_key: str | None
 
 
 class Desk:
@@ -60,7 +71,9 @@ class Desk:
 
     async def work(self) -> None:
         """Run a worker until nothing is left to do."""
-        worker = self.app.worker()
+        # What is sent again goes through the outbox, unless the queue is in the store's file.
+        relays = () if self.app.store.fused else relays_of(self.app, spawn_solo=False)
+        worker = self.app.worker(relays=relays)
         await worker.begin()
         try:
             async with asyncio.timeout(60):
@@ -92,15 +105,38 @@ class Desk:
 
         await until(seen)
 
+    async def sent(self, text: str) -> list[Sent]:
+        """What waits, in its queue or to be published, and has this text in its id or body."""
+        store = self.app.store
+        if not isinstance(store, PostgresStore):
+            found = await self.records.waiting_with(text, limit=100)
+            return [Sent(each.queue, each.priority, each.ordering_key) for each in found]
+        statement = (
+            "SELECT queue_name, priority, ordering_key FROM outbox WHERE message_id = $1"
+            " OR position($1::text::bytea IN body) > 0"
+        )
+        return [Sent(*row) for row in await store.read(statement, text)]
+
+    async def spoil_letters(self) -> None:
+        """One more byte in every body, as no statement of ours would write it."""
+        store = self.app.store
+        if isinstance(store, PostgresStore):
+            await store.read("UPDATE dead_letters SET body = body || '\\x20'::bytea")
+            return
+        with closing(sqlite3.connect(self.app.config.store_file, isolation_level=None)) as conn:
+            conn.execute("UPDATE dead_letters SET body = body || X'20'")
+
     async def status(self, message_id: str) -> str:
         (task,) = await self.records.tasks(None, message_id)
         return task.status
 
 
 @asynccontextmanager
-async def open_desk(home: Path, *, two_files: bool = False, **queues: Queue) -> AsyncIterator[Desk]:
-    """Everything opened, and closed again."""
-    places: dict[str, Any] = {}
+async def open_desk(
+    home: Path, *, two_files: bool = False, store: str | None = None, **queues: Queue
+) -> AsyncIterator[Desk]:
+    """Everything opened, and closed again. `store`: the URL of another one than the file."""
+    places: dict[str, Any] = {} if store is None else {"store": store}
     if two_files:
         places = {"broker": f"sqlite:///{home}/queue.db", "store": f"sqlite:///{home}/store.db"}
     config = Config(

@@ -9,12 +9,13 @@ import pytest
 from holdfast import Context
 from holdfast.core.errors import Ambiguous, Conflict, NotFound
 from holdfast.core.records import EffectWord, Identity, Resumption
+from tests.servers.stores import STORES, store_url
 from tests.unit.desk import Desk, open_desk, until
 
 
-@pytest.fixture
-async def desk(home: Path) -> AsyncIterator[Desk]:
-    async with open_desk(home) as desk:
+@pytest.fixture(params=STORES)
+async def desk(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Desk]:
+    async with open_desk(home, store=store_url(request)) as desk:
         yield desk
 
 
