@@ -102,7 +102,7 @@ def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def _migrated(postgres: PostgresServer | OutsidePostgres) -> Iterator[str]:
+def postgres_template(postgres: PostgresServer | OutsidePostgres) -> Iterator[str]:
     """A database with our tables and no rows, to be copied."""
     from holdfast.store.postgres.migrate import ensure_schema
 
@@ -113,8 +113,10 @@ def _migrated(postgres: PostgresServer | OutsidePostgres) -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_url(postgres: PostgresServer | OutsidePostgres, _migrated: str) -> Iterator[str]:
+def postgres_url(
+    postgres: PostgresServer | OutsidePostgres, postgres_template: str
+) -> Iterator[str]:
     """An empty database of this test alone, with our tables."""
-    name = postgres.new_database(template=_migrated)
+    name = postgres.new_database(template=postgres_template)
     yield postgres.url(name)
     postgres.drop(name)

@@ -354,10 +354,6 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("store: postgresql://", "postgresql:// names no database; write postgresql://user@host"),
         ("store: postgrsql://u:hunter2@h/db", "did you mean postgresql?"),
         ("broker: postgresql://u:hunter2@h/db", "'postgresql://***@h/db' is no broker known here"),
-        (
-            "store: postgresql://u@h/db\nretention: {events_days: 90}",
-            "retention.events_days: this version prunes the ledger of a SQLite store only",
-        ),
         ("store: memory://", "store: the store cannot live in memory"),
         ("broker: sqllite", "'sqllite' is no broker known here; did you mean sqlite?"),
         ("broker: sqlite://a.db", "a file takes three slashes (sqlite:///relative.db)"),

@@ -28,7 +28,6 @@ def check(config: Config, reader: Reader, fallback: Where) -> Config:
     rules.queues()
     rules.waits()
     rules.triggers()
-    rules.store()
     if config.ledger_key_file == config.ledger_anchor_file:
         rules.say("ledger.anchor_file", "is the same file as ledger.key_file; name another one")
     return msgspec.structs.replace(
@@ -53,14 +52,6 @@ class _Rules:
         except ValueError as error:
             self.say(setting, str(error))
             return url
-
-    def store(self) -> None:
-        if self.config.store_kind != "sqlite" and self.config.retention.events_days is not None:
-            self.say(
-                "retention.events_days",
-                "this version prunes the ledger of a SQLite store only; leave it out (null), "
-                "events on PostgreSQL stay, a partition for each month",
-            )
 
     def queues(self) -> None:
         for name, queue in self.config.queues.items():

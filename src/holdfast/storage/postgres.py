@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check, Finding, refused
 from holdfast.core.clock import Clock
-from holdfast.core.errors import ConfigError, HoldfastError, NotFound
+from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.store import Store
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.keep import Keep
@@ -108,9 +108,9 @@ class PostgresStorage:
         return Anchors(_ours(store), key=key, anchor_file=file)
 
     def pruner(self, store: Store, *, key: bytes, keep_days: float) -> Stepper:
-        raise ConfigError(
-            ["retention.events_days: on PostgreSQL the ledger is kept whole; unset it"]
-        )
+        from holdfast.store.postgres.prune import Pruner
+
+        return Pruner(_ours(store), key=key, keep_days=keep_days)
 
     def retention(self, store: Store, keep: Keep) -> Stepper:
         from holdfast.store.postgres.retention import Retention

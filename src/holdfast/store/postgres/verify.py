@@ -2,7 +2,8 @@
 
 Commits of several workers have no one order here, so the table is read chain by chain. Every event
 must follow the one before it; where an anchor signed a chain, the hash must be the signed one; and
-what is older than the last anchor by more than a transaction can last must be signed.
+what is older than the last anchor by more than a transaction can last must be signed. A chain that
+the newest checkpoint lists begins behind the event that is named there.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ import msgspec
 import psycopg
 
 from holdfast.core.clock import to_us
-from holdfast.core.errors import StoreUnavailable
+from holdfast.core.errors import StoreCorrupt, StoreUnavailable
 from holdfast.store.anchor_file import AnchorFile
 from holdfast.store.chain import GENESIS
 from holdfast.store.ledger_report import FileSide, Finding, LedgerReport, Progress, matches
-from holdfast.store.seals import ANCHOR_TASK, TENANT, Anchor, Chain, key_id, read_anchor
+from holdfast.store.seals import (
+    ANCHOR_TASK,
+    PRUNED_TASK,
+    TENANT,
+    Anchor,
+    Chain,
+    key_id,
+    read_anchor,
+    read_checkpoint,
+    readable,
+)
 
 from .address import Address
 from .failures import translate
-from .seals import LATE_S
+from .seals import LATE_US
 
 _PAGE = 2000
 _ROWS = (
@@ -34,6 +45,12 @@ _ANCHORS = (
     "SELECT worker_id, seq, data::text FROM event_log WHERE tenant_id = %s AND task_id = %s"
     " ORDER BY created_at, seq"
 )
+_CHECKPOINT = (
+    "SELECT data::text FROM event_log WHERE tenant_id = %s AND task_id = %s"
+    " ORDER BY created_at DESC, seq DESC LIMIT 1"
+)
+# Before the first look: a month must not be dropped between what is seen and what is read.
+_HOLD = "LOCK TABLE event_log IN ACCESS SHARE MODE"
 
 
 def verify_ledger(
@@ -48,6 +65,7 @@ def verify_ledger(
         with psycopg.connect(address) as conn:
             conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             conn.read_only = True
+            conn.execute(_HOLD)
             return _Verifier(conn, key, AnchorFile(anchor_file)).run(progress)
     except psycopg.Error as error:
         raise translate(error, address) or StoreUnavailable(str(error)) from error
@@ -62,24 +80,30 @@ class _Verifier:
         self._signed: dict[Chain, dict[int, tuple[str, int]]] = {}
         """What anchors signed: by chain and number, the hash and the anchor."""
         self._signed_to: dict[Chain, int] = {}
+        self._pruned: dict[Chain, tuple[int, bytes]] = {}
+        """Where chains begin: the last event that a checkpoint lets go."""
+        self._left_over = 0
         self._last: Anchor | None = None
 
     def run(self, progress: Progress | None) -> LedgerReport:
         report = self._report
+        self._read_checkpoint()
         self._read_anchors()
         ((total,),) = self._conn.execute("SELECT count(*) FROM event_log").fetchall()
         chain: Chain | None = None
         known, previous = 0, GENESIS
         for row in self._rows():
             if chain != row[:2]:
-                chain, known, previous = (row[0], row[1]), 0, GENESIS
-                report.chains += 1
+                chain = (row[0], row[1])
+                known, previous = self._pruned.get(chain, (0, GENESIS))
+                report.chains += chain not in self._pruned
             known, previous = self._row(chain, row, known, previous)
             report.events += 1
             if progress is not None and report.events % _PAGE == 0:
                 progress(report.events, total)
         if progress is not None:
             progress(report.events, total)
+        report.chains += len(self._pruned)
         self._gone()
         self._file.finish(self._last)
         self._notes()
@@ -95,6 +119,9 @@ class _Verifier:
     ) -> tuple[int, bytes]:
         tenant_id, worker_id, seq, digest, sub, task_id, kind, data, created_at = row
         at_us = to_us(created_at)
+        if seq <= self._pruned.get(chain, (0,))[0]:
+            self._left_over += 1
+            return known, previous
         if seq <= known:
             self._find("repeated", chain, seq, f"stands beside event {known}: added or doubled")
             return known, previous
@@ -117,7 +144,7 @@ class _Verifier:
         if seq > self._signed_to.get(chain, 0):
             self._report.not_yet_anchored += 1
             last = self._last
-            if last is not None and at_us < last.at - int(LATE_S * 1e6) and chain[0] != TENANT:
+            if last is not None and at_us < last.at - LATE_US and chain[0] != TENANT:
                 self._find("unsigned", chain, seq, f"anchor {last.n} does not know of it")
 
     def _gone(self) -> None:
@@ -125,11 +152,35 @@ class _Verifier:
             for seq, (_, number) in sorted(signed.items()):
                 self._find("missing", chain, seq, f"anchor {number} signed it, and it is not there")
 
+    # -- what was pruned --------------------------------------------------------------------------
+
+    def _read_checkpoint(self) -> None:
+        """Begin where the newest signed checkpoint says."""
+        try:
+            for (data,) in self._conn.execute(_CHECKPOINT, (TENANT, PRUNED_TASK)):
+                checkpoint = readable(read_checkpoint, data, PRUNED_TASK)
+                break
+            else:
+                return
+        except StoreCorrupt as error:
+            self._report.add(Finding(kind="checkpoint", text=str(error)))
+            return
+        if not checkpoint.is_sealed_by(self._key):
+            text = f"the checkpoint of {checkpoint.at} is not signed with this key"
+            self._report.add(Finding(kind="checkpoint", text=text))
+            return
+        for tenant_id, worker_id, seq, digest in checkpoint.chains:
+            self._pruned[tenant_id, worker_id] = (seq, bytes.fromhex(digest))
+            self._signed_to[tenant_id, worker_id] = seq
+        self._report.pruned_before = checkpoint.anchor
+        self._file.start_at(checkpoint.anchor)
+
     # -- anchors ----------------------------------------------------------------------------------
 
     def _read_anchors(self) -> None:
         for worker_id, seq, data in self._conn.execute(_ANCHORS, (TENANT, ANCHOR_TASK)):
-            self._anchor((TENANT, worker_id), seq, data)
+            if seq > self._pruned.get((TENANT, worker_id), (0,))[0]:
+                self._anchor((TENANT, worker_id), seq, data)
 
     def _anchor(self, chain: Chain, seq: int, data: str) -> None:
         report = self._report
@@ -146,20 +197,42 @@ class _Verifier:
         before = self._last
         if before is not None and (anchor.n != before.n + 1 or anchor.previous != before.mac):
             self._find("anchor", chain, seq, f"anchor {anchor.n} does not follow anchor {before.n}")
-        elif before is None and anchor.previous:
+        elif before is None and report.pruned_before not in (None, anchor.n):
+            self._find(
+                "checkpoint",
+                chain,
+                seq,
+                f"anchor {report.pruned_before}, up to which events were pruned, is not before it",
+            )
+        elif before is None and report.pruned_before is None and anchor.previous:
             self._find("anchor", chain, seq, f"the anchors before anchor {anchor.n} are missing")
         for tenant_id, worker_id, signed, digest in anchor.chains:
-            chain_of = (tenant_id, worker_id)
-            self._signed.setdefault(chain_of, {})[signed] = (digest, anchor.n)
-            self._signed_to[chain_of] = max(signed, self._signed_to.get(chain_of, 0))
+            self._sign((tenant_id, worker_id), signed, digest, anchor)
         self._file.meet(anchor)
         self._last = anchor
         report.anchors += 1
         report.last_anchor, report.last_anchor_at_us = anchor.n, anchor.at
 
+    def _sign(self, chain: Chain, seq: int, digest: str, anchor: Anchor) -> None:
+        begin, begins_with = self._pruned.get(chain, (0, GENESIS))
+        if seq > begin:
+            self._signed.setdefault(chain, {})[seq] = (digest, anchor.n)
+            self._signed_to[chain] = max(seq, self._signed_to.get(chain, 0))
+        elif seq == begin and digest != begins_with.hex():
+            text = f"anchor {anchor.n} signed another event than the checkpoint names"
+            self._find("checkpoint", chain, seq, text)
+
     def _notes(self) -> None:
         report = self._report
-        if self._last is None:
+        if self._left_over:
+            report.notes.append(
+                f"{self._left_over} events before the checkpoint are still there; they are to be "
+                "deleted (or are the ends of living chains) and were not checked"
+            )
+        if self._last is None and report.pruned_before is not None:
+            text = f"anchor {report.pruned_before}, up to which events were pruned, is not there"
+            report.add(Finding(kind="checkpoint", text=text))
+        elif self._last is None:
             report.notes.append("there is no anchor yet: nothing is signed")
         if report.not_yet_anchored:
             report.notes.append(
