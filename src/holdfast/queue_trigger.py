@@ -20,12 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
+import msgspec
+
 from holdfast.config import Config, Worker
+from holdfast.config.endpoints import read_url
 from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.endings import Ending, Identity
 from holdfast.core.errors import ConfigError, InvalidMessage
 from holdfast.core.events import Entry, Listener
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.secret import mask_line
+from holdfast.core.store import Store
 from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.decoder import decoder
 from holdfast.engine.executor import Executor
@@ -34,11 +39,8 @@ from holdfast.engine.relays import Relay
 from holdfast.engine.worker import EngineWorker, WorkerSettings
 from holdfast.observe.metrics import Metrics
 from holdfast.services import store_relays
-from holdfast.storage.sqlite import SqliteStorage
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.endings import final_events
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.triggers.announcer import Announcer, Ending, Identity
+from holdfast.storage import endings_of, storage_of
+from holdfast.triggers.announcer import Announcer
 from holdfast.triggers.broker import AdapterBroker
 from holdfast.triggers.config import QueueTriggerConfig, validate_config
 from holdfast.triggers.mapping import subscription_of
@@ -69,8 +71,9 @@ class State(StrEnum):
 class QueueTrigger:
     """Consumes a queue and runs an agent for each message, once in effect.
 
-    `store` is where its truth lives: a path, a `SqliteStore` or a `Config`. Without one it is a
-    temporary file that goes with this object; the queue keeps what has not ended by then.
+    `store` is where its truth lives: a path, `postgresql://…`, a `Config`, or a store that is open
+    already. Without one it is a temporary file that goes with this object; the queue keeps what has
+    not ended by then.
     `governance`, `ledger` and `idempotency_store` may be None; `worker` has the engine's own
     limits (lease, crash budget), `metrics` counts.
     """
@@ -84,7 +87,7 @@ class QueueTrigger:
         ledger: Ledger | None,
         idempotency_store: IdempotencyStore | None,
         *,
-        store: SqliteStore | Config | Path | str | None = None,
+        store: Store | Config | Path | str | None = None,
         shutdown_timeout_s: float = 30.0,
         worker: Worker | None = None,
         metrics: Metrics | None = None,
@@ -112,7 +115,7 @@ class QueueTrigger:
         self.metrics.watch(lambda: found() if (found := serving()) else {})
         self._listener: Listener = lambda entries: found(entries) if (found := heard()) else None
         self._state = State.STOPPED
-        self._store: SqliteStore | None = None
+        self._store: Store | None = None
         self._engine: _Engine | None = None
         self._listens = False
 
@@ -214,7 +217,7 @@ class QueueTrigger:
         }
 
     @property
-    def store(self) -> SqliteStore:
+    def store(self) -> Store:
         """The store behind the trigger, while it is started."""
         if self._store is None:
             raise RuntimeError("the trigger is not started")
@@ -232,10 +235,11 @@ class QueueTrigger:
             raise ConnectionError(f"Cannot connect to {self.config.queue_name}: {cause}") from None
 
     async def _begin(self) -> _Engine:
-        store = self._store = await self._open_store()
         config, subscription, runner = self.config, self._subscription, self._runner()
         handlers = self._handlers(runner)
         broker = AdapterBroker(self.adapter, config)
+        store, relays = await self._open_store(broker)
+        self._store = store
         announcer = Announcer(
             broker,
             self.adapter,
@@ -262,7 +266,7 @@ class QueueTrigger:
                 stall_limit_s=self._settings.stall_limit_s,
                 max_message_bytes=self._max_bytes,
             ),
-            relays=self._relays(store),
+            relays=relays,
             meter=self.metrics,
         )
         await worker.begin()
@@ -330,51 +334,36 @@ class QueueTrigger:
     async def _endings(
         self, subscription: str, identities: Sequence[Identity]
     ) -> Mapping[Identity, Ending]:
-        found = await self.store.file.read(
-            lambda conn: final_events(conn, subscription, identities)
-        )
-        return {
-            identity: Ending(status=event.status, data=event.data, history=event.history)
-            for identity, event in found.items()
-        }
-
-    def _relays(self, store: SqliteStore) -> list[Relay]:
-        given = self._given_store
-        if isinstance(given, SqliteStore):  # its owner knows its key, and how long to keep what
-            return []
-        config = given if isinstance(given, Config) else Config(home=store.file.path.parent)
-        return store_relays(SqliteStorage(config), store, config)
+        return await endings_of(self.store)(subscription, identities)
 
     # -- store and adapter ------------------------------------------------------------------------
 
-    async def _open_store(self) -> SqliteStore:
+    async def _open_store(self, broker: AdapterBroker) -> tuple[Store, list[Relay]]:
+        """The store, and what is to be done for it beside the work."""
         given = self._given_store
-        if isinstance(given, SqliteStore):
-            await given.open()
-            if not self._listens:
-                self._listens = True
-                given.on_events(self._listener)
-            return given
         if given is None:
             # Kept for the life of this object: a trigger that is started again remembers.
             folder = tempfile.mkdtemp(prefix="hf-trigger-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             given = self._given_store = Path(folder) / "trigger.db"
-        if isinstance(given, Config) and given.store_kind != "sqlite":
-            raise ConfigError(
-                [
-                    f"a QueueTrigger keeps its truth in SQLite, and this configuration has `store` "
-                    f"on {given.store_kind}: give it a path, or run the queue with an App "
-                    "(`triggers:` in the same file)"
-                ]
-            )
-        path = given.store_file if isinstance(given, Config) else Path(given)
-        await asyncio.to_thread(ensure_schema, path)
+        if not isinstance(given, Config | Path | str):
+            await given.open()
+            if not self._listens:
+                self._listens = True
+                given.on_events(self._listener)
+            return given, []  # its owner knows its key, and how long to keep what
+        config = _store_config(given, self._settings)
+        storage = storage_of(config)
+        await asyncio.to_thread(storage.ensure)
         suspect_at = max(1, self._settings.crash_budget - 1)
-        store = SqliteStore(path, clock=self._clock, suspect_at=suspect_at)
+        store = storage.make_store(broker, clock=self._clock, suspect_at=suspect_at, notices=None)
         await store.open()
-        store.on_events(self._listener)
-        return store
+        try:
+            store.on_events(self._listener)
+            return store, store_relays(storage, store, config)
+        except BaseException:
+            await store.close()
+            raise
 
     async def _close_store(self) -> None:
         store, self._store = self._store, None
@@ -404,6 +393,23 @@ class _Movable(Protocol):
     """A clock that tells when it was moved."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+def _store_config(given: Config | Path | str, worker: Worker) -> Config:
+    """The settings of the store. Its queue is the adapter's: a broker in them is not ours to open.
+
+    A path has the ledger's key beside it, a URL in `HOLDFAST_HOME`.
+    """
+    if isinstance(given, str) and "://" in given:
+        home = Path(os.environ.get("HOLDFAST_HOME") or ".holdfast")
+        try:
+            given = Config(home=home, store=read_url("store", given, Path.cwd()))
+        except ValueError as error:
+            raise ConfigError([f"store: {error}"]) from None
+    elif not isinstance(given, Config):
+        given = Config(home=Path(given).parent, store=f"sqlite:///{given}")
+    store = f"sqlite:///{given.store_file}" if given.store_kind == "sqlite" else given.store
+    return msgspec.structs.replace(given, broker="memory://", store=store, worker=worker)
 
 
 def _no_send(*args: Any, **options: Any) -> NoReturn:

@@ -5,22 +5,25 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import psycopg
 import pytest
 from redis import Redis
 
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.broker import Outgoing
+from holdfast.store.ledger_key import ledger_key
 from holdfast.store.migrate import ensure_schema
+from holdfast.store.postgres.verify import verify_ledger
 from tests.servers.redis import RedisServer
 
 VICTIM = Path(__file__).with_name("trigger_victim.py")
 PATIENCE_S = 60.0
 
 
-async def start(folder: Path, mode: str) -> asyncio.subprocess.Process:
+async def start(folder: Path, mode: str, *store: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(VICTIM), str(folder), mode, stdin=pipe, stdout=pipe
+        sys.executable, str(VICTIM), str(folder), mode, *store, stdin=pipe, stdout=pipe
     )
 
 
@@ -70,6 +73,38 @@ async def test_what_a_killed_trigger_ran_is_run_by_the_next_one(home: Path) -> N
     statuses, crashes = await asyncio.to_thread(outcome, home / "store.db")
     assert statuses == {"succeeded": 10}
     assert crashes == 4
+
+
+@pytest.mark.xdist_group("postgres")
+async def test_what_a_killed_trigger_ran_on_postgresql_is_run_by_the_next_one(
+    home: Path, postgres_url: str
+) -> None:
+    broker = await filled_queue(home)
+    first = await start(home, "block", postgres_url)
+    began = await lines(first, 4)
+    first.kill()
+    await first.wait()
+    assert {line[0] for line in began} == {"began"}
+
+    second = await start(home, "finish", postgres_url)
+    told = Counter(line[0] for line in await lines(second, 30))
+    assert told == {"began": 10, "finished": 10, "recorded": 10}
+    await end(second)
+    assert second.returncode == 0
+    assert [queue for queue in await broker.stats() if queue.ready or queue.in_flight] == []
+    await broker.close()
+    with psycopg.connect(postgres_url) as conn:
+        ended = conn.execute(
+            "SELECT status, sum(crashes), count(*) FROM queue_executions GROUP BY 1"
+        )
+        assert ended.fetchall() == [("succeeded", 4, 10)]
+        finals = conn.execute(
+            "SELECT count(*), count(DISTINCT task_id) FROM event_log"
+            " WHERE event_type = 'task.succeeded'"
+        )
+        assert finals.fetchall() == [(10, 10)]
+    report = verify_ledger(postgres_url, ledger_key(home / "ledger.key"), home / "ledger.anchors")
+    assert report.ok, [str(each) for each in report.findings]
 
 
 @pytest.mark.xdist_group("faults-redis")

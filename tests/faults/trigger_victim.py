@@ -1,6 +1,7 @@
-"""A process with a queue trigger, to be killed: `python trigger_victim.py FOLDER MODE`.
+"""A process with a queue trigger, to be killed: `python trigger_victim.py FOLDER MODE [STORE]`.
 
 MODE is block, finish, or record: die as soon as the dedup memory at REDIS_URL has a result.
+STORE is a URL; without it the truth is in a file in FOLDER.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 
 from holdfast import QueueTrigger, QueueTriggerConfig, RedisIdempotencyStore
 from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.config import Worker
 from holdfast.triggers.broker_adapter import BrokerQueueAdapter
 
 
@@ -45,14 +47,15 @@ class DiesRecording(RedisIdempotencyStore):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(folder: Path, mode: str) -> None:
+async def main(folder: Path, mode: str, store: str | None = None) -> None:
     adapter = BrokerQueueAdapter(SqliteBroker(folder / "queue.db"), "orders")
     config = QueueTriggerConfig("orders", "agents", concurrency=4)
     keys = None
     if "REDIS_URL" in os.environ:
         keys = DiesRecording() if mode == "record" else RedisIdempotencyStore()
     parts = (adapter, Runtime(mode == "block"), None, Ledger(), keys)
-    trigger = QueueTrigger(config, *parts, store=folder / "store.db")
+    worker = Worker(lease_s=1.0)  # a server knows of a death only when the lease is over
+    trigger = QueueTrigger(config, *parts, store=store or folder / "store.db", worker=worker)
     await trigger.start()
     await asyncio.to_thread(sys.stdin.read)  # until the parent closes it
     await trigger.stop()
@@ -61,4 +64,4 @@ async def main(folder: Path, mode: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))

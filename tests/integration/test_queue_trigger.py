@@ -62,6 +62,11 @@ class Kit:
         await self.adapter.wait_settled(count, timeout=PATIENCE_S)
 
 
+def file_store(trigger: QueueTrigger) -> SqliteStore:
+    assert isinstance(trigger.store, SqliteStore)
+    return trigger.store
+
+
 async def test_a_second_start_is_refused_and_a_second_stop_is_nothing() -> None:
     trigger = Kit().trigger()
     await trigger.start()
@@ -200,7 +205,7 @@ async def test_the_store_may_be_given_in_any_form(home: Path, form: str) -> None
 async def test_a_temporary_store_goes_with_its_trigger() -> None:
     trigger = Kit().trigger()
     await trigger.start()
-    folder = trigger.store.path.parent
+    folder = file_store(trigger).path.parent
     await trigger.stop()
     assert folder.exists()
     del trigger
@@ -455,7 +460,7 @@ async def test_waits_grow_without_a_limit_that_anybody_would_notice() -> None:
     trigger = kit.trigger()
     await trigger.start()
     await retries(trigger).wait(timeout=PATIENCE_S)
-    due = trigger.store.file.read_sync(
+    due = file_store(trigger).file.read_sync(
         lambda conn: conn.execute("SELECT due_at - started_at FROM queue_executions").fetchone()[0]
     )
     await trigger.stop()
@@ -479,7 +484,7 @@ async def test_a_paused_trigger_does_not_take_up_retries(caplog: pytest.LogCaptu
     clock.advance(10.0)
     for _ in range(5):  # room for the retry to begin, which it must not use
         await trigger.store.next_due_s(trigger._subscription)
-        await trigger.store.file.write(lambda conn: None)
+        await file_store(trigger).file.write(lambda conn: None)
     assert kit.runtime.events.count == 1
     await trigger.resume()
     await kit.settled(1)

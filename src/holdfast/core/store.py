@@ -367,3 +367,7 @@ class Store(Claims, Effects, RunWrites, Protocol):
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Nothing waits, runs or is due later (parked messages aside)."""
         ...
+
+    def look_again(self) -> None:
+        """Whoever waits for due work looks now: the clock was moved."""
+        ...

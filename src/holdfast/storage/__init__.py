@@ -16,6 +16,7 @@ from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check
 from holdfast.core.clock import Clock
 from holdfast.core.delivery import Deliveries
+from holdfast.core.endings import Endings
 from holdfast.core.meter import MetricRows
 from holdfast.core.quota import QuotaRecords
 from holdfast.core.records import Operations, Records
@@ -85,7 +86,7 @@ class Storage(Protocol):
         *,
         clock: Clock,
         suspect_at: int,
-        notices: Callable[[str], Notices | None],
+        notices: Callable[[str], Notices | None] | None,
     ) -> Store:
         """Not open yet."""
         ...
@@ -147,3 +148,19 @@ def storage_of(config: Config) -> Storage:
     from holdfast.storage.sqlite import SqliteStorage
 
     return SqliteStorage(config)
+
+
+def endings_of(store: Store) -> Endings:
+    """How its messages ended. The store is open."""
+    from holdfast.store.sqlite.store import SqliteStore
+
+    if isinstance(store, SqliteStore):
+        from holdfast.store.sqlite.endings import SqliteEndings
+
+        return SqliteEndings(store)
+    from holdfast.store.postgres.endings import PostgresEndings
+    from holdfast.store.postgres.store import PostgresStore
+
+    if isinstance(store, PostgresStore):
+        return PostgresEndings(store)
+    raise TypeError(f"a store of holdfast is needed, not {type(store).__name__}")

@@ -82,7 +82,7 @@ class PostgresStorage:
         *,
         clock: Clock,
         suspect_at: int,
-        notices: Callable[[str], Notices | None],
+        notices: Callable[[str], Notices | None] | None,
     ) -> Store:
         lease_s = self._config.worker.lease_s
         return PostgresStore(self._url, lease_s=lease_s, suspect_at=suspect_at, notices=notices)

@@ -83,7 +83,7 @@ class SqliteStorage:
         *,
         clock: Clock,
         suspect_at: int,
-        notices: Callable[[str], Notices | None],
+        notices: Callable[[str], Notices | None] | None,
     ) -> Store:
         one_file = self._config.broker_file == self._path
         queue: object = broker

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from holdfast.core.broker import Subscription
+from holdfast.core.endings import Ending, Endings, Identity
 from holdfast.core.errors import ParseError, StoreError
 from holdfast.core.outcome import RECORD_WORDS, Status
 from holdfast.core.secret import mask_line
@@ -27,24 +26,6 @@ log = logging.getLogger("holdfast.trigger")
 
 LOOK_EVERY_S = 0.5
 """How often to look for ends that nobody here brought about: another process ran the message."""
-
-
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a message ended, from the store's final event."""
-
-    status: Status
-    data: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]] = ()
-    """Failed attempts: attempt, at, error."""
-
-    @property
-    def reason(self) -> str:
-        return str(self.data.get("error") or self.data.get("reason") or self.status)
-
-
-Identity = tuple[str, str]
-Endings = Callable[[str, Sequence[Identity]], Awaitable[Mapping[Identity, Ending]]]
-"""Asks the store: the subscription and (tenant, task id) pairs; those that are final come back."""
 
 
 class Announcer:

@@ -1,0 +1,21 @@
+"""The final event of a message, as both stores keep it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.endings import Ending
+from holdfast.core.events import EVENT_OF_STATUS
+
+_STATUS_OF_EVENT = {event: status for status, event in EVENT_OF_STATUS.items()}
+FINAL_EVENTS = tuple(_STATUS_OF_EVENT)
+_decode = msgspec.json.Decoder().decode
+
+
+def ending(event_type: str, data: str, history: str | None) -> Ending:
+    """`history`: the failed attempts that its dead letter tells of, if there is one."""
+    return Ending(
+        status=_STATUS_OF_EVENT[event_type],
+        data=_decode(data),
+        history=_decode(history) if history else (),
+    )
