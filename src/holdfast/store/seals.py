@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.errors import StoreCorrupt
 from holdfast.core.events import Entry
+
+log = logging.getLogger("holdfast.ledger")
 
 TENANT = "_ledger"
 ANCHOR_TASK = "anchor"
@@ -66,6 +69,30 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def entry(self) -> Entry:
         return TENANT, "", PRUNED_TASK, events.PRUNED, msgspec.to_builtins(self)
+
+
+def next_anchor(
+    key: bytes, previous: Anchor | None, *, filed: int, at_us: int, chains: tuple[Head, ...]
+) -> Anchor:
+    """The anchor behind `previous`, signed. `filed`: the last number in the anchor file.
+
+    A number that the file knows is not given again, whatever became of the table.
+    """
+    number = 0 if previous is None else previous.n
+    if filed > number:
+        log.error(
+            "the anchor file knows %d anchors, the ledger only %d: the ledger was cut or"
+            " restored from a copy; see 'holdfast ledger verify'",
+            filed,
+            number,
+        )
+    return Anchor(
+        n=max(number, filed) + 1,
+        at=at_us,
+        chains=chains,
+        previous="" if previous is None else previous.mac,
+        key_id=key_id(key),
+    ).sealed(key)
 
 
 Seal = TypeVar("Seal", Anchor, Checkpoint)

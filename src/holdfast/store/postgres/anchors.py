@@ -8,19 +8,16 @@ the same place is not listed again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 from holdfast.core.store import Worker
 from holdfast.store.anchor_file import AnchorFile
-from holdfast.store.seals import TENANT, Anchor, Chain, heads_of, key_id
+from holdfast.store.seals import TENANT, Anchor, Chain, heads_of, next_anchor
 
 from . import seals
 from .change import Change
 from .database import Tx
 from .store import PostgresStore
-
-log = logging.getLogger("holdfast.ledger")
 
 _LOCK = "SELECT pg_advisory_xact_lock(7310579635104523)"
 """Two that anchor at once take turns: when the role changes hands, they may overlap."""
@@ -58,21 +55,8 @@ class Anchors:
         }
         if all(tenant == TENANT for tenant, _ in new):
             return None  # the last anchor's own row is no reason for another one
-        number = 0 if previous is None else previous.n
-        if filed > number:
-            log.error(
-                "the anchor file knows %d anchors, the ledger only %d: the ledger was cut or"
-                " restored from a copy; see 'holdfast ledger verify'",
-                filed,
-                number,
-            )
-        anchor = Anchor(
-            n=max(number, filed) + 1,
-            at=await tx.moment(),
-            chains=heads_of(new),
-            previous="" if previous is None else previous.mac,
-            key_id=key_id(self._key),
-        ).sealed(self._key)
+        now = await tx.moment()
+        anchor = next_anchor(self._key, previous, filed=filed, at_us=now, chains=heads_of(new))
         change.entries.append(anchor.entry())
         return anchor
 

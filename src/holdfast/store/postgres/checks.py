@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 
 from holdfast.core.checks import Check, ok, refused, warning
 from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.store.bodies import check_bodies
 from holdfast.store.migrate import HEAD, known_revisions
 
 from .address import Address
@@ -34,7 +35,7 @@ def examine(url: str, *, deep: bool) -> list[Check]:
             if current_revision(url) == HEAD:
                 found += [_rights(conn), _wall(conn), _partitions(conn)]
                 if deep:
-                    found.append(_bodies(conn))
+                    found.append(check_bodies(_bodies(conn)))
             return found
     except psycopg.Error as error:
         raise translate(error, address) or StoreUnavailable(str(error)) from error
@@ -178,27 +179,14 @@ def _partitions(conn: psycopg.Connection[Any]) -> Check:
     return ok("partitions", "the months ahead have theirs")
 
 
-def _bodies(conn: psycopg.Connection[Any]) -> Check:
-    """Every stored body against its checksum. Reads the whole tables."""
-    count = 0
-    bad: list[str] = []
+def _bodies(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str, bytes, int | None]]:
+    """Reads the whole tables."""
     for table in _BODIES:
         with conn.transaction(), conn.cursor(name="bodies") as cursor:
-            rows = cursor.execute(
+            for message_id, body, crc in cursor.execute(
                 f"SELECT message_id, body, body_crc FROM {table} WHERE body IS NOT NULL"
-            )
-            for message_id, body, crc in rows:
-                count += 1
-                if crc is not None and zlib.crc32(body) != crc:
-                    bad.append(f"{message_id} ({table})")
-    if not bad:
-        return ok("bodies", f"{count} stored bodies, all as they were written")
-    named = ", ".join(bad[:_MOST_NAMED]) + (" …" if len(bad) > _MOST_NAMED else "")
-    return refused(
-        "bodies",
-        f"{len(bad)} of {count} stored bodies are not the ones that were written: {named}",
-        "they will not be run, and become dead letters; edit them with 'holdfast dlq edit'",
-    )
+            ):
+                yield table, message_id, body, crc
 
 
 def _setting(conn: psycopg.Connection[Any], name: str) -> str:

@@ -6,24 +6,26 @@ thing at once cannot both win, and the loser is told what it is now.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.core import events
 from holdfast.core.approvals import Approval
-from holdfast.core.clock import from_us, to_us
-from holdfast.core.errors import Conflict, HoldfastError, NotFound, StoreUnavailable
+from holdfast.core.clock import to_us
+from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
-from holdfast.core.store import Worker
 from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
+from holdfast.store.operator import (
+    Operator,
+    effects_are_unknown,
+    letter_is_settled,
+    no_such_effect,
+    waits_for_an_answer,
+)
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.seen import uuid_text
 
@@ -36,7 +38,6 @@ from .tasks import PK
 from .wake import OUTGOING, WORK
 
 T = TypeVar("T")
-log = logging.getLogger("holdfast.store")
 
 _SETTLE = (
     "UPDATE dead_letters SET state = $2, settled_at = clock_timestamp(), replay_id = $3"
@@ -60,45 +61,13 @@ _UNPAUSE = (
 )
 
 
-class PostgresOperations:
+class PostgresOperations(Operator):
     """`Operations` and `Answers` under a worker number of their own, which chains their events in
     the ledger. What is sent goes through the outbox. Use it as an async context manager."""
 
     def __init__(self, store: PostgresStore, *, by: str, beat_every_s: float = 1.0) -> None:
+        super().__init__(store, by=by, beat_every_s=beat_every_s)
         self._store = store
-        self._by = by
-        self._beat_every_s = beat_every_s
-        self._worker: Worker | None = None
-        self._beating: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> PostgresOperations:
-        self._worker = await self._store.register(self._by)
-        self._beating = asyncio.create_task(self._beat(self._worker), name="holdfast operator")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        beating, self._beating = self._beating, None
-        worker, self._worker = self._worker, None
-        if beating is not None:
-            beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beating
-        if worker is not None:
-            await self._store.leave(worker)
-
-    async def _beat(self, worker: Worker) -> None:
-        """A paced replay may take hours: stay alive, or the fleet declares this number dead."""
-        while True:
-            try:
-                await asyncio.to_thread(self._store.beat, worker)
-            except StoreUnavailable as error:
-                log.warning("no sign of life could be given: %s", error)
-            await asyncio.sleep(self._beat_every_s)
 
     # -- dead letters -----------------------------------------------------------------------------
 
@@ -118,16 +87,7 @@ class PostgresOperations:
             return None
         if isinstance(settled, HoldfastError):
             return settled
-        data: dict[str, Any] = {
-            "dead_letter_id": item.letter_id,
-            "replay_id": new_id,
-            "queue": item.send.queue,
-            "by": self._by,
-        }
-        if item.changed:
-            data["changed"] = list(item.changed)
-        kind = events.DLQ_EDITED if item.changed else events.DLQ_REPLAYED
-        change.entries.append((*settled, kind, data))
+        change.entries.append((*settled, *self._replayed(item)))
         tx.at_end(OUTBOX, *outbox_values([outbox_row(item.send, await tx.moment())]))
         change.topics.add(OUTGOING)
         return None
@@ -142,11 +102,7 @@ class PostgresOperations:
                 if settled is None or isinstance(settled, HoldfastError):
                     answers.append(settled)
                     continue
-                data = {
-                    "dead_letter_id": letter_id,
-                    "reason": storable(reason),
-                    "by": self._by,
-                }
+                data = self._discarded(letter_id, reason)
                 change.entries.append((*settled, events.DLQ_DISCARDED, data))
                 answers.append(None)
             return answers
@@ -162,19 +118,12 @@ class PostgresOperations:
             kind = await parked.parked_kind(tx, identity)
             question = await approvals.pending_of(tx, identity)
             if question is not None:
-                raise Conflict(
-                    f"message {task.message_id} waits for an answer: 'holdfast approvals approve "
-                    f"{question}' lets it run, 'holdfast approvals reject {question}' ends it"
-                )
+                raise waits_for_an_answer(task.message_id, question)
             for effect in effects:
                 await self._settle_effect(tx, change, identity, effect)
             unknown = await _unknown_effects(tx, identity)
             if kind == "effect_unknown" and unknown:
-                raise Conflict(
-                    f"nobody knows whether {', '.join(unknown)} of message {task.message_id} "
-                    "happened. Look, and say so: "
-                    + " ".join(f"--effect {name}=done|not-done" for name in unknown)
-                )
+                raise effects_are_unknown(task.message_id, unknown)
             await parked.resume(tx, change, identity, by=self._by)
 
         await self._write(op)
@@ -189,11 +138,7 @@ class PostgresOperations:
             changed = await tx.rows(_EFFECT_CLEARED, *identity, effect.name)
             kind = events.EFFECT_CLEARED
         if not changed:
-            names = ", ".join(await _unknown_effects(tx, identity)) or "none"
-            raise Conflict(
-                f"message {identity[2]} has no effect {effect.name!r} whose end is unknown "
-                f"(there is: {names})"
-            )
+            raise no_such_effect(identity[2], effect.name, await _unknown_effects(tx, identity))
         change.entries.append((*identity, kind, {"name": effect.name, "by": self._by}))
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
@@ -247,7 +192,7 @@ class PostgresOperations:
         )
 
     async def record(self, ends: Sequence[End]) -> int:
-        worker = self._worker.worker_id if self._worker is not None else 0
+        worker = self._number
         return await self._write(lambda tx, change: orchestration.record(tx, change, ends, worker))
 
     # -- queues -----------------------------------------------------------------------------------
@@ -271,9 +216,7 @@ class PostgresOperations:
         return await self._write(op)
 
     async def _write(self, op: Operation[T]) -> T:
-        if self._worker is None:
-            raise RuntimeError("operations are not open: use 'async with'")
-        return await self._store.write(op, worker_id=self._worker.worker_id)
+        return await self._store.write(op, worker_id=self._number)
 
 
 async def _settle(
@@ -293,9 +236,8 @@ async def _settle(
     was, settled_at, as_id = found[0]
     if tx.repeated and (was, as_id) == (state, replay_id):
         return None
-    when = "" if settled_at is None else f" at {from_us(to_us(settled_at)):%Y-%m-%d %H:%M:%S} UTC"
-    as_what = f" as message {as_id}" if as_id else ""
-    return Conflict(f"dead letter {letter_id} was {was}{as_what}{when}; it is not open any more")
+    settled_us = None if settled_at is None else to_us(settled_at)
+    return letter_is_settled(letter_id, was, as_id, settled_us)
 
 
 async def _unknown_effects(tx: Tx, identity: tuple[str, str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
-from holdfast.core.errors import HoldfastError, StoreError
+from holdfast.core.errors import StoreError
 from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.store import (
@@ -27,6 +27,7 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
+from holdfast.store.halving import commit_in_halves
 from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import crc, none_of
@@ -193,24 +194,22 @@ class PostgresStore:
         """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
         if not batch:
             return []
-        try:
+
+        async def admit(some: Sequence[Candidate]) -> Sequence[Verdict]:
             verdicts = await self.write(
                 lambda tx, change: self._claims.admit(
-                    self._claiming(tx, change, sub, worker), batch
+                    self._claiming(tx, change, sub, worker), some
                 ),
                 worker_id=worker.worker_id,
                 durable=False,
             )
-        except HoldfastError:
-            raise
-        except Exception as error:
-            if len(batch) == 1:
-                return [await self._unstorable(sub, batch[0], worker, error)]
-            half = len(batch) // 2
-            first = await self.claim(sub, batch[:half], worker=worker)
-            return [*first, *await self.claim(sub, batch[half:], worker=worker)]
-        self._claims.answered(sub, batch)
-        return verdicts
+            self._claims.answered(sub, some)
+            return verdicts
+
+        async def unstorable(candidate: Candidate, error: Exception) -> Verdict:
+            return await self._unstorable(sub, candidate, worker, error)
+
+        return await commit_in_halves(batch, admit, unstorable)
 
     async def _unstorable(
         self, sub: Subscription, candidate: Candidate, worker: Worker, error: Exception
@@ -294,18 +293,16 @@ class PostgresStore:
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
-        try:
-            return await self._finish(batch, worker)
-        except HoldfastError:
-            raise
-        except Exception as error:
-            if len(batch) == 1:
-                log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
-                dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-                return await self._finish([bare(batch[0], dead)], worker)
-            half = len(batch) // 2
-            first = await self.finish(batch[:half], worker=worker)
-            return [*first, *await self.finish(batch[half:], worker=worker)]
+
+        async def unstorable(item: Finished, error: Exception) -> Commit:
+            log.error(
+                "message %s: its outcome cannot be stored", item.run.message.id, exc_info=error
+            )
+            dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+            (commit,) = await self._finish([bare(item, dead)], worker)
+            return commit
+
+        return await commit_in_halves(batch, lambda some: self._finish(some, worker), unstorable)
 
     async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
         return await self.write(

@@ -8,18 +8,15 @@ the two leaves out of the file is made up for by the next step.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 from pathlib import Path
 
 from holdfast.core.store import Worker
 from holdfast.store.anchor_file import AnchorFile
-from holdfast.store.seals import Anchor, Chain, Tip, heads_of, key_id
+from holdfast.store.seals import Anchor, Chain, Tip, heads_of, next_anchor
 
 from . import seals
 from .store import SqliteStore
-
-log = logging.getLogger("holdfast.ledger")
 
 
 class Anchors:
@@ -57,21 +54,7 @@ class Anchors:
         for tips, _ in seals.tips(conn, seen):
             moved = {**moved, **tips}
         now = self._store.clock.now_us()
-        number = 0 if previous is None else previous.n
-        if filed > number:
-            log.error(
-                "the anchor file knows %d anchors, the ledger only %d: the ledger was cut or"
-                " restored from a copy; see 'holdfast ledger verify'",
-                filed,
-                number,
-            )
-        anchor = Anchor(
-            n=max(number, filed) + 1,
-            at=now,
-            chains=heads_of(moved),
-            previous="" if previous is None else previous.mac,
-            key_id=key_id(self._key),
-        ).sealed(self._key)
+        anchor = next_anchor(self._key, previous, filed=filed, at_us=now, chains=heads_of(moved))
         self._store.ledger.append(conn, worker.worker_id, [anchor.entry()], now)
         return anchor
 

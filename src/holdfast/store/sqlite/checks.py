@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from holdfast.core.checks import Check, ok, refused, warning
 from holdfast.core.errors import StoreError
 from holdfast.sqlite.file import refuse_network, translate
 from holdfast.sqlite.witness import witnessed
+from holdfast.store import bodies
 from holdfast.store.migrate import HEAD, current_revision, is_behind
 
 OLDEST = (3, 35, 0)
@@ -107,25 +107,14 @@ def check_integrity(path: Path) -> Check:
 
 def check_bodies(path: Path) -> Check:
     """Every stored body against its checksum. Reads the whole file."""
-    count = 0
-    bad: list[str] = []
     with _reading(path) as conn:
-        for table, column in _BODIES.items():
-            rows = conn.execute(
+        return bodies.check_bodies(
+            (table, message_id, body, crc)
+            for table, column in _BODIES.items()
+            for message_id, body, crc in conn.execute(
                 f"SELECT {column}, body, body_crc FROM {table} WHERE body IS NOT NULL"
             )
-            for message_id, body, crc in rows:
-                count += 1
-                if crc is not None and zlib.crc32(body) != crc:
-                    bad.append(f"{message_id} ({table})")
-    if not bad:
-        return ok("bodies", f"{count} stored bodies, all as they were written")
-    named = ", ".join(bad[:_MOST_NAMED]) + (" …" if len(bad) > _MOST_NAMED else "")
-    return refused(
-        "bodies",
-        f"{len(bad)} of {count} stored bodies are not the ones that were written: {named}",
-        "they will not be run, and become dead letters; edit them with 'holdfast dlq edit'",
-    )
+        )
 
 
 def last_event_us(path: Path) -> int | None:

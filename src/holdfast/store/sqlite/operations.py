@@ -6,28 +6,31 @@ thing at once cannot both win, and the loser is told what it is now.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.core import events
 from holdfast.core.approvals import Approval
 from holdfast.core.broker import Transactional
-from holdfast.core.clock import from_us
-from holdfast.core.errors import Conflict, HoldfastError, NotFound
+from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
-from holdfast.core.store import Send, Worker
+from holdfast.core.store import Send
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.approval import Answering
 from holdfast.store.letter import storable
+from holdfast.store.operator import (
+    Operator,
+    effects_are_unknown,
+    letter_is_settled,
+    no_such_effect,
+    waits_for_an_answer,
+)
 from holdfast.store.outgoing import outbox_row
 
 from . import approvals, orchestration, parked
@@ -39,7 +42,7 @@ T = TypeVar("T")
 _TASK = parked.TASK
 
 
-class SqliteOperations:
+class SqliteOperations(Operator):
     """`Operations` under a worker number of their own, which chains their events in the ledger.
 
     `queue` is the broker on the store's file, if there is one; else what is sent goes through the
@@ -49,38 +52,9 @@ class SqliteOperations:
     def __init__(
         self, store: SqliteStore, queue: Transactional | None, *, by: str, beat_every_s: float = 1.0
     ) -> None:
+        super().__init__(store, by=by, beat_every_s=beat_every_s)
         self._store = store
         self._queue = queue
-        self._by = by
-        self._beat_every_s = beat_every_s
-        self._worker: Worker | None = None
-        self._beating: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> SqliteOperations:
-        self._worker = await self._store.register(self._by)
-        self._beating = asyncio.create_task(self._beat(self._worker), name="holdfast operator")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        beating, self._beating = self._beating, None
-        worker, self._worker = self._worker, None
-        if beating is not None:
-            beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beating
-        if worker is not None:
-            await self._store.leave(worker)
-
-    async def _beat(self, worker: Worker) -> None:
-        """A paced replay may take hours: stay alive, or the fleet declares this number dead."""
-        while True:
-            self._store.beat(worker)
-            await asyncio.sleep(self._beat_every_s)
 
     # -- dead letters -----------------------------------------------------------------------------
 
@@ -99,16 +73,7 @@ class SqliteOperations:
             if isinstance(settled, HoldfastError):
                 answers.append(settled)
                 continue
-            data: dict[str, Any] = {
-                "dead_letter_id": item.letter_id,
-                "replay_id": new_id,
-                "queue": item.send.queue,
-                "by": self._by,
-            }
-            if item.changed:
-                data["changed"] = list(item.changed)
-            kind = events.DLQ_EDITED if item.changed else events.DLQ_REPLAYED
-            entries.append((*settled, kind, data))
+            entries.append((*settled, *self._replayed(item)))
             sends.append(item.send)
             answers.append(None)
         self._publish(conn, sends, now_us)
@@ -137,11 +102,7 @@ class SqliteOperations:
                 if isinstance(settled, HoldfastError):
                     answers.append(settled)
                     continue
-                data = {
-                    "dead_letter_id": letter_id,
-                    "reason": storable(reason),
-                    "by": self._by,
-                }
+                data = self._discarded(letter_id, reason)
                 entries.append((*settled, events.DLQ_DISCARDED, data))
                 answers.append(None)
             self._append(conn, entries, now_us)
@@ -165,20 +126,13 @@ class SqliteOperations:
         kind = parked.parked_kind(conn, identity)
         question = approvals.pending_of(conn, identity)
         if question is not None:
-            raise Conflict(
-                f"message {task.message_id} waits for an answer: 'holdfast approvals approve "
-                f"{question}' lets it run, 'holdfast approvals reject {question}' ends it"
-            )
+            raise waits_for_an_answer(task.message_id, question)
         entries: list[Entry] = []
         for effect in effects:
             entries.append(self._settle_effect(conn, identity, effect, now_us))
         unknown = _unknown_effects(conn, identity)
         if kind == "effect_unknown" and unknown:
-            raise Conflict(
-                f"nobody knows whether {', '.join(unknown)} of message {task.message_id} "
-                "happened. Look, and say so: "
-                + " ".join(f"--effect {name}=done|not-done" for name in unknown)
-            )
+            raise effects_are_unknown(task.message_id, unknown)
         entries.append(parked.resume(conn, identity, by=self._by, now_us=now_us))
         self._append(conn, entries, now_us)
         self._store.file.wake_after_commit()
@@ -204,11 +158,7 @@ class SqliteOperations:
             ).rowcount
             kind = events.EFFECT_CLEARED
         if changed != 1:
-            names = ", ".join(_unknown_effects(conn, identity)) or "none"
-            raise Conflict(
-                f"message {identity[2]} has no effect {effect.name!r} whose end is unknown "
-                f"(there is: {names})"
-            )
+            raise no_such_effect(identity[2], effect.name, _unknown_effects(conn, identity))
         return (*identity, kind, {"name": effect.name, "by": self._by})
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
@@ -274,7 +224,7 @@ class SqliteOperations:
 
     async def record(self, ends: Sequence[End]) -> int:
         def op(conn: sqlite3.Connection, now_us: int) -> int:
-            worker = self._worker.worker_id if self._worker is not None else 0
+            worker = self._number
             entries = orchestration.record(conn, ends, worker, now_us)
             # They were told by whoever ran them: nobody is told again.
             told = {(tenant_id, sub, task_id) for tenant_id, sub, task_id, _, _ in entries}
@@ -326,9 +276,7 @@ class SqliteOperations:
         return await self._store.file.write(lambda conn: op(conn, clock.now_us()))
 
     def _append(self, conn: sqlite3.Connection, entries: Sequence[Entry], now_us: int) -> None:
-        if self._worker is None:
-            raise RuntimeError("operations are not open: use 'async with'")
-        self._store.ledger.append(conn, self._worker.worker_id, entries, now_us)
+        self._store.ledger.append(conn, self._number, entries, now_us)
 
 
 def _settle(
@@ -348,10 +296,8 @@ def _settle(
     ).fetchone()
     if found is None:
         return NotFound(f"there is no dead letter {letter_id}")
-    was, settled_at, as_id = found
-    when = "" if settled_at is None else f" at {from_us(settled_at):%Y-%m-%d %H:%M:%S} UTC"
-    as_what = f" as message {as_id}" if as_id else ""
-    return Conflict(f"dead letter {letter_id} was {was}{as_what}{when}; it is not open any more")
+    was, settled_us, as_id = found
+    return letter_is_settled(letter_id, was, as_id, settled_us)
 
 
 def _unknown_effects(conn: sqlite3.Connection, identity: tuple[str, str, str]) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER, Dead
 from holdfast.core.store import (
@@ -36,6 +36,7 @@ from holdfast.core.store import (
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.halving import commit_in_halves
 from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc
@@ -284,18 +285,16 @@ class SqliteStore:
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
-        try:
-            return await self._finish(batch, worker)
-        except StoreError:
-            raise
-        except Exception as error:
-            if len(batch) == 1:
-                log.exception("message %s: its outcome cannot be stored", batch[0].run.message.id)
-                dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-                return await self._finish([bare(batch[0], dead)], worker)
-            half = len(batch) // 2
-            first = await self.finish(batch[:half], worker=worker)
-            return [*first, *await self.finish(batch[half:], worker=worker)]
+
+        async def unstorable(item: Finished, error: Exception) -> Commit:
+            log.error(
+                "message %s: its outcome cannot be stored", item.run.message.id, exc_info=error
+            )
+            dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+            (commit,) = await self._finish([bare(item, dead)], worker)
+            return commit
+
+        return await commit_in_halves(batch, lambda some: self._finish(some, worker), unstorable)
 
     async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
         def op(conn: sqlite3.Connection) -> list[Commit]:
