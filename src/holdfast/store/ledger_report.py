@@ -10,7 +10,7 @@ import msgspec
 from holdfast.store import seals
 from holdfast.store.anchor_file import AnchorFile
 from holdfast.store.chain import link
-from holdfast.store.seals import Anchor
+from holdfast.store.seals import Anchor, Chain
 
 Progress = Callable[[int, int], None]
 """Called with the number of events looked at, and of all there are."""
@@ -54,6 +54,10 @@ class LedgerReport(msgspec.Struct, kw_only=True):
     @property
     def ok(self) -> bool:
         return not self.findings
+
+    def find(self, kind: str, chain: Chain, seq: int, text: str) -> None:
+        """Something is wrong with an event."""
+        self.add(Finding(kind=kind, tenant_id=chain[0], worker_id=chain[1], seq=seq, text=text))
 
     def add(self, finding: Finding) -> None:
         if len(self.findings) < MAX_FINDINGS:
@@ -141,6 +145,46 @@ class FileSide:
 
     def _find(self, text: str) -> None:
         self._report.add(Finding(kind="anchor_file", text=f"anchor file {self._path}: {text}"))
+
+
+class AnchorTrail:
+    """The anchors in their order: each readable, signed with the key, behind the one before."""
+
+    def __init__(self, key: bytes, file: FileSide, report: LedgerReport) -> None:
+        self._key = key
+        self._file = file
+        self._report = report
+        self.last: Anchor | None = None
+
+    def meet(self, chain: Chain, seq: int, data: Any) -> Anchor | None:
+        """The anchor in this event; None: it is none, and that is a finding."""
+        try:
+            anchor = seals.read_anchor(data)
+        except (msgspec.MsgspecError, TypeError):
+            self._report.find("anchor", chain, seq, "this is no anchor that holdfast wrote")
+            return None
+        if not anchor.is_sealed_by(self._key):
+            other = anchor.key_id != seals.key_id(self._key)
+            why = f"with another key (its id is {anchor.key_id})" if other else "by nobody"
+            self._report.find("unsigned", chain, seq, f"anchor {anchor.n} was signed {why}")
+            return None
+        before, begin = self.last, self._report.pruned_before
+        if before is not None and (anchor.n != before.n + 1 or anchor.previous != before.mac):
+            self._report.find(
+                "anchor", chain, seq, f"anchor {anchor.n} does not follow anchor {before.n}"
+            )
+        elif before is None and begin is None and anchor.previous:
+            self._report.find(
+                "anchor", chain, seq, f"the anchors before anchor {anchor.n} are missing"
+            )
+        elif before is None and begin is not None and anchor.n != begin:
+            text = f"anchor {begin}, up to which events were pruned, is not before it"
+            self._report.find("checkpoint", chain, seq, text)
+        self.last = anchor
+        self._report.anchors += 1
+        self._report.last_anchor, self._report.last_anchor_at_us = anchor.n, anchor.at
+        self._file.meet(anchor)
+        return anchor
 
 
 def matches(previous: bytes, digest: bytes, record: Any) -> bool:

@@ -12,22 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psycopg
 
 from holdfast.core.clock import to_us
 from holdfast.core.errors import StoreCorrupt, StoreUnavailable
 from holdfast.store.anchor_file import AnchorFile
 from holdfast.store.chain import GENESIS
-from holdfast.store.ledger_report import FileSide, Finding, LedgerReport, Progress, matches
+from holdfast.store.ledger_report import (
+    AnchorTrail,
+    FileSide,
+    Finding,
+    LedgerReport,
+    Progress,
+    matches,
+)
 from holdfast.store.seals import (
     ANCHOR_TASK,
     PRUNED_TASK,
     TENANT,
     Anchor,
     Chain,
-    key_id,
-    read_anchor,
     read_checkpoint,
     readable,
 )
@@ -77,13 +81,13 @@ class _Verifier:
         self._key = key
         self._report = LedgerReport(findings=[], notes=[])
         self._file = FileSide(file, key, self._report)
+        self._trail = AnchorTrail(key, self._file, self._report)
         self._signed: dict[Chain, dict[int, tuple[str, int]]] = {}
         """What anchors signed: by chain and number, the hash and the anchor."""
         self._signed_to: dict[Chain, int] = {}
         self._pruned: dict[Chain, tuple[int, bytes]] = {}
         """Where chains begin: the last event that a checkpoint lets go."""
         self._left_over = 0
-        self._last: Anchor | None = None
 
     def run(self, progress: Progress | None) -> LedgerReport:
         report = self._report
@@ -105,7 +109,7 @@ class _Verifier:
             progress(report.events, total)
         report.chains += len(self._pruned)
         self._gone()
-        self._file.finish(self._last)
+        self._file.finish(self._trail.last)
         self._notes()
         return report
 
@@ -123,15 +127,17 @@ class _Verifier:
             self._left_over += 1
             return known, previous
         if seq <= known:
-            self._find("repeated", chain, seq, f"stands beside event {known}: added or doubled")
+            self._report.find(
+                "repeated", chain, seq, f"stands beside event {known}: added or doubled"
+            )
             return known, previous
         if seq != known + 1:
             gone = f"event {known + 1} is" if seq == known + 2 else f"{known + 1} to {seq - 1} are"
-            self._find("missing", chain, seq, f"{gone} missing before it")
+            self._report.find("missing", chain, seq, f"{gone} missing before it")
         elif not matches(
             previous, digest, (seq, tenant_id, sub, task_id, kind, data, at_us, worker_id)
         ):
-            self._find(
+            self._report.find(
                 "changed", chain, seq, "its content or the event before it is not what was written"
             )
         self._compare(chain, seq, digest, at_us)
@@ -140,17 +146,21 @@ class _Verifier:
     def _compare(self, chain: Chain, seq: int, digest: bytes, at_us: int) -> None:
         found = self._signed.get(chain, {}).pop(seq, None)
         if found is not None and found[0] != digest.hex():
-            self._find("changed", chain, seq, f"it is not the event that anchor {found[1]} signed")
+            self._report.find(
+                "changed", chain, seq, f"it is not the event that anchor {found[1]} signed"
+            )
         if seq > self._signed_to.get(chain, 0):
             self._report.not_yet_anchored += 1
-            last = self._last
+            last = self._trail.last
             if last is not None and at_us < last.at - LATE_US and chain[0] != TENANT:
-                self._find("unsigned", chain, seq, f"anchor {last.n} does not know of it")
+                self._report.find("unsigned", chain, seq, f"anchor {last.n} does not know of it")
 
     def _gone(self) -> None:
         for chain, signed in self._signed.items():
             for seq, (_, number) in sorted(signed.items()):
-                self._find("missing", chain, seq, f"anchor {number} signed it, and it is not there")
+                self._report.find(
+                    "missing", chain, seq, f"anchor {number} signed it, and it is not there"
+                )
 
     # -- what was pruned --------------------------------------------------------------------------
 
@@ -183,35 +193,11 @@ class _Verifier:
                 self._anchor((TENANT, worker_id), seq, data)
 
     def _anchor(self, chain: Chain, seq: int, data: str) -> None:
-        report = self._report
-        try:
-            anchor = read_anchor(data)
-        except (msgspec.MsgspecError, TypeError):
-            self._find("anchor", chain, seq, "this is no anchor that holdfast wrote")
+        anchor = self._trail.meet(chain, seq, data)
+        if anchor is None:
             return
-        if not anchor.is_sealed_by(self._key):
-            other = anchor.key_id != key_id(self._key)
-            why = f"with another key (its id is {anchor.key_id})" if other else "by nobody"
-            self._find("unsigned", chain, seq, f"anchor {anchor.n} was signed {why}")
-            return
-        before = self._last
-        if before is not None and (anchor.n != before.n + 1 or anchor.previous != before.mac):
-            self._find("anchor", chain, seq, f"anchor {anchor.n} does not follow anchor {before.n}")
-        elif before is None and report.pruned_before not in (None, anchor.n):
-            self._find(
-                "checkpoint",
-                chain,
-                seq,
-                f"anchor {report.pruned_before}, up to which events were pruned, is not before it",
-            )
-        elif before is None and report.pruned_before is None and anchor.previous:
-            self._find("anchor", chain, seq, f"the anchors before anchor {anchor.n} are missing")
         for tenant_id, worker_id, signed, digest in anchor.chains:
             self._sign((tenant_id, worker_id), signed, digest, anchor)
-        self._file.meet(anchor)
-        self._last = anchor
-        report.anchors += 1
-        report.last_anchor, report.last_anchor_at_us = anchor.n, anchor.at
 
     def _sign(self, chain: Chain, seq: int, digest: str, anchor: Anchor) -> None:
         begin, begins_with = self._pruned.get(chain, (0, GENESIS))
@@ -220,7 +206,7 @@ class _Verifier:
             self._signed_to[chain] = max(seq, self._signed_to.get(chain, 0))
         elif seq == begin and digest != begins_with.hex():
             text = f"anchor {anchor.n} signed another event than the checkpoint names"
-            self._find("checkpoint", chain, seq, text)
+            self._report.find("checkpoint", chain, seq, text)
 
     def _notes(self) -> None:
         report = self._report
@@ -229,18 +215,13 @@ class _Verifier:
                 f"{self._left_over} events before the checkpoint are still there; they are to be "
                 "deleted (or are the ends of living chains) and were not checked"
             )
-        if self._last is None and report.pruned_before is not None:
+        if self._trail.last is None and report.pruned_before is not None:
             text = f"anchor {report.pruned_before}, up to which events were pruned, is not there"
             report.add(Finding(kind="checkpoint", text=text))
-        elif self._last is None:
+        elif self._trail.last is None:
             report.notes.append("there is no anchor yet: nothing is signed")
         if report.not_yet_anchored:
             report.notes.append(
                 f"{report.not_yet_anchored} events are not yet anchored: they are chained, but a "
                 "cut or a recomputed chain behind the last anchor cannot be seen"
             )
-
-    def _find(self, kind: str, chain: Chain, seq: int, text: str) -> None:
-        self._report.add(
-            Finding(kind=kind, tenant_id=chain[0], worker_id=chain[1], seq=seq, text=text)
-        )

@@ -19,14 +19,20 @@ from holdfast.core import events
 from holdfast.core.errors import NotFound, StoreUnavailable
 from holdfast.store.anchor_file import AnchorFile
 from holdfast.store.chain import GENESIS
-from holdfast.store.ledger_report import FileSide, Finding, LedgerReport, Progress, matches
+from holdfast.store.ledger_report import (
+    AnchorTrail,
+    FileSide,
+    Finding,
+    LedgerReport,
+    Progress,
+    matches,
+)
 from holdfast.store.seals import (
     ANCHOR_TASK,
     TENANT,
     Anchor,
     Chain,
     Checkpoint,
-    key_id,
     read_anchor,
 )
 
@@ -67,9 +73,9 @@ class _Verifier:
         self._heads: dict[Chain, tuple[int, bytes]] = {}
         self._moved: dict[Chain, int] = {}
         """Chains that moved since the last anchor, and how far."""
-        self._anchor: Anchor | None = None
         self._report = LedgerReport(findings=[], notes=[])
         self._file = FileSide(file, key, self._report)
+        self._trail = AnchorTrail(key, self._file, self._report)
 
     def run(self, progress: Progress | None) -> LedgerReport:
         report = self._report
@@ -87,14 +93,14 @@ class _Verifier:
             report.events += len(page)
             if progress is not None:
                 progress(report.events, total)
-        self._file.finish(self._anchor)
+        self._file.finish(self._trail.last)
         report.chains = len(self._heads)
         if skipped:
             report.notes.append(
                 f"{skipped} events before the checkpoint are still there; they are to be deleted "
                 "(or are the ends of living chains) and were not checked"
             )
-        if self._anchor is None:
+        if self._trail.last is None:
             report.notes.append("there is no anchor yet: nothing is signed")
         if report.not_yet_anchored:
             report.notes.append(
@@ -110,23 +116,25 @@ class _Verifier:
         chain = (tenant_id, worker_id)
         known, previous = self._heads.get(chain, (0, GENESIS))
         if not isinstance(seq, int) or not isinstance(digest, bytes):
-            self._find("changed", chain, known + 1, "its number or its hash is no such thing")
+            self._report.find(
+                "changed", chain, known + 1, "its number or its hash is no such thing"
+            )
             return
         if seq <= known:
-            self._find(
+            self._report.find(
                 "repeated", chain, seq, f"stands behind event {known}: added, doubled or moved"
             )
             return
         whole = seq == known + 1
         if not whole:
             gone = f"event {known + 1} is" if seq == known + 2 else f"{known + 1} to {seq - 1} are"
-            self._find("missing", chain, seq, f"{gone} missing before it")
+            self._report.find("missing", chain, seq, f"{gone} missing before it")
         elif not matches(
             previous,
             digest,
             (seq, tenant_id, sub, task_id, kind, data, created_at, worker_id),
         ):
-            self._find(
+            self._report.find(
                 "changed", chain, seq, "its content or the event before it is not what was written"
             )
         self._report.not_yet_anchored += 1
@@ -145,38 +153,23 @@ class _Verifier:
         except (msgspec.MsgspecError, TypeError):
             return
         if self._report.pruned_before is not None and number >= self._report.pruned_before:
-            self._find("anchor", (tenant_id, worker_id), seq, f"anchor {number} was moved")
+            self._report.find("anchor", (tenant_id, worker_id), seq, f"anchor {number} was moved")
 
     # -- anchors ----------------------------------------------------------------------------------
 
     def _anchored(self, chain: Chain, seq: int, data: Any) -> None:
-        report = self._report
-        try:
-            anchor = read_anchor(data)
-        except (msgspec.MsgspecError, TypeError):
-            self._find("anchor", chain, seq, "this is no anchor that holdfast wrote")
+        anchor = self._trail.meet(chain, seq, data)
+        if anchor is None:
             return
-        if not anchor.is_sealed_by(self._key):
-            other = anchor.key_id != key_id(self._key)
-            why = f"with another key (its id is {anchor.key_id})" if other else "by nobody"
-            self._find("unsigned", chain, seq, f"anchor {anchor.n} was signed {why}")
-            return
-        before = self._anchor
-        if before is not None and (anchor.n != before.n + 1 or anchor.previous != before.mac):
-            self._find("anchor", chain, seq, f"anchor {anchor.n} does not follow anchor {before.n}")
-        elif before is None and report.pruned_before is None and anchor.previous:
-            self._find("anchor", chain, seq, f"the anchors before anchor {anchor.n} are missing")
         for tenant_id, worker_id, signed, digest in anchor.chains:
             self._compare(anchor, (tenant_id, worker_id), signed, digest)
             self._moved.pop((tenant_id, worker_id), None)
         for unknown, last in self._moved.items():
-            self._find("unsigned", unknown, last, f"anchor {anchor.n} does not know of its chain")
+            self._report.find(
+                "unsigned", unknown, last, f"anchor {anchor.n} does not know of its chain"
+            )
         self._moved.clear()
-        self._file.meet(anchor)
-        self._anchor = anchor
-        report.anchors += 1
-        report.last_anchor, report.last_anchor_at_us = anchor.n, anchor.at
-        report.not_yet_anchored = 0
+        self._report.not_yet_anchored = 0
 
     def _compare(self, anchor: Anchor, chain: Chain, signed: int, digest: str) -> None:
         seq, held = self._heads.get(chain, (0, GENESIS))
@@ -185,12 +178,12 @@ class _Verifier:
         if seq < signed:
             gone = "event" if signed == seq + 1 else f"{seq + 1} to"
             text = f"{gone} {signed} missing: anchor {anchor.n} signed them"
-            self._find("missing", chain, signed, text)
+            self._report.find("missing", chain, signed, text)
         elif seq > signed:
             text = f"anchor {anchor.n} signed the chain up to {signed}: what follows was put in"
-            self._find("repeated", chain, seq, text)
+            self._report.find("repeated", chain, seq, text)
         else:
-            self._find("changed", chain, seq, f"anchor {anchor.n} signed another event here")
+            self._report.find("changed", chain, seq, f"anchor {anchor.n} signed another event here")
         # One finding is enough: the next anchors are compared with what is there.
 
     # -- what was pruned --------------------------------------------------------------------------
@@ -227,8 +220,3 @@ class _Verifier:
             self._report.add(Finding(kind="checkpoint", text=text))
             return None
         return start
-
-    def _find(self, kind: str, chain: Chain, seq: int, text: str) -> None:
-        self._report.add(
-            Finding(kind=kind, tenant_id=chain[0], worker_id=chain[1], seq=seq, text=text)
-        )
