@@ -20,8 +20,7 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import Dead, Done, Retry
 from holdfast.core.store import Answer, Candidate, Commit, EffectState, Finished, Run, Worker
 from holdfast.engine.decoder import decoder
-from holdfast.store.postgres import arrays, claims, finish, keys, lanes, reaper, tasks
-from holdfast.store.postgres import store as store_module
+from holdfast.store.postgres import arrays, claims, finish, keys, lanes, looks, reaper, tasks
 from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database
 from holdfast.store.postgres.months import Months
 from holdfast.store.postgres.store import PostgresStore
@@ -336,7 +335,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "stuck lanes": (lanes.STUCK, 0),
         "missing workers": (reaper.MISSING, 2),
         "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
-        "suspects": (store_module._SUSPECTS, 2),
+        "suspects": (looks.SUSPECTS, 2),
     }
     fill = (
         "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core import events
@@ -22,6 +23,15 @@ _KIND = f"SELECT status, parked_kind FROM queue_executions WHERE {PK} FOR UPDATE
 _RESUME = (
     "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(), parked_kind = NULL"
     f" WHERE {PK} AND status = 'parked'"
+)
+_WAITING_FOR_HANDLER = (
+    " WHERE status = 'parked' AND parked_kind = $1 AND subscription = $2"
+    " AND error_message LIKE $3 AND ($4::bool OR event_name = ANY($5::text[]))"
+)
+FOR_A_HANDLER = f"SELECT 1 FROM queue_executions{_WAITING_FOR_HANDLER} LIMIT 1"
+_HANDLER_CAME = (
+    "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(),"
+    f" parked_kind = NULL{_WAITING_FOR_HANDLER} RETURNING tenant_id, subscription, message_id"
 )
 _END = (
     "UPDATE queue_executions q SET status = $4, completed_at = clock_timestamp(),"
@@ -50,6 +60,16 @@ async def resume(tx: Tx, change: Change, identity: Identity, *, by: str) -> None
     await tx.send(_RESUME, *identity)
     change.entries.append((*identity, events.RESUMED, {"kind": kind, "by": by}))
     change.topics.add(WORK)
+
+
+async def handler_came(tx: Tx, change: Change, kind: str, asked: Sequence[Any]) -> int:
+    """All that waited for a handler that is there now; `asked` as for `FOR_A_HANDLER`."""
+    found = await tx.rows(_HANDLER_CAME, *asked)
+    data = {"kind": kind, "by": "handler"}
+    change.entries += [(*identity, events.RESUMED, data) for identity in found]
+    if found:
+        change.topics.add(WORK)
+    return len(found)
 
 
 async def end(

@@ -17,6 +17,7 @@ from .change import Change
 from .database import Tx
 from .keys import free_keys
 from .letters import bury
+from .roll import FREE_SOURCES, LEFT
 from .tasks import Identity
 from .wake import WORK
 
@@ -117,11 +118,10 @@ async def reap(tx: Tx, change: Change, *, me: Worker, crash_budget: int) -> Recl
     return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined)
 
 
-async def hand_back(tx: Tx, change: Change, worker_id: int) -> None:
-    """What a worker that stops in order did not end, or never began. Spends no attempt.
-
-    Its row must say that it left.
-    """
+async def leave(tx: Tx, change: Change, worker_id: int) -> None:
+    """A worker stops in order. What it did not end, or never began, spends no attempt."""
+    await tx.send(LEFT, str(worker_id))
+    await tx.send(FREE_SOURCES, str(worker_id))
     rows = await tx.rows(_RUNNING.format("AND q.worker_id = $1::bigint"), str(worker_id))
     back = _handed_back(change, [Running(*row) for row in rows])
     await _give_back(tx, back)

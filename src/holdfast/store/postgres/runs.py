@@ -9,6 +9,7 @@ from holdfast.core import events
 from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
 from holdfast.store.outgoing import delivery_row
+from holdfast.store.stored import crc
 
 from .change import Change
 from .database import Tx
@@ -21,6 +22,11 @@ _FENCE = (
     f"SELECT 1 FROM queue_executions WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int"
     " AND status = 'running' FOR SHARE"
 )
+_ADOPT = (
+    "UPDATE queue_executions SET held = 'store', body = $6::bytea, body_info = $7::json,"
+    f" body_crc = $8::bigint WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int"
+    " AND status = 'running' RETURNING 1"
+)
 _EFFECT = f"SELECT state, value, worker_id, epoch FROM effects WHERE {PK} AND name = $4 FOR UPDATE"
 _BEGIN = (
     "INSERT INTO effects (tenant_id, subscription, message_id, name, state, worker_id, epoch,"
@@ -32,6 +38,20 @@ _DONE = (
 )
 _CONSUMER = "SELECT name FROM workers WHERE worker_id = $1::bigint"
 _CLEAR = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun'"
+
+
+async def adopt(tx: Tx, run: Run, worker_id: int) -> bool:
+    """The store holds its body from now on; False: it is not this worker's any more."""
+    found = await tx.rows(
+        _ADOPT,
+        *_identity(run),
+        str(worker_id),
+        str(run.token.epoch),
+        run.body,
+        run.body_info,
+        str(crc(run.body)),
+    )
+    return bool(found)
 
 
 async def effect_begin(

@@ -30,9 +30,8 @@ from holdfast.core.store import (
 from holdfast.store.halving import commit_in_halves
 from holdfast.store.outcomes import bare
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import crc, none_of
 
-from . import arrays, ends, keys, lanes, reaper, roll, runs
+from . import arrays, ends, keys, lanes, looks, parked, reaper, roles, roll, runs
 from .address import Address
 from .change import Change
 from .claims import NEXT_DUE, Claiming, Claims
@@ -40,49 +39,11 @@ from .database import Database, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
 from .notices import Teller
-from .tasks import NOW, PK
 from .wake import OUTGOING, WORK, Bells
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]
 log = logging.getLogger("holdfast.store")
-
-_ADOPT = (
-    "UPDATE queue_executions SET held = 'store', body = $6::bytea, body_info = $7::json,"
-    f" body_crc = $8::bigint WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int"
-    " AND status = 'running' RETURNING 1"
-)
-_HOLD_ROLE = (
-    "INSERT INTO roles (role, worker_id) VALUES ($1, $2::bigint) ON CONFLICT (role)"
-    " DO UPDATE SET worker_id = excluded.worker_id WHERE roles.worker_id = excluded.worker_id"
-    " OR roles.worker_id IS NULL OR roles.worker_id NOT IN"
-    " (SELECT worker_id FROM workers WHERE state = 'alive') RETURNING 1"
-)
-_ROLE = "SELECT 1 FROM roles WHERE role = $1 AND worker_id = $2::bigint"
-_NAME_STORE = (
-    "INSERT INTO roles (role, state) VALUES ('_store', to_json($1::text))"
-    " ON CONFLICT (role) DO NOTHING"
-)
-_TO_CANCEL = (
-    "SELECT tenant_id, subscription, message_id FROM queue_executions"
-    " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
-)
-_SUSPECTS = (
-    "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= $2::int"
-    f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1"
-)
-_WAITING_FOR_HANDLER = (
-    " WHERE status = 'parked' AND parked_kind = $1 AND subscription = $2"
-    " AND error_message LIKE $3 AND ($4::bool OR event_name = ANY($5::text[]))"
-)
-_BUSY = (
-    "SELECT EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
-    " OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
-    " AND subscription = ANY($1::text[])) OR EXISTS (SELECT 1 FROM queue_executions"
-    " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
-    f" AND {none_of('running', 'succeeded', 'duplicate')} AND subscription = ANY($1::text[]))"
-)
-"""Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
 
 
 class PostgresStore:
@@ -156,9 +117,7 @@ class PostgresStore:
             if running:  # its lease says when the process is gone: what runs is handed back then
                 tx.before_end(roll.LEAVING, str(number))
                 return
-            await tx.send(roll.LEFT, str(number))
-            await tx.send(roll.FREE_SOURCES, str(number))
-            await reaper.hand_back(tx, change, number)
+            await reaper.leave(tx, change, number)
             if self._ledger.is_blank(number) and not change.entries:
                 tx.before_end(roll.FORGET, str(number))
 
@@ -182,8 +141,8 @@ class PostgresStore:
 
     async def identity(self) -> str:
         """The name of this store, made when it was, and never another's."""
-        await self.read(_NAME_STORE, new_id())
-        ((found,),) = await self.read("SELECT state #>> '{}' FROM roles WHERE role = '_store'")
+        await self.read(roles.NAME_STORE, new_id())
+        ((found,),) = await self.read(roles.STORE_NAME)
         return str(found)
 
     # -- claim ------------------------------------------------------------------------------------
@@ -207,20 +166,15 @@ class PostgresStore:
             return verdicts
 
         async def unstorable(candidate: Candidate, error: Exception) -> Verdict:
-            return await self._unstorable(sub, candidate, worker, error)
+            log.error("a message of %s cannot be stored: %s", sub.queue, error)
 
-        return await commit_in_halves(batch, admit, unstorable)
+            async def op(tx: Tx, change: Change) -> None:
+                change.entries += await ends.unstorable(tx, sub, candidate, worker.worker_id, error)
 
-    async def _unstorable(
-        self, sub: Subscription, candidate: Candidate, worker: Worker, error: Exception
-    ) -> Verdict:
-        log.error("a message of %s cannot be stored: %s", sub.queue, error)
-
-        async def op(tx: Tx, change: Change) -> Verdict:
-            change.entries += await ends.unstorable(tx, sub, candidate, worker.worker_id, error)
+            await self.write(op, worker_id=worker.worker_id)
             return Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
 
-        return await self.write(op, worker_id=worker.worker_id)
+        return await commit_in_halves(batch, admit, unstorable)
 
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
@@ -270,22 +224,7 @@ class PostgresStore:
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
         async def op(tx: Tx, change: Change) -> list[bool]:
-            return [
-                bool(
-                    await tx.rows(
-                        _ADOPT,
-                        run.message.tenant_id,
-                        run.subscription,
-                        run.message.id,
-                        str(worker.worker_id),
-                        str(run.token.epoch),
-                        run.body,
-                        run.body_info,
-                        str(crc(run.body)),
-                    )
-                )
-                for run in batch
-            ]
+            return [await runs.adopt(tx, run, worker.worker_id) for run in batch]
 
         return await self.write(op, worker_id=worker.worker_id)
 
@@ -311,9 +250,7 @@ class PostgresStore:
 
     async def resolve(self, *, worker: Worker) -> int:
         """A net: keys and lanes are looked at after each commit that may have freed one."""
-        waiting = await self.read(
-            "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
-        )
+        waiting = await self.read(looks.WAITS_FOR_KEY)
         stuck = {(t, s, lane) for t, s, lane in await self.read(lanes.STUCK)}
         if not waiting and not stuck:
             return 0
@@ -370,51 +307,39 @@ class PostgresStore:
     # -- relays -----------------------------------------------------------------------------------
 
     async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
-        found = await self.read(_TO_CANCEL, str(worker.worker_id))
+        found = await self.read(looks.TO_CANCEL, str(worker.worker_id))
         return [(tenant_id, sub, message_id) for tenant_id, sub, message_id in found]
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
         asked = (kind, subscription, f"{NO_HANDLER}%", "*" in types, arrays.texts(list(types)))
-        statement = f"SELECT 1 FROM queue_executions{_WAITING_FOR_HANDLER} LIMIT 1"
-        if not await self.read(statement, *asked):
+        if not await self.read(parked.FOR_A_HANDLER, *asked):
             return 0
-
-        async def op(tx: Tx, change: Change) -> int:
-            found = await tx.rows(
-                "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(),"
-                f" parked_kind = NULL{_WAITING_FOR_HANDLER}"
-                " RETURNING tenant_id, subscription, message_id",
-                *asked,
-            )
-            data = {"kind": kind, "by": "handler"}
-            change.entries += [(t, s, m, events.RESUMED, data) for t, s, m in found]
-            if found:
-                change.topics.add(WORK)
-            return len(found)
-
-        return await self.write(op, worker_id=worker.worker_id)
+        return await self.write(
+            lambda tx, change: parked.handler_came(tx, change, kind, asked),
+            worker_id=worker.worker_id,
+        )
 
     async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
         names = arrays.texts(list(subscriptions))
-        return bool(await self.read(_SUSPECTS, names, str(self._suspect_at)))
+        return bool(await self.read(looks.SUSPECTS, names, str(self._suspect_at)))
 
     async def paused(self) -> frozenset[str]:
-        found = await self.read("SELECT subscription FROM sources WHERE paused_at IS NOT NULL")
+        found = await self.read(looks.PAUSED)
         return frozenset(name for (name,) in found)
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Nothing waits, runs or is due later (parked messages aside)."""
-        ((busy,),) = await self.read(_BUSY, arrays.texts(list(subscriptions)))
+        ((busy,),) = await self.read(looks.BUSY, arrays.texts(list(subscriptions)))
         return not busy
 
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """A role's lease is its worker's: it is free as soon as that worker is not alive."""
         number = str(worker.worker_id)
-        if await self.read(_ROLE, role, number):
+        if await self.read(roles.HOLDS, role, number):
             return True
-        return bool(await self.read(_HOLD_ROLE, role, number))
+        return bool(await self.read(roles.TAKE, role, number))
 
     def on_events(self, listener: events.Listener) -> None:
         self._listeners.append(listener)
