@@ -35,7 +35,7 @@ from .seals import LATE_US
 
 log = logging.getLogger("holdfast.ledger")
 
-BATCH = 5000
+BATCH = 20_000
 FIRST_US, WIDEST_US = 600_000_000, DAY_US
 """How much time one statement looks at: as much as makes a good batch, a day at the most."""
 MOST_MOVED = 5000
