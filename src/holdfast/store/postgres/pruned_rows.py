@@ -66,13 +66,16 @@ _KEPT = (
     f"WITH {_HEADS} SELECT e.ctid::text FROM {{name}} e LEFT JOIN heads h USING (tenant_id,"
     f" worker_id) WHERE ({_MAY_GO}) IS NOT TRUE LIMIT $3::int"
 )
-_DELETE = (
-    f"WITH {_HEADS}, found AS MATERIALIZED (SELECT e.ctid AS at FROM {{name}} e JOIN heads h"
-    f" USING (tenant_id, worker_id) WHERE e.created_at >= {moment('$3::bigint')}"
-    f" AND e.created_at < {moment('$4::bigint')} AND ({_MAY_GO}) LIMIT $5::int),"
-    " gone AS (DELETE FROM {name} WHERE ctid = ANY(ARRAY(SELECT at FROM found)) RETURNING 1)"
-    " SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM gone)"
+_SPAN = (
+    f"e.created_at >= {moment('$3::bigint')} AND e.created_at < {moment('$4::bigint')} AND {{here}}"
 )
+_DELETE = (
+    f"WITH {_HEADS}, found AS MATERIALIZED (SELECT e.ctid AS at FROM {{table}} e JOIN heads h"
+    f" USING (tenant_id, worker_id) WHERE {_SPAN} AND ({_MAY_GO}) LIMIT $5::int),"
+    f" gone AS (DELETE FROM {{table}} e WHERE {_SPAN} AND ctid = ANY(ARRAY(SELECT at FROM found))"
+    " RETURNING 1) SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM gone)"
+)
+_OLDEST = "SELECT min(e.created_at) FROM {table} e WHERE {here}"
 _MONTH = re.compile(r"event_log_(\d{4})_(\d\d)")
 
 
@@ -101,6 +104,11 @@ class _Partition(msgspec.Struct, frozen=True, kw_only=True):
     """When it begins and ends (µs); None: it catches what has no month."""
     ours: bool
     """This role may drop it."""
+
+    def sql(self, statement: str) -> str:
+        """For its rows. By its own name only its owner gets at it."""
+        here = f"e.tableoid = '{self.name}'::regclass"
+        return statement.format(table=self.name if self.ours else "event_log", here=here)
 
 
 @asynccontextmanager
@@ -185,7 +193,7 @@ class PrunedRows:
         at_us = part.month[0] if part.month is not None else await self._oldest(part)
         if at_us is None:
             return Gone()
-        statement = _DELETE.format(name=part.name)
+        statement = part.sql(_DELETE)
         end_us = end_us if part.month is None else min(end_us, part.month[1])
         gone, width_us = 0, FIRST_US
         while at_us < end_us:
@@ -200,7 +208,7 @@ class PrunedRows:
         return Gone(rows=gone)
 
     async def _oldest(self, part: _Partition) -> int | None:
-        ((oldest,),) = await _all(self._conn, f"SELECT min(created_at) FROM {part.name}")
+        ((oldest,),) = await _all(self._conn, part.sql(_OLDEST))
         return None if oldest is None else to_us(oldest)
 
 
