@@ -23,8 +23,10 @@ from holdfast.engine.decoder import decoder
 from holdfast.store.postgres import arrays, claims, finish, keys, lanes, looks, reaper, tasks
 from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database
 from holdfast.store.postgres.months import Months
+from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
+from tests.faults.waiting import until
 
 pytestmark = pytest.mark.xdist_group("postgres")
 SUB = Subscription(name="s", queue="q", ordered=False)
@@ -316,6 +318,30 @@ async def test_months_are_made_ahead(
     assert await months.step(worker) == 1
     assert await months.step(worker) == 0
     assert rows(postgres_url, "SELECT to_regclass(%s) IS NOT NULL", name) == [(True,)]
+
+
+async def test_who_writes_while_its_month_is_made_is_not_taken_for_unstorable(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Its events were on their way to the default partition, which must not have them any more."""
+    now = "date_trunc('month', clock_timestamp(), 'UTC')"
+    this = f"SELECT to_char({now}, '\"event_log_\"YYYY_MM')"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'"
+    )
+    ((name,),) = rows(postgres_url, this)
+    with psycopg.connect(postgres_url) as maker:
+        maker.execute(f"DROP TABLE {name}")
+        maker.commit()
+        assert make_partitions(maker) == 1
+        claiming = asyncio.create_task(store.claim(SUB, [candidate("a")], worker=worker))
+        await until(lambda: rows(postgres_url, waiting) == [(1,)], "the claim waits for the month")
+        maker.commit()
+    (verdict,) = await claiming
+    assert verdict.answer is Answer.RUN
+    assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(0,)]
+    assert rows(postgres_url, f"SELECT event_type FROM {name}") == [("task.claimed",)]
 
 
 # -- plans ----------------------------------------------------------------------------------------

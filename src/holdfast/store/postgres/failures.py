@@ -17,7 +17,17 @@ _GONE = ("08", "57P", "53300", "25P03", "57014")
 
 def may_repeat(error: BaseException) -> bool:
     """Was it rolled back for no fault of its own?"""
-    return isinstance(error, psycopg.Error) and error.sqlstate in _REPEAT
+    if not isinstance(error, psycopg.Error):
+        return False
+    return error.sqlstate in _REPEAT or _went_to_another_month(error)
+
+
+def _went_to_another_month(error: psycopg.Error) -> bool:
+    """An event was on its way to the default partition while the one of its month was made.
+
+    No constraint is named: it is the partition's own.
+    """
+    return isinstance(error, errors.CheckViolation) and error.diag.constraint_name is None
 
 
 def is_away(error: BaseException) -> bool:
