@@ -83,8 +83,9 @@ def drain(stage: Stage, count: int, *, workers: int = 1) -> Drained:
     return Drained(count, rate(stage.server), used, stage.servers_cpu_s() - before)
 
 
-def drain_for(stage: Stage, seconds: float) -> tuple[float, float]:
-    """One worker for a while: results a second, and the most memory that it held (MB)."""
+def drain_for(stage: Stage, seconds: float, *, first: int) -> tuple[float, float]:
+    """One worker for a while: the rate of so many first results, and the most memory that it held
+    (MB)."""
     stage.server.client.delete(RESULTS)
     with processes.worker(stage.home, until_idle=False, env=stage.env) as child:
         deadline = time.monotonic() + LIMIT_S
@@ -97,21 +98,20 @@ def drain_for(stage: Stage, seconds: float) -> tuple[float, float]:
         child.check()
         peak = child.peak_mb()
         child.stop()
-    return rate(stage.server), peak
+    return rate(stage.server, first=first), peak
 
 
-def rate(server: RedisServer) -> float:
-    """Of the results on the stream: entry ids are the server's own milliseconds.
+def rate(server: RedisServer, *, first: int | None = None) -> float:
+    """Results a second: entry ids are the server's own milliseconds. `first`: of so many only.
 
     The first batch sets the clock and is not counted: what came before it is start-up.
     """
-    client = server.client
-    ends = client.xrange(RESULTS, count=1), client.xrevrange(RESULTS, count=1)
-    if not all(ends):
+    found = server.client.xrange(RESULTS, count=first)
+    if not found:
         raise processes.ProcessFailed("no results: nothing was drained")
-    first, last = (int(entries[0][0].partition(b"-")[0]) for entries in ends)
-    begun = len(client.xrange(RESULTS, max=str(first)))
-    return float((client.xlen(RESULTS) - begun) / max(1, last - first) * 1000)
+    moments = [int(entry.partition(b"-")[0]) for entry, _ in found]
+    counted = len(moments) - moments.count(moments[0])
+    return counted / max(1, moments[-1] - moments[0]) * 1000
 
 
 def _told(server: RedisServer) -> tuple[int, int]:
