@@ -66,10 +66,22 @@ class AnchorFile:
         except OSError as error:
             raise StoreUnavailable(f"the anchor file {self.path}: {error.strerror}") from error
 
-    def read(self) -> Iterator[bytes]:
-        """Its lines, whole ones and a torn last one alike."""
+    def size(self) -> int:
+        """Bytes that it has by now."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, upto: int | None = None) -> Iterator[bytes]:
+        """Its lines, whole ones and a torn last one alike; as far as a `size` of before."""
+        at = 0
         with self.path.open("rb") as file:
-            yield from file
+            for line in file:
+                at += len(line)
+                if upto is not None and at > upto:
+                    return
+                yield line
 
 
 def _whole(fd: int) -> int:

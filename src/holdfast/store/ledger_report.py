@@ -74,7 +74,9 @@ class FileSide:
         self._key = key
         self._report = report
         self._exists = file.path.exists()
-        self._lines = self._read(file) if self._exists else iter(())
+        # Made before the table is looked at. What workers append from here on is of anchors that
+        # they commit meanwhile: that look does not see them, and they were not cut.
+        self._lines = self._read(file, file.size()) if self._exists else iter(())
         self._next: Anchor | None = None
         self._started = False
         self._from = 0
@@ -126,9 +128,9 @@ class FileSide:
             self._next = next(self._lines, None)
         return self._next
 
-    def _read(self, file: AnchorFile) -> Iterator[Anchor]:
+    def _read(self, file: AnchorFile, size: int) -> Iterator[Anchor]:
         number = 0
-        for at, line in enumerate(file.read(), 1):
+        for at, line in enumerate(file.read(size), 1):
             if not line.endswith(b"\n"):
                 self._report.notes.append("the last line of the anchor file was torn by a crash")
                 return
