@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from holdfast.core.errors import StoreError
+from holdfast.core.outcome import Dead
+from holdfast.core.store import Commit, Finished
+
+from .outcomes import bare
+
+log = logging.getLogger("holdfast.store")
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -30,3 +37,18 @@ async def commit_in_halves(
         half = len(batch) // 2
         first = await commit_in_halves(batch[:half], commit, alone)
         return [*first, *await commit_in_halves(batch[half:], commit, alone)]
+
+
+async def finish_in_halves(
+    batch: Sequence[Finished],
+    finish: Callable[[Sequence[Finished]], Awaitable[Sequence[Commit]]],
+) -> Sequence[Commit]:
+    """`finish` the batch; a run whose outcome no row can hold ends as a dead letter instead."""
+
+    async def unstorable(item: Finished, error: Exception) -> Commit:
+        log.error("message %s: its outcome cannot be stored", item.run.message.id, exc_info=error)
+        dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+        (commit,) = await finish([bare(item, dead)])
+        return commit
+
+    return await commit_in_halves(batch, finish, unstorable)

@@ -12,7 +12,7 @@ from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import StoreError
 from holdfast.core.ids import new_id
-from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -27,8 +27,7 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
-from holdfast.store.halving import commit_in_halves
-from holdfast.store.outcomes import bare
+from holdfast.store.halving import commit_in_halves, finish_in_halves
 from holdfast.store.outgoing import outbox_row
 
 from . import arrays, ends, keys, lanes, looks, parked, reaper, roles, roll, runs
@@ -232,16 +231,7 @@ class PostgresStore:
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
-
-        async def unstorable(item: Finished, error: Exception) -> Commit:
-            log.error(
-                "message %s: its outcome cannot be stored", item.run.message.id, exc_info=error
-            )
-            dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-            (commit,) = await self._finish([bare(item, dead)], worker)
-            return commit
-
-        return await commit_in_halves(batch, lambda some: self._finish(some, worker), unstorable)
+        return await finish_in_halves(batch, lambda some: self._finish(some, worker))
 
     async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
         return await self.write(

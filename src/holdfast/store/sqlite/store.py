@@ -16,7 +16,7 @@ from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.ids import new_id
-from holdfast.core.outcome import NO_HANDLER, Dead
+from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -36,8 +36,7 @@ from holdfast.core.store import (
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING
-from holdfast.store.halving import commit_in_halves
-from holdfast.store.outcomes import bare
+from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc
 
@@ -285,16 +284,7 @@ class SqliteStore:
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         """One transaction for the batch. An item that no row can hold ends as `unstorable`."""
-
-        async def unstorable(item: Finished, error: Exception) -> Commit:
-            log.error(
-                "message %s: its outcome cannot be stored", item.run.message.id, exc_info=error
-            )
-            dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
-            (commit,) = await self._finish([bare(item, dead)], worker)
-            return commit
-
-        return await commit_in_halves(batch, lambda some: self._finish(some, worker), unstorable)
+        return await finish_in_halves(batch, lambda some: self._finish(some, worker))
 
     async def _finish(self, batch: Sequence[Finished], worker: Worker) -> Sequence[Commit]:
         def op(conn: sqlite3.Connection) -> list[Commit]:
