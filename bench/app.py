@@ -15,6 +15,16 @@ SAMPLE = struct.Struct("<qq")
 """Number of the message, and nanoseconds from its send to its handler's first line."""
 
 app = App(name="bench")
+if "HOLDFAST_BENCH_WEBHOOK" in os.environ:
+    from holdfast.delivery.webhook import WebhookChannel
+
+    app.channel(
+        WebhookChannel(
+            ["whsec_c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IQ=="],
+            allow=["127.0.0.0/8"],
+            https_only=False,
+        )
+    )
 _samples: int | None = None
 
 

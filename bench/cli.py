@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from . import machine, profile
 from .figures import Row, table
 from .measure import Bench, Section, Unavailable
-from .sections import backlog, both_ways, drain, latency, peers, redis, sends, start
-from .sections.drain import MANY_SLOTS
+from .redis_drain import MANY_SLOTS
+from .sections import backlog, both_ways, delivery, drain, latency, peers, redis, sends, start
 
 SECTIONS: dict[str, Section] = {
     "drain": drain.section,
@@ -28,6 +28,7 @@ SECTIONS: dict[str, Section] = {
     "peers": peers.section,
     "redis": redis.section,
     "both-ways": both_ways.section,
+    "delivery": delivery.section,
     "start": start.section,
 }
 QUICK_SCALE = 0.05

@@ -17,7 +17,7 @@ from .figures import markdown
 from .measure import Bench
 from .redis_server import RedisServer
 from .sampler import SQL, WAITING
-from .sections.drain import MANY_SLOTS, drain, read_back
+from .sections.drain import drain, read_back
 
 LOOP, WRITER = "event loop", "writer thread"
 _TOP = 25
@@ -112,12 +112,12 @@ def _measure(bench: Bench, keyed: bool) -> Profile:
 def _measure_tasks(bench: Bench) -> Profile:
     count = bench.size(20_000, least=500)
     with bench.home() as home, RedisServer(home) as server:
-        stage = redis_drain.Stage(home, server, slots=MANY_SLOTS)
+        stage = redis_drain.Stage(home, server, slots=redis_drain.MANY_SLOTS)
         stage.fill(count)
         redis_drain.drain(stage, count)
         plain = read_back(home)
     with bench.home() as home, RedisServer(home) as server:
-        stage = redis_drain.Stage(home, server, slots=MANY_SLOTS)
+        stage = redis_drain.Stage(home, server, slots=redis_drain.MANY_SLOTS)
         stage.fill(count)
         return _watched(home, stage.env, count, plain.seconds)
 

@@ -23,7 +23,7 @@ CODES = {
     Exit.OK: "Done.",
     Exit.FAILURE: "Something went wrong; the message says what.",
     Exit.USAGE: "Wrong arguments, or a wrong configuration: every mistake is named.",
-    Exit.NOT_FOUND: "There is no such message, dead letter, parked message or database.",
+    Exit.NOT_FOUND: "There is no such message, dead letter, parked message, reply or database.",
     Exit.CONFLICT: "It is there, but not in the state that this needs; or a short id fits several.",
     Exit.UNAVAILABLE: "The store or the broker cannot be used just now. Try again.",
     Exit.PARTIAL: "Some of it was done; what was not is listed.",

@@ -38,7 +38,7 @@ class Drained:
         return self.count / self.seconds
 
 
-MANY_SLOTS = 400
+MANY_SLOTS = 1000
 """For throughput: what is claimed and finished in one go is as many messages as there are slots."""
 
 

@@ -14,13 +14,12 @@ from bench import processes, redis_peers, workload
 from bench.figures import Goal, Row, at_least, at_most, ratio_at_most
 from bench.measure import Bench
 from bench.postgres_server import PostgresServer, has_postgres
-from bench.redis_drain import CHUNK, Drained, Stage, drain, drain_for
+from bench.redis_drain import CHUNK, MANY_SLOTS, Drained, Stage, drain, drain_for
 from bench.redis_server import RedisServer
 from holdfast.core.message import Message
 
 from . import latency
 from .backlog import FEW, MANY
-from .drain import MANY_SLOTS
 from .peers import versions_of
 from .sends import TASKS, send_all
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         ParkMessage,
         ParseError,
         PublishUnknown,
+        RateLimited,
         RetryableError,
+        SendUnknown,
         TemporaryError,
         ValidationError,
     )
@@ -33,6 +35,21 @@ if TYPE_CHECKING:
     from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
     from holdfast.core.records import Cancelled
     from holdfast.core.retry import RetryPolicy
+    from holdfast.delivery.apprise_channel import AppriseChannel
+    from holdfast.delivery.channels import Channels
+    from holdfast.delivery.discord_channel import DiscordChannel
+    from holdfast.delivery.email_channel import EmailChannel
+    from holdfast.delivery.file_deliveries import FileDeliveries
+    from holdfast.delivery.file_queue import DeliveryQueue
+    from holdfast.delivery.folder_channel import FolderChannel
+    from holdfast.delivery.folder_sender import FolderSender
+    from holdfast.delivery.queued import QueuedDelivery
+    from holdfast.delivery.recovery import recovery_report, recovery_scan
+    from holdfast.delivery.runner import DeliveryRunner
+    from holdfast.delivery.slack_channel import SlackChannel
+    from holdfast.delivery.telegram_channel import TelegramChannel
+    from holdfast.delivery.waits import BACKOFF_MS, compute_backoff_ms, is_ready_for_retry
+    from holdfast.delivery.webhook import WebhookChannel
     from holdfast.engine.context import Context, SyncContext
     from holdfast.engine.sender import Receipt
     from holdfast.orchestrator import Orchestrator, TaskResult
@@ -67,6 +84,7 @@ _HOME = {
     "InvalidMessage": "holdfast.core.errors",
     "PublishUnknown": "holdfast.core.errors",
     "RetryableError": "holdfast.core.errors",
+    "RateLimited": "holdfast.core.errors",
     "TemporaryError": "holdfast.core.errors",
     "FinalError": "holdfast.core.errors",
     "ValidationError": "holdfast.core.errors",
@@ -90,21 +108,50 @@ _HOME = {
     "IdempotencyStore": "holdfast.triggers.ports",
     "QueueAdapter": "holdfast.triggers.ports",
     "RedisIdempotencyStore": "holdfast.triggers.redis_idempotency",
+    "SendUnknown": "holdfast.core.errors",
+    "Channels": "holdfast.delivery.channels",
+    "WebhookChannel": "holdfast.delivery.webhook",
+    "AppriseChannel": "holdfast.delivery.apprise_channel",
+    "DiscordChannel": "holdfast.delivery.discord_channel",
+    "EmailChannel": "holdfast.delivery.email_channel",
+    "SlackChannel": "holdfast.delivery.slack_channel",
+    "TelegramChannel": "holdfast.delivery.telegram_channel",
+    "DeliveryQueue": "holdfast.delivery.file_queue",
+    "FileDeliveries": "holdfast.delivery.file_deliveries",
+    "FolderChannel": "holdfast.delivery.folder_channel",
+    "FolderSender": "holdfast.delivery.folder_sender",
+    "QueuedDelivery": "holdfast.delivery.queued",
+    "recovery_report": "holdfast.delivery.recovery",
+    "recovery_scan": "holdfast.delivery.recovery",
+    "DeliveryRunner": "holdfast.delivery.runner",
+    "BACKOFF_MS": "holdfast.delivery.waits",
+    "compute_backoff_ms": "holdfast.delivery.waits",
+    "is_ready_for_retry": "holdfast.delivery.waits",
 }
 
 __all__ = [
+    "BACKOFF_MS",
     "App",
+    "AppriseChannel",
     "Ask",
     "AuthorizationError",
     "BinaryParser",
     "Cancelled",
+    "Channels",
     "Config",
     "ConfigError",
     "Context",
     "Dead",
     "Decision",
+    "DeliveryQueue",
+    "DeliveryRunner",
+    "DiscordChannel",
     "Done",
+    "EmailChannel",
+    "FileDeliveries",
     "FinalError",
+    "FolderChannel",
+    "FolderSender",
     "HoldfastError",
     "IdempotencyStore",
     "InvalidMessage",
@@ -123,6 +170,8 @@ __all__ = [
     "QueueAdapter",
     "QueueTrigger",
     "QueueTriggerConfig",
+    "QueuedDelivery",
+    "RateLimited",
     "RawMessage",
     "Receipt",
     "RedisIdempotencyStore",
@@ -130,14 +179,22 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "RetryableError",
+    "SendUnknown",
+    "SlackChannel",
     "SyncContext",
     "TaskResult",
+    "TelegramChannel",
     "TemporaryError",
     "TextParser",
     "ValidationError",
+    "WebhookChannel",
     "__version__",
+    "compute_backoff_ms",
+    "is_ready_for_retry",
     "load_config",
     "load_queue_trigger_config",
+    "recovery_report",
+    "recovery_scan",
     "validate_config",
 ]
 

@@ -9,25 +9,31 @@ import os
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
 from holdfast.brokers.registry import make_broker
+from holdfast.channels import GRACE_S, form_for, make_channel, subscribers_of
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
+from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Broker, Inspectable, Notices, Renews, Subscription
 from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.events import Observer
 from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send, Store
-from holdfast.engine.breaker import BreakerPolicy
+from holdfast.core.subscribers import Subscriber
+from holdfast.delivery.attempts import Policy
+from holdfast.delivery.carrier import Carried
 from holdfast.engine.executor import Executor, Middleware
 from holdfast.engine.handlers import Handler, Handlers
 from holdfast.engine.isolation import Children
@@ -69,8 +75,10 @@ class App:
         """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
         self._middleware: list[Middleware] = []
         self._observers = Observers()
+        self._subscribers = subscribers_of(self.config)
         self.metrics = Metrics() if self.config.metrics.enabled else None
         """The counts of this process; None if they are switched off."""
+        self._channels: dict[str, Carried] = {}
         self._guard: Guard | None = None
         self._broker: Broker | None = None
         self._store: Store | None = None
@@ -134,6 +142,71 @@ class App:
         self._observers.add(fn)
         return fn
 
+    def subscribe(
+        self,
+        channel: str,
+        recipient: str,
+        *,
+        events: Sequence[str] = ("delivery.*",),
+        tenant_id: str | None = None,
+        form: Literal["json", "text"] | None = None,
+    ) -> None:
+        """Tell somebody of events, each by a delivery that is committed with it.
+
+        `form`: json for programs (what webhooks get, unless it is said), a line of text for people.
+        Subscribers in holdfast.yaml hear of what commands do, too.
+        """
+        subscriber = Subscriber(
+            channel=channel,
+            recipient=recipient,
+            events=tuple(events),
+            tenant_id=tenant_id,
+            as_json=(form or form_for(self.config, channel)) == "json",
+        )
+        self._subscribers.add(subscriber)
+
+    def channel(
+        self,
+        channel: Channel,
+        *,
+        timeout_s: float | None = None,
+        on_unknown: Literal["resend", "hold"] | None = None,
+    ) -> None:
+        """Send replies for `channel.name` by it, from every worker of this app.
+
+        `on_unknown`: what may have arrived is sent again, marked, or held until a person decides.
+        """
+        check_name("channel", channel.name)
+        if channel.name in self._channels:
+            raise ConfigError([f"there are two channels with the name {channel.name!r}"])
+        settings = self.config.delivery
+        policy = Policy(
+            timeout_s=timeout_s or settings.timeout_s,
+            wait_scale=settings.wait_scale,
+            hold_unknown=(on_unknown or settings.on_unknown) == "hold",
+        )
+        self._channels[channel.name] = Carried(channel, policy)
+
+    def carried(self) -> list[Carried]:
+        """The channels of this app, those of its configuration made if they are not yet.
+
+        Raises ConfigError if one cannot be made.
+        """
+        for name, settings in self.config.channels.items():
+            if name not in self._channels:  # the program's own goes first
+                within_s = settings.timeout_s or self.config.delivery.timeout_s
+                self.channel(
+                    make_channel(name, settings, within_s=within_s),
+                    timeout_s=within_s + GRACE_S,
+                    on_unknown=settings.on_unknown,
+                )
+        return list(self._channels.values())
+
+    @property
+    def telling_channels(self) -> frozenset[str]:
+        """Channels by which its subscribers are told of events."""
+        return self._subscribers.channels
+
     def guard(self, fn: Guard) -> Guard:
         """Decide before each run whether it may happen: `async def guard(context) -> Decision`.
 
@@ -175,6 +248,7 @@ class App:
             clock=self.clock,
             suspect_at=self._suspect_at,
             notices=functools.cache(self._notices),
+            subscribers=self._subscribers,
         )
         try:
             if connect or not self.config.has_server:
@@ -271,6 +345,25 @@ class App:
         to = self._queue(queue)
         sends = [self._sender.encoded(message, to) for message in messages]
         return await self._sender.publish_many(self.broker, sends)
+
+    async def deliver(
+        self, channel: str, recipient: str, content: str, *, scheduled: bool = False, **fields: Any
+    ) -> str:
+        """A text for somebody, outside of any run. Returns its id when it is durable.
+
+        `scheduled`: answers to people go first. Fields: id (the same again changes nothing),
+        tenant_id, conversation, options, max_retries, expires_s.
+        """
+        new = New(
+            id=fields.pop("id", None) or str(uuid.uuid4()),
+            channel=check_name("channel", channel),
+            recipient=check_recipient(recipient),
+            content=content,
+            priority=SCHEDULED if scheduled else DIRECT,
+            **fields,
+        )
+        await self.storage.deliveries(self.store).put([new])
+        return new.id
 
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""

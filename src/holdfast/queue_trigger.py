@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.config import Config, Worker
 from holdfast.config.endpoints import read_url
+from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.endings import Ending, Identity
 from holdfast.core.errors import ConfigError, InvalidMessage
@@ -31,7 +32,6 @@ from holdfast.core.events import Entry, Listener
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.secret import mask_line
 from holdfast.core.store import Store
-from holdfast.engine.breaker import BreakerPolicy
 from holdfast.engine.decoder import decoder
 from holdfast.engine.executor import Executor
 from holdfast.engine.handlers import ANY_TYPE, Handler, Handlers
@@ -76,6 +76,9 @@ class QueueTrigger:
     not ended by then.
     `governance`, `ledger` and `idempotency_store` may be None; `worker` has the engine's own
     limits (lease, crash budget), `metrics` counts.
+    `on_dedup_unavailable`: what becomes of a message while `idempotency_store` cannot be asked.
+    `stop`: it waits, and spends no attempt; `continue`: it runs, and may run twice. None: as the
+    `Config` says, if `store` is one, else `continue`.
     """
 
     def __init__(  # noqa: PLR0913 - the six are the specification's
@@ -92,6 +95,7 @@ class QueueTrigger:
         worker: Worker | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
+        on_dedup_unavailable: Literal["stop", "continue"] | None = None,
     ) -> None:
         problems = validate_config(config)
         if problems:
@@ -106,6 +110,8 @@ class QueueTrigger:
         self._given_store = store
         self._settings = worker or (store.worker if isinstance(store, Config) else Worker())
         self._max_bytes = store.max_message_bytes if isinstance(store, Config) else None
+        said = store.on_dedup_unavailable if isinstance(store, Config) else "continue"
+        self._may_miss_dedup = (on_dedup_unavailable or said) == "continue"
         self._shutdown_timeout_s = shutdown_timeout_s
         self._clock: Clock = clock or SystemClock()
         self._subscription = subscription_of(config)
@@ -284,6 +290,7 @@ class QueueTrigger:
             self.governance,
             self.idempotency_store,
             guard_timeout_s=self._settings.guard_timeout_s,
+            may_miss_dedup=self._may_miss_dedup,
             dedup_unavailable=partial(self.metrics.dedup_unavailable, queue, 1),
         )
 

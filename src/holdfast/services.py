@@ -7,9 +7,11 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from holdfast.core.approvals import Clerk
+from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Trims
 from holdfast.core.store import Store, Worker
-from holdfast.delivery.terminal import Terminal
+from holdfast.delivery.carrier import Carried, Carrier
+from holdfast.delivery.terminal import TerminalChannel
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
 from holdfast.store.keep import Keep
@@ -34,10 +36,12 @@ SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
 
 
-def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Relay]:
+def relays_of(
+    app: App, *, spawn_solo: bool, carry: bool = True, terminal: bool = False
+) -> list[Relay]:
     """What this process does beside running messages. The app must be open.
 
-    `terminal`: it prints the replies of the terminal channel.
+    `carry`: it sends replies; `terminal`: it prints those of the terminal channel, too.
     """
     relays = store_relays(app.storage, app.store, app.config)
     if app.metrics is not None:
@@ -49,8 +53,8 @@ def relays_of(app: App, *, spawn_solo: bool, terminal: bool = False) -> list[Rel
     if not app.store.fused:
         relays.append(_outbox(app))
         relays += _trimming(app)
-    if terminal:
-        relays.append(_terminal(app))
+    if carry:
+        relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
         solo = SoloSpawner(app, app.target)
         relays.append(Relay(name="suspects", every_s=0.5, step=solo.step, role="suspects"))
@@ -171,17 +175,41 @@ def _trimming(app: App) -> list[Relay]:
     return [Relay(name="trimming", every_s=RETENTION_S, step=step, role="trimming")] if days else []
 
 
-def _terminal(app: App) -> Relay:
-    deliveries = app.storage.deliveries(app.store)
-    printer = Terminal(deliveries)
+def _carrying(app: App, *, terminal: bool) -> list[Relay]:
+    """Replies go out by the channels that this process has."""
+    channels = app.carried()
+    if terminal:
+        channels.append(Carried(TerminalChannel()))
+    for name in sorted(app.telling_channels - {each.channel.name for each in channels}):
+        log.warning(
+            "subscribers are told by %r, and this process has no channel %r: what they are to hear"
+            " waits for one that has. Write channels.%s, or use App.channel",
+            name,
+            name,
+            name,
+        )
+    if not channels:
+        return []
+    settings, breaker = app.config.delivery, app.config.breaker
+    carrier = Carrier(
+        app.storage.deliveries(app.store),
+        channels,
+        slots=settings.calls,
+        tenant_per_minute=settings.tenant_per_minute,
+        breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
+    )
+    return [carrier_relay(carrier)]
+
+
+def carrier_relay(carrier: Carrier) -> Relay:
+    """The loop in which a carrier sends."""
     return Relay(
-        name="terminal",
+        name="deliveries",
         every_s=LOOK_S,
-        step=printer.step,
-        role="terminal",
-        due=printer.due,
-        bell=deliveries,
+        step=carrier.step,
+        bell=carrier,
         at_end=True,
+        last=carrier.finish,
     )
 
 

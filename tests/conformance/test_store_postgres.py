@@ -6,12 +6,21 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
+from holdfast.core.delivery import Deliveries
 from holdfast.core.store import Worker
 from holdfast.store.postgres.clerk import PostgresClerk
+from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
 from holdfast.store.postgres.store import PostgresStore
-from holdfast.testing import GovernanceConformance, Office, StoreConformance, StoreHarness
+from holdfast.testing import (
+    DeliveryDeskConformance,
+    Desk,
+    GovernanceConformance,
+    Office,
+    StoreConformance,
+    StoreHarness,
+)
 from holdfast.testing.store_harness import LEASE_S, Store
 from tests.servers.postgres_clock import ServerClock
 
@@ -54,3 +63,15 @@ class TestPostgresGovernance(OnPostgres, GovernanceConformance):
             yield Office(
                 answers=operations, records=PostgresRecords(store), clerk=PostgresClerk(store)
             )
+
+
+class TestPostgresDeliveries(OnPostgres, DeliveryDeskConformance):
+    def make_deliveries(self, store: Store) -> Deliveries:
+        assert isinstance(store, PostgresStore)
+        return PostgresDeliveries(store)
+
+    @asynccontextmanager
+    async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
+        assert isinstance(store, PostgresStore)
+        async with PostgresOperations(store, by="suite") as operations:
+            yield Desk.of_store(operations, PostgresRecords(store))

@@ -6,13 +6,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.core.delivery import Deliveries
 from holdfast.core.store import Worker
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.clerk import SqliteClerk
+from holdfast.store.sqlite.deliveries import SqliteDeliveries
 from holdfast.store.sqlite.operations import SqliteOperations
 from holdfast.store.sqlite.records import SqliteRecords
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import GovernanceConformance, Office, StoreConformance, StoreHarness
+from holdfast.testing import (
+    DeliveryDeskConformance,
+    Desk,
+    GovernanceConformance,
+    Office,
+    StoreConformance,
+    StoreHarness,
+)
 from holdfast.testing.store_harness import Store
 
 
@@ -46,6 +55,18 @@ class TestSqliteGovernance(OnSqlite, GovernanceConformance):
             yield Office(
                 answers=operations, records=SqliteRecords(store.file), clerk=SqliteClerk(store)
             )
+
+
+class TestSqliteDeliveries(OnSqlite, DeliveryDeskConformance):
+    def make_deliveries(self, store: Store) -> Deliveries:
+        assert isinstance(store, SqliteStore)
+        return SqliteDeliveries(store)
+
+    @asynccontextmanager
+    async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
+        assert isinstance(store, SqliteStore)
+        async with SqliteOperations(store, None, by="suite") as operations:
+            yield Desk.of_store(operations, SqliteRecords(store.file))
 
 
 class TestSqliteStoreWithItsQueue(TestSqliteStore):

@@ -7,12 +7,14 @@ import pytest
 
 from holdfast.core.events import CLAIMED
 from holdfast.testing.history import History
+from tests.conftest import ALLOWANCE
 from tests.faults.conftest import VISIBILITY_S, MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
-RECLAIM_S = 2.0
+RECLAIM_S = {"embedded": 2.0, "redis": 2.0, "redis+postgres": 2.0 + 2.0}
+"""By the store: a file's lock is free at once, a server waits for the lease, too."""
 LONGEST_RUN_S = 2.0
 
 
@@ -35,7 +37,7 @@ def kill_at_random(fleet: Fleet, kills: int, total: int, *, last: float = 0.75) 
 
 @on_each_broker
 def test_kill(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
-    counts = {"embedded": (3_000, 15), "redis": (800, 3), "redis+postgres": (1_000, 5)}
+    counts = {"embedded": (3_000, 15), "redis": (1_000, 5), "redis+postgres": (2_000, 10)}
     total, kills = (10_000, 50) if soak else counts[broker]
     fleet = make_fleet(WORKER__SLOTS=35)
     fleet.send(
@@ -49,8 +51,7 @@ def test_kill(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
     fleet.start(2)
     kill_at_random(fleet, kills, total)
     fleet.wait_until_final()
-    # On a shared machine three times the promised figure is allowed, and the figure is printed.
-    report = fleet.check(replies_per_run=1, reclaim_limit_s=RECLAIM_S * 3)
+    report = fleet.check(replies_per_run=1, reclaim_limit_s=RECLAIM_S[broker] * ALLOWANCE)
     assert report.kills == kills
     assert report.busy_kills >= 0.85 * kills
     assert report.ends["task.succeeded"] == total

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("faults-1")
 def test_long_run(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
     """Many leases long: a coroutine, a thread and a blocked loop, while another worker looks on."""
     lease = 10 if soak else 2
-    seconds = (10 if soak or broker == "embedded" else 6) * lease
+    seconds = 10 * lease
     fleet = make_fleet(WORKER__SLOTS=10, WORKER__LEASE_S=lease)
     fleet.start(2)
     long = fleet.send(

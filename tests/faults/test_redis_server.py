@@ -94,7 +94,7 @@ async def test_server_killed_under_load(
     """Killed at a third and at half of the messages, and started again."""
     fleet = make_fleet(WORKER__SLOTS=50)
     await asyncio.to_thread(fleet.start, 2)
-    publishers = Publishers(fleet, 10_000 if soak else 1_000)
+    publishers = Publishers(fleet, 10_000 if soak else 2_000)
     sending = asyncio.create_task(publishers.run())
     back: list[float] = []
     for share in (1 / 3, 1 / 2):
@@ -135,7 +135,7 @@ class Caller:
 
 async def test_server_stands_still(redis_server: RedisServer, soak: bool) -> None:
     """SIGSTOP: each call ends in time, no false yes; SIGCONT: all of them go on."""
-    timeout_s, still_s, receive_s = 1.0, 30.0 if soak else 3.0, 0.5
+    timeout_s, still_s, receive_s = 1.0, 30.0 if soak else 6.0, 0.5
     broker = RedisBroker(redis_server.url, timeout_s=timeout_s)
     await broker.open()
     sub = Subscription(name="still", queue="still")
@@ -214,7 +214,7 @@ def test_workers_outlast_a_server_that_stands_still(
     redis_server.pause()
     try:
         assert fleet.terminate(leaving) == 0, "it ends in order, without the server"
-        time.sleep(30.0 if soak else 2.0)  # the fault itself
+        time.sleep(30.0 if soak else 6.0)  # the fault itself
     finally:
         redis_server.go_on()
     fleet.send([work] * 100)

@@ -1,7 +1,6 @@
 """Two busy processes on one file: the turnstile lets neither starve.
 
-The promise is a share of 40 to 60 % each and a p99 of 50 ms. A machine that others use, too, is
-allowed three times that; what was seen is printed.
+The promise is a share of 40 to 60 % each and a p99 of 50 ms; what was seen is printed.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.store.migrate import ensure_schema
-from tests.conftest import SOAK
+from tests.conftest import ALLOWANCE, SOAK
 
 SECONDS = 20.0 if SOAK else 3.0
 WRITER = Path(__file__).with_name("busy_writer.py")
 SHARE = (0.4, 0.6)
 P99_MS = 50.0
-ALLOWANCE = 3
 
 
 def test_neither_of_two_writers_starves(home: Path) -> None:

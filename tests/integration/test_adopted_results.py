@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -16,7 +17,7 @@ from holdfast.core.broker import Delivery, Notices, Subscription
 from holdfast.core.codec import CODECS
 from holdfast.core.message import Message
 from holdfast.core.outcome import Done
-from holdfast.core.store import Answer, Candidate, Commit, Finished, Run, Store
+from holdfast.core.store import Answer, Candidate, Commit, Finished, Reply, Run, Store
 from holdfast.engine.decoder import decoder
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.postgres.store import PostgresStore
@@ -85,3 +86,19 @@ async def test_a_success_is_told_by_the_outbox_where_its_copy_was_adopted(room: 
     commits = await store.finish([done(run) for run in runs], worker=worker)
     assert list(commits) == [Commit.COMMITTED] * 20
     assert room.to_be_told() == ["m3"], "of the others their acknowledgement tells"
+
+
+async def test_a_success_that_could_not_be_stored_is_told_as_the_failure_that_it_became(
+    room: Room,
+) -> None:
+    """Its acknowledgement would tell of a success: the outbox tells, and the store says so."""
+    store, worker = room.store, await room.store.register("first")
+    messages = [Message(id=f"m{n}", type="t") for n in range(4)]
+    verdicts = await store.claim(SUB, [copy_of(each) for each in messages], worker=worker)
+    ends = [done(verdict.run) for verdict in verdicts if verdict.run is not None]
+    reply = Reply(channel="no text \ud800", recipient="ann", content="hi")
+    ends[2] = msgspec.structs.replace(ends[2], replies=[reply])
+    first, buried, again = Commit.COMMITTED, Commit.BURIED, Commit.ALREADY
+    assert list(await store.finish(ends, worker=worker)) == [first, first, buried, first]
+    assert list(await store.finish(ends, worker=worker)) == [again, again, buried, again]
+    assert room.to_be_told() == ["m2"]

@@ -263,7 +263,8 @@ def test_help_is_quick_and_loads_nothing(unmeasured):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["stats"], ["queues", "list"], ["dlq", "list"], ["parked", "list"], ["doctor"],
+        ["stats"], ["queues", "list"], ["dlq", "list"], ["parked", "list"], ["deliveries", "list"],
+        ["doctor"],
         ["tail", "--no-follow"], ["config", "show"],
     ],
 )  # fmt: skip
@@ -405,6 +406,7 @@ def test_sending_to_a_memory_broker_is_refused(home: Path):
     "arguments",
     [
         ["stats"], ["queues", "list"], ["dlq", "list"], ["dlq", "show", "x"], ["parked", "list"],
+        ["deliveries", "list"], ["deliveries", "retry", "--all"], ["deliveries", "pause", "x"],
         ["trace", "x"], ["tail"], ["dlq", "replay", "--all"], ["queues", "pause", "x"],
         ["ledger", "verify"], ["recover"],
     ],
@@ -497,6 +499,15 @@ def test_doctor_is_content_with_a_sound_home_and_not_with_an_open_one(database: 
     database.chmod(0o644)
     result = call("doctor", code=Exit.CHECK_FAILED)
     assert "chmod 600" in result.stdout
+
+
+def test_doctor_names_subscribers_without_a_channel(database: Path):
+    Path("holdfast.yaml").write_text(
+        "subscribers: {people: {channel: slack, to: C1, events: [task.failed]}}"
+    )
+    found = {check["name"]: check for check in lines(call("doctor", "--json"))}
+    assert found["subscribers"]["finding"] == "warning"
+    assert "people is told by slack" in found["subscribers"]["detail"]
 
 
 def test_doctor_tells_a_broken_configuration_and_a_broken_database(database: Path):
@@ -653,9 +664,11 @@ ALL = {" ".join(path): command for path, command in commands()}
 
 def test_the_commands_are_these():
     assert set(ALL) == {
-        "run", "dev", "send", "tail", "trace", "stats",
+        "run", "dev", "chat", "send", "tail", "trace", "stats",
         "approvals", "approvals list", "approvals show", "approvals approve", "approvals reject",
         "rules", "rules check", "rules test", "rules usage",
+        "deliveries", "deliveries list", "deliveries show", "deliveries retry", "deliveries edit",
+        "deliveries discard", "deliveries pause", "deliveries resume",
         "dlq", "dlq list", "dlq show", "dlq replay", "dlq edit", "dlq discard",
         "parked", "parked list", "parked show", "parked resume", "parked discard",
         "queues", "queues list", "queues pause", "queues resume",

@@ -34,6 +34,36 @@ async def test_replies_commit_with_the_run(lab: Lab) -> None:
     ]
 
 
+async def test_a_text_for_somebody_else_with_all_that_its_channel_understands(lab: Lab) -> None:
+    app = await lab.open()
+    refused: list[str] = []
+
+    @app.on("ask")
+    async def answer(ctx: Context) -> None:
+        for wrong in ("", "https://example.org/" + "x" * 2048):
+            with pytest.raises(InvalidMessage) as caught:
+                await ctx.send_to("webhook", wrong, "hello")
+            refused.append(str(caught.value))
+        with pytest.raises(InvalidMessage, match="mapping"):
+            await ctx.reply("hello", options=["silent"])  # type: ignore[arg-type]
+        await ctx.send_to(
+            "telegram", "-42", "news", scheduled=True, options={"silent": True}, expires_s=60
+        )
+        await ctx.reply("well", options={"subject": "hi"})
+
+    await lab.start(app)
+    receipt = await app.send("ask", channel="email", metadata={"user_id": "ada@example.org"})
+    await lab.ends(receipt.id)
+    assert all("1 to 2048 characters" in text for text in refused)
+    assert lab.rows(
+        "SELECT channel, recipient, priority, options, expires_at IS NOT NULL FROM deliveries"
+        " ORDER BY rowid"
+    ) == [
+        ("telegram", "-42", 0, '{"silent":true}', 1),
+        ("email", "ada@example.org", 2, '{"subject":"hi"}', 0),
+    ]
+
+
 async def test_a_reply_now_is_not_undone(lab: Lab) -> None:
     app = await lab.open()
     replied = asyncio.Event()

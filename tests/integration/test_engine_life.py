@@ -14,7 +14,7 @@ from holdfast.core.store import Commit, Finished, Worker
 from holdfast.engine.context import Context, SyncContext
 from holdfast.engine.worker import Phase
 from holdfast.testing import Fault, FaultyBroker
-from tests.integration.lab import MEMORY, TWO_FILES, Lab
+from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
 
 
 async def test_drain_lets_runs_finish(lab: Lab) -> None:
@@ -306,6 +306,36 @@ async def test_an_answer_that_got_lost_is_asked_for_again(
     assert [list(answer) for answer in answers] == [[Commit.COMMITTED], [Commit.ALREADY]]
     assert lab.replies() == ["once"]
     assert len(lab.finals(receipt.id)) == 1
+
+
+async def test_a_settler_that_fails_stops_its_worker(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no error of the store: what ended must not wait in silence for ever."""
+    app = await lab.open()
+    runs: list[str] = []
+
+    async def fail(batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        raise KeyError("a mistake")
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        runs.append(ctx.message.id)
+
+    with monkeypatch.context() as mistaken:
+        mistaken.setattr(app.store, "finish", fail)
+        worker = await lab.start(app)
+        receipt = await app.send("n")
+        async with asyncio.timeout(PATIENCE_S):
+            await worker.stopped.wait()
+        assert isinstance(worker.failure, KeyError)
+        assert lab.status(receipt.id) == "running"
+        await lab.stop(worker)
+    assert lab.status(receipt.id) in ("ready", "open")
+    if app.store.fused:  # elsewhere the broker has to miss its copy first
+        await lab.start(app)
+        assert await lab.ends(receipt.id) == ["succeeded"]
+        assert len(runs) == 2
 
 
 @pytest.fixture(params=[TWO_FILES, MEMORY])

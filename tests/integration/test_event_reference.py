@@ -8,6 +8,7 @@ from holdfast import App, Config, Context, Decision, ParkMessage, TemporaryError
 from holdfast.cli.session import operating
 from holdfast.config import Retry
 from holdfast.core.approvals import ApprovalFilter
+from holdfast.core.delivery import Again, Failed, Held, New, Result, Sent, Settled, unlimited
 from holdfast.core.events import FINAL_EVENTS
 from holdfast.testing.history import History
 from tests.unit.desk import until
@@ -86,6 +87,47 @@ async def test_keys_of_events(home: Path) -> None:
         "task.duplicate", "task.retried", "task.parked", "task.dlq", "task.heartbeat",
         "effect.begun", "effect.done",
     }  # fmt: skip
+
+
+async def test_keys_of_delivery_events(home: Path) -> None:
+    app = App(Config(home=home))
+    ends: list[Result] = [
+        Again(error="no", wait_s=0.0, in_doubt=True),
+        Sent(receipt="n", more=True),
+        Sent(),
+        Failed(error="never"),
+        Held(error="who knows"),
+    ]
+    async with app:
+        queue, channels = app.storage.deliveries(app.store), {"c": unlimited}
+        dead = await app.store.register("dead")
+        await queue.put([New(id="lost", channel="c", recipient="bob", content="x")])
+        await queue.take(channels, limit=1, worker=dead)
+        await app.store.leave(dead)
+        worker = await app.store.register("sender")
+        await queue.recover(worker=worker)
+        (lost,) = (await queue.take(channels, limit=1, worker=worker)).replies
+        await queue.settle(channels, [Settled(reply=lost, result=Sent())], worker=worker)
+        await queue.put(
+            [
+                New(id=f"r{n}", tenant_id="acme", channel="c", recipient="ann", content="x")
+                for n in range(4)
+            ]
+        )
+        for result in ends:
+            (reply,) = (await queue.take(channels, limit=1, worker=worker)).replies
+            await queue.settle(channels, [Settled(reply=reply, result=result)], worker=worker)
+        async with operating(app) as (_, operations):
+            await operations.edit_delivery("r1", content="better")
+            await operations.retry_deliveries(["r1"])
+            await operations.discard_deliveries(["r1"], reason="enough")
+            await operations.pause_channel("c")
+            await operations.unpause_channel("c")
+    kinds = (
+        "created sent part waiting resent reclaimed failed unknown"
+        " retried edited discarded paused resumed"
+    )
+    assert checked(home) >= {f"delivery.{kind}" for kind in kinds.split()}
 
 
 async def test_keys_of_governance_events(home: Path) -> None:

@@ -2,8 +2,11 @@
 claims of the dead, plans of the hot statements."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS
+from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.message import Message
 from holdfast.core.outcome import Dead, Done, Retry
-from holdfast.core.store import Answer, Candidate, Commit, EffectState, Finished, Run, Worker
+from holdfast.core.store import (
+    Answer,
+    Candidate,
+    Commit,
+    EffectState,
+    Finished,
+    Reply,
+    Run,
+    Worker,
+)
 from holdfast.engine.decoder import decoder
-from holdfast.store.postgres import arrays, claims, finish, keys, lanes, looks, reaper, tasks
-from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database
+from holdfast.store.postgres import (
+    arrays,
+    claims,
+    database,
+    finish,
+    keys,
+    lanes,
+    looks,
+    reaper,
+    tasks,
+)
+from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
+from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.months import Months
 from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
+from holdfast.store.postgres.wake import Bells
 from tests.faults.waiting import until
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -130,6 +156,167 @@ async def test_due_work_whose_claim_is_unheard_of_is_granted(
     (verdict,) = await store.claim_ready(SUB, limit=10, worker=worker)
     assert verdict.run is not None
     assert (await store.finish([done(verdict.run)], worker=worker)) == [Commit.COMMITTED]
+
+
+SLOW_COMMIT = """
+CREATE FUNCTION wait_for_us() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END$$;
+CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON queue_executions DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.status = 'running') EXECUTE FUNCTION wait_for_us();
+"""
+WAITS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event = %s"
+)
+
+
+async def test_due_work_whose_claim_is_committed_late_is_granted(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """The connection is lost while the server commits: the repeat sees the rows as they were, and
+    must not say that there are none. They would run under a living worker for ever."""
+    verdicts = await store.claim(SUB, [candidate("b"), candidate("a")], worker=worker)
+    again = [Finished(run=v.run, outcome=Retry(0.0, "again")) for v in verdicts if v.run]
+    await store.finish(again, worker=worker)
+    sessions: list[Session] = []
+    once = store.database._once
+
+    async def seen(session: Session, *rest: Any) -> Any:
+        sessions.append(session)
+        return await once(session, *rest)
+
+    monkeypatch.setattr(store.database, "_once", seen)
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute(SLOW_COMMIT)
+        conn.execute("SELECT pg_advisory_lock(7)")
+        claiming = asyncio.create_task(store.claim_ready(SUB, limit=10, worker=worker))
+        await until(lambda: rows(postgres_url, WAITS, "advisory") == [(1,)], "it commits")
+        with socket.socket(fileno=os.dup(sessions[0].conn.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+        await until(
+            lambda: claiming.done() or rows(postgres_url, WAITS, "transactionid") == [(1,)],
+            "the repeat waits for what is being committed",
+        )
+    verdicts = await claiming
+    assert [v.run.message.id for v in verdicts if v.run is not None] == ["a", "b"]
+    ends = [done(v.run) for v in verdicts if v.run is not None]
+    assert await store.finish(ends, worker=worker) == [Commit.COMMITTED] * 2
+    ended = rows(postgres_url, "SELECT attempt, epoch, status FROM queue_executions")
+    assert ended == [(2, 2, "succeeded")] * 2
+    assert await store.claim_ready(SUB, limit=10, worker=worker) == []
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_reply_whose_taking_is_unheard_of_is_sent_once(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Nobody else would send it: its worker lives."""
+    queue = PostgresDeliveries(store)
+    channels = {"c": unlimited}
+    new = New(id="r", tenant_id="acme", channel="c", recipient="ann", content="hi")
+    await queue.put([new])
+    LostAnswers(store.database, monkeypatch, times)
+    if times == 3:  # more often than it is repeated
+        with pytest.raises(StoreUnavailable):
+            await queue.take(channels, limit=10, worker=worker)
+    (reply,) = (await queue.take(channels, limit=10, worker=worker)).replies
+    assert (reply.id, reply.content, reply.call, reply.in_doubt) == ("r", "hi", 1, False)
+    assert not (await queue.take(channels, limit=10, worker=worker)).replies
+    await queue.settle(channels, [Settled(reply=reply, result=Sent())], worker=worker)
+    assert await queue.due_in_s(channels) is None
+
+
+async def test_recovery_reads_only_windows_that_count(store: PostgresStore, worker: Worker) -> None:
+    """There may be one for each chat of a year, and all senders wait for it."""
+    queue = PostgresDeliveries(store)
+    await queue.put([New(id="r", tenant_id="acme", channel="c", recipient="ann", content="hi")])
+    dead = await store.register("dead")
+    await queue.take({"c": unlimited}, limit=1, worker=dead)
+    await store.leave(dead)
+    over = "INSERT INTO send_windows (key, state, ends_at) VALUES ('k', '[]', clock_timestamp())"
+    await store.read(over)
+    assert await queue.recover(worker=worker) == 1
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_followers_whose_taking_is_unheard_of_go_out_once(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """By their head's call if it is found out in time, else after it."""
+    queue = PostgresDeliveries(store)
+    channels = {"c": unlimited}
+    await queue.put(
+        [
+            New(id=each, tenant_id="acme", channel="c", recipient="ann", content=f"text of {each}")
+            for each in "abc"
+        ]
+    )
+    (head,) = (await queue.take(channels, limit=10, worker=worker)).replies
+    LostAnswers(store.database, monkeypatch, times)
+    found: Sequence[Outbound] = ()
+    try:
+        found = await queue.follow(head, lambda _: True, limit=9, worker=worker)
+    except StoreUnavailable:
+        assert times == 3, "more often than it is repeated"
+    assert [reply.content for reply in found] == (["text of b", "text of c"] * (times == 1))
+    assert not (await queue.take(channels, limit=10, worker=worker)).replies
+    sent = [Settled(reply=reply, result=Sent()) for reply in (head, *found)]
+    await queue.settle(channels, sent, worker=worker)
+    for name in "bc" if times == 3 else "":
+        (reply,) = (await queue.take(channels, limit=10, worker=worker)).replies
+        assert (reply.id, reply.in_doubt) == (name, False)
+        await queue.settle(channels, [Settled(reply=reply, result=Sent())], worker=worker)
+    assert await queue.due_in_s(channels) is None
+
+
+@pytest.mark.parametrize("size", [100_000, 3_000_000, 20_000_000])
+async def test_more_than_a_socket_takes_at_once(
+    store: PostgresStore, worker: Worker, size: int
+) -> None:
+    queue = PostgresDeliveries(store)
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.run is not None
+    reply = Reply(channel="c", recipient="ann", content="x" * size)
+    finished = msgspec.structs.replace(done(verdict.run), replies=[reply])
+    async with asyncio.timeout(20):
+        assert await store.finish([finished], worker=worker) == [Commit.COMMITTED]
+        (taken,) = (await queue.take({"c": unlimited}, limit=1, worker=worker)).replies
+    assert len(taken.content) == size
+
+
+async def test_a_settlement_whose_answer_is_lost_is_made_once(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    queue = PostgresDeliveries(store)
+    channels = {"c": unlimited}
+    new = New(id="r", tenant_id="acme", channel="c", recipient="ann", content="hi")
+    await queue.put([new])
+    (reply,) = (await queue.take(channels, limit=10, worker=worker)).replies
+    LostAnswers(store.database, monkeypatch, 1)
+    part = Settled(reply=reply, result=Sent(receipt="n", more=True))
+    await queue.settle(channels, [part], worker=worker)
+    ((receipts, status),) = rows(postgres_url, "SELECT receipts, status FROM deliveries")
+    assert (receipts, status) == (["n"], "pending")
+    told = rows(postgres_url, "SELECT event_type FROM event_log WHERE event_type LIKE 'delivery%%'")
+    assert sorted(told) == [("delivery.created",), ("delivery.part",)]
+
+
+async def test_a_reply_whose_writing_is_unheard_of_is_told_once(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.run is not None
+    told = "SELECT data->>'delivery_id' FROM event_log WHERE event_type = 'delivery.created'"
+    early = Reply(channel="c", recipient="ann", content="at once", now=True)
+    LostAnswers(store.database, monkeypatch, 1)
+    name = await store.reply_now(verdict.run, early, 0)
+    assert rows(postgres_url, told) == [(name,)]
+    reply = Reply(channel="c", recipient="ann", content="at the end")
+    finished = msgspec.structs.replace(done(verdict.run), replies=[reply])
+    LostAnswers(store.database, monkeypatch, 1)
+    await store.finish([finished], worker=worker)
+    assert len(rows(postgres_url, told)) == 2
+    assert rows(postgres_url, "SELECT count(*) FROM deliveries") == [(2,)]
 
 
 async def test_a_finish_whose_answer_is_lost_is_already(
@@ -265,6 +452,80 @@ async def test_nobody_is_reaped_while_the_store_has_just_come_back(
     assert not found.workers
 
 
+async def test_nobody_is_reaped_while_the_server_takes_no_signs_of_life(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """It stood still and closed no connection: everybody's lease is over, the reaper's, too."""
+    other = await store.register("other")
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(_LONG_AGO)
+        conn.execute("UPDATE workers SET lease_until = now() - interval '1 hour'")
+    await store.database._lost()
+    store.database._away_at = float("-inf")
+
+    async def reaped() -> list[int]:
+        found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
+        return list(found.workers)
+
+    store._pulse._taken -= 9.0
+    assert not await reaped(), "its own sign of life is late"
+    store.beat(other)
+    assert not await reaped(), "the others have had no time to give theirs"
+    store._pulse._missed -= 11.0
+    assert await reaped() == [worker.worker_id]
+
+
+async def test_a_lease_that_ran_out_since_it_was_looked_at_is_not_over(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Between the look and the verdict the server stood still."""
+    other = await store.register("other")
+    with psycopg.connect(postgres_url) as conn:
+        ended = conn.execute(
+            "UPDATE workers SET lease_until = now() - interval '1 hour' WHERE worker_id = %s"
+            " RETURNING lease_until",
+            (worker.worker_id,),
+        ).fetchone()
+    assert ended is not None
+    for later_us, gone in ((-1, []), (1, [worker.worker_id])):
+        seen_us = to_us(ended[0]) + later_us
+        found = await store.write(
+            lambda tx, change, seen_us=seen_us: reaper.reap(  # type: ignore[misc]
+                tx, change, me=other, seen_us=seen_us, crash_budget=3
+            ),
+            worker_id=other.worker_id,
+        )
+        assert list(found.workers) == gone
+
+
+_SLOW_COMMIT = """
+CREATE FUNCTION sit_down() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_sleep(60);
+  RETURN NULL;
+EXCEPTION WHEN query_canceled THEN
+  RETURN NULL;
+END$$;
+CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON queue_executions
+  DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sit_down();
+"""
+
+
+async def test_a_claim_that_was_committed_after_we_gave_up_waiting_is_ours(
+    store: PostgresStore, worker: Worker, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stood still for just as long as a call may take. Whoever asks again must get the
+    claim: nobody else would ever run a message that a living worker has."""
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(_SLOW_COMMIT)
+    monkeypatch.setattr(database, "CALL_S", 1.0)
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.answer is Answer.RUN
+    with psycopg.connect(postgres_url) as conn:
+        rows = conn.execute("SELECT status, attempt FROM queue_executions").fetchall()
+    assert rows == [("running", 1)]
+
+
 async def test_many_runs_share_a_few_connections(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
@@ -307,6 +568,26 @@ async def test_other_processes_are_woken(postgres_url: str, store: PostgresStore
     await other.close()
 
 
+async def test_closing_ends_though_a_cancellation_gets_lost(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver may lose it, on Python below 3.12, while it connects."""
+    connect = store.database.connect
+    asked = asyncio.Event()
+
+    async def losing() -> Any:
+        asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await connect()
+
+    monkeypatch.setattr(store.database, "connect", losing)
+    bells = Bells(store.database)
+    bells.start()
+    await asyncio.wait_for(asked.wait(), LOCK_TIMEOUT_S)
+    await asyncio.wait_for(bells.stop(), LOCK_TIMEOUT_S)
+
+
 async def test_months_are_made_ahead(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
@@ -342,6 +623,29 @@ async def test_who_writes_while_its_month_is_made_is_not_taken_for_unstorable(
     assert verdict.answer is Answer.RUN
     assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(0,)]
     assert rows(postgres_url, f"SELECT event_type FROM {name}") == [("task.claimed",)]
+
+
+IO_ERROR = """
+CREATE FUNCTION io_error() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'could not read block 7' USING ERRCODE = '58030'; END$$;
+CREATE TRIGGER io_error BEFORE UPDATE ON queue_executions
+FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION io_error();
+"""
+
+
+async def test_a_bad_disk_of_the_server_is_no_fault_of_a_run(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """It succeeded: it waits until that can be written."""
+    verdicts = await store.claim(SUB, [candidate("a"), candidate("b")], worker=worker)
+    ends = [done(verdict.run) for verdict in verdicts if verdict.run is not None]
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute(IO_ERROR)
+        with pytest.raises(StoreUnavailable, match="could not read block 7"):
+            await store.finish(ends, worker=worker)
+        conn.execute("DROP TRIGGER io_error ON queue_executions")
+    assert await store.finish(ends, worker=worker) == [Commit.COMMITTED] * 2
+    assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(0,)]
 
 
 # -- plans ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from holdfast.testing import (
     Signal,
 )
 from holdfast.triggers import broker
+from tests.faults.waiting import until
 
 PATIENCE_S = 60.0
 
@@ -237,6 +238,80 @@ async def test_a_memory_that_fails_is_warned_of_counted_and_done_without(
     assert sorted(kit.adapter.get_acked()) == ["a", "a", "b"]
     assert kit.runtime.events.count == 2  # the store's own memory still holds
     assert trigger.metrics.read("queue_dedup_unavailable_total") == 4  # asked and told, for each
+
+
+def configured(home: Path, **settings: Any) -> Config:
+    return Config(home=home, store=f"sqlite:///{home / 'trigger.db'}", **settings)
+
+
+@pytest.mark.parametrize("said_by", ["configuration", "argument"])
+async def test_where_dedup_must_not_be_missed_messages_wait_for_it(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, said_by: str
+) -> None:
+    monkeypatch.setattr("holdfast.triggers.runner.DEDUP_AWAY_S", 0.01)
+    kit = Kit(max_retries=0)
+    kit.keys.error = OSError("redis://:hunter2@cache is away")
+    kit.adapter.enqueue(raw("a"))
+    if said_by == "configuration":  # it is the default there
+        trigger = kit.trigger(store=configured(home))
+    else:
+        trigger = kit.trigger(on_dedup_unavailable="stop")
+    await trigger.start()
+    await until(
+        lambda: trigger.metrics.read("queue_dedup_unavailable_total") >= 5, "it is asked again"
+    )
+    assert (await trigger.health_check())["status"] == "degraded"
+    assert kit.runtime.events.count == 0
+    assert kit.adapter.get_acked() == []
+    assert "message a waits" in caplog.text
+    assert "continuing without dedup" not in caplog.text
+    assert "hunter2" not in caplog.text
+    kit.keys.error = None
+    await kit.settled(1)
+    assert (await trigger.health_check())["status"] == "healthy"
+    await trigger.stop()
+    assert kit.adapter.get_acked() == ["a"]
+    assert kit.runtime.events.count == 1
+    assert trigger.metrics.read("queue_retries_total") == 0
+
+
+@pytest.mark.parametrize("said_by", ["configuration", "argument"])
+async def test_going_on_without_dedup_can_be_said(
+    home: Path, caplog: pytest.LogCaptureFixture, said_by: str
+) -> None:
+    kit = Kit()
+    kit.keys.error = OSError("redis is away")
+    kit.adapter.enqueue(raw("a"))
+    if said_by == "configuration":
+        trigger = kit.trigger(store=configured(home, on_dedup_unavailable="continue"))
+    else:
+        trigger = kit.trigger(store=configured(home), on_dedup_unavailable="continue")
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.runtime.events.count == 1
+    assert "redis is away, continuing without dedup" in caplog.text
+
+
+async def test_a_run_stands_though_its_result_cannot_be_recorded(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the setting: running it again would be worse than a memory that lacks it."""
+
+    class Full(MockIdempotencyStore):
+        async def set(self, key: str, value: Any, ttl: int) -> None:
+            raise OSError("no room left")
+
+    kit = Kit()
+    kit.keys = Full()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(store=configured(home))
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.adapter.get_acked() == ["a"]
+    assert kit.runtime.events.count == 1
+    assert "no room left, the run stands" in caplog.text
 
 
 async def test_a_result_in_the_foreign_memory_makes_a_duplicate() -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -207,6 +208,35 @@ async def test_no_key_goes_while_the_clock_is_in_doubt(attic):
     assert (await attic.sweep())["idempotency_keys"] == 1
 
 
+class SetAtTheNextTransaction(FakeClock):
+    """Somebody sets the clock after retention has looked at it, before its transaction begins."""
+
+    jump_s: float | None = None
+
+    def now_us(self) -> int:
+        if self.jump_s is not None and threading.current_thread().name.startswith("holdfast-"):
+            jump_s, self.jump_s = self.jump_s, None
+            self.jump_wall(jump_s)
+        return super().now_us()
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S], ids=["+1d", "-1d"])
+async def test_a_key_that_moves_with_the_clock_is_not_measured_by_the_old_one(home, jump_s):
+    attic = FileAttic(home)
+    attic.clock = SetAtTheNextTransaction()
+    attic.store = SqliteStore(home / "holdfast.db", clock=attic.clock)
+    ensure_schema(attic.store.path)
+    await attic.store.open()
+    await attic.key("valid", "done", 3600, "acme")
+    await attic.put("send_windows", {"key": "telegram", "state": "{}", "ends_at": attic.ago(-0.01)})
+    worker = await attic.store.register("sweeper")
+    attic.clock.jump_s = jump_s
+    gone = await Retention(attic.store, KEEP).step(worker)
+    assert not any(gone.values()), gone
+    assert await attic.all("SELECT key FROM idempotency_keys") == ["valid"]
+    await attic.store.close()
+
+
 async def test_only_ended_tasks_go_with_their_effects(attic):
     for status in ("succeeded", "failed", "rejected", "expired", "discarded", "duplicate"):
         await attic.task(f"old {status}", status, days=31)
@@ -274,6 +304,7 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
             }
             for name, tried in (
                 ("old sent", 8), ("just sent", 1), ("old pending", None), ("old failed", 8),
+                ("old discarded", 8),
             )
         ),
     )  # fmt: skip
@@ -287,13 +318,21 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
             for name, days in (("old", 8), ("new", 6))
         ),
     )  # fmt: skip
+    await attic.put(
+        "send_windows",
+        *(
+            {"key": name, "state": "{}", "ends_at": attic.ago(days)}
+            for name, days in (("old", 1.1), ("new", 0.9))
+        ),
+    )
     gone = await attic.sweep()
     assert gone == {
         "idempotency_keys": 0,
         "quotas": 0,
         "queue_executions": 0,
         "approvals": 0,
-        "deliveries": 1,
+        "deliveries": 2,
+        "send_windows": 1,
         "dead_letters": 2,
         "queue_metrics": 1,
     }
@@ -304,12 +343,13 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
         "old failed",
     }
     assert await attic.all("SELECT metric_name FROM queue_metrics") == ["new"]
+    assert await attic.all("SELECT key FROM send_windows") == ["new"]
 
 
 async def test_what_has_no_limit_is_kept_for_ever(attic):
     await attic.task("ancient", "succeeded", days=10_000)
     await attic.letter("ancient", "replayed", days=10_000)
-    assert await attic.sweep(Keep()) == {"idempotency_keys": 0}
+    assert await attic.sweep(Keep()) == {"idempotency_keys": 0, "send_windows": 0}
     assert await attic.all("SELECT message_id FROM queue_executions") == ["ancient"]
 
 

@@ -161,6 +161,34 @@ async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
     ]
 
 
+async def test_a_success_that_cannot_be_stored_is_told_as_the_failure_that_it_became(
+    home: Path, server: RedisServer, client: Any
+):
+    app = make_app(home, server)
+
+    @app.on("search")
+    async def search(ctx: Context) -> dict[str, Any]:
+        if ctx.payload["q"] == 2:
+            await ctx.reply("hi", channel="no text \ud800")
+        return {"found": 1}
+
+    client.xadd("stream:task", task("t-1"))
+    client.xadd("stream:task", task("t-2", payload='{"q": 2}'))
+    await until_idle(app)
+    told = {result["task_id"]: result for result in entries(client, "stream:result")}
+    assert len(client.xrange("stream:result")) == 2
+    assert (told["t-1"]["status"], told["t-2"]["status"]) == ("succeeded", "failed")
+    assert "surrogates not allowed" in told["t-2"]["error"]
+    assert told["t-2"]["result"] == "null"
+    (letter,) = entries(client, "stream:dlq")
+    assert letter["task_id"] == "t-2"
+    assert events_of(home, "t-2")[-2:] == ["task.failed", "task.dlq"]
+    assert client.xinfo_groups("stream:task")[0]["pending"] == 0
+    client.xadd("stream:task", task("t-2", payload='{"q": 2}'))  # a copy comes again
+    await until_idle(app)
+    assert len(client.xrange("stream:result")) == 2
+
+
 async def test_failures_at_somebody_elses_count(home: Path, server: RedisServer, client: Any):
     app, attempts = make_app(home, server), []
 

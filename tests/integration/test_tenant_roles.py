@@ -223,6 +223,12 @@ def test_who_worked_before_the_wall_goes_on(own_postgres: PostgresServer) -> Non
             with psycopg.connect(place.url(role)) as conn:
                 assert wall.bound_tables(conn) == bound
         assert ensure_schema(place.url(agents)) is False
+        with psycopg.connect(place.url(agents)) as conn:  # and with what came later
+            conn.execute("INSERT INTO send_windows VALUES ('k', '{}', now())")
+            conn.execute(
+                "INSERT INTO deliveries (id, channel, recipient, content, due_at, created_at)"
+                " VALUES ('r', 'c', 'ann', 'x', now(), now())"
+            )
 
 
 # ── the API's role ───────────────────────────────────────────────────────────────────────────────
@@ -256,7 +262,14 @@ def test_it_has_what_is_written_and_nothing_else(place: Estate) -> None:
         for table in wall.TABLES:
             with pytest.raises(errors.InsufficientPrivilege), conn.transaction():
                 conn.execute(f"TRUNCATE {table}")
-        for table in ("workers", "sources", "roles", "queue_metrics", "event_log_default"):
+        for table in (
+            "workers",
+            "sources",
+            "roles",
+            "send_windows",
+            "queue_metrics",
+            "event_log_default",
+        ):
             with pytest.raises(errors.InsufficientPrivilege), conn.transaction():
                 conn.execute(f"SELECT * FROM {table}")
 

@@ -23,11 +23,14 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     rewrite: Change | None = None
     leaks: str | None = None
+    lazy: bool = False
+    """Commits that only turn out to need it are not synced."""
     shows: str
     """What the model must say of it (a regular expression)."""
 
     def into(self, world: World) -> None:
         world.file.conn.plant(self.rewrite, self.leaks)
+        world.file.lazy = self.lazy
 
 
 def _replacing(*pairs: tuple[str, str], only: str = "") -> Change:
@@ -132,5 +135,11 @@ PLANTS = (
         mode=Mode.FUSED,
         rewrite=_replacing(("SELECT state", "SELECT 'alive'"), only="^SELECT state FROM workers"),
         shows="never came to rest",
+    ),
+    Plant(
+        name="a claim that lets the broker's copy go is not synced",
+        mode=Mode.BROKER,
+        lazy=True,
+        shows="has vanished|P6|never came to rest",
     ),
 )

@@ -2,12 +2,15 @@
 
 `SqliteFile` has a writer thread; here the caller's own step is the writer, so that a seed alone
 decides what happens in which order. A step may be told to fail in the two ways that a database has:
-nothing was written, or everything was and the answer got lost.
+nothing was written, or everything was and the answer got lost. And the power may fail: what was
+synced is there again afterwards, what was only committed perhaps, and never the later without the
+earlier.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import sqlite3
 from collections.abc import Callable
 from enum import StrEnum
@@ -81,6 +84,14 @@ class ModelConnection(sqlite3.Connection):
         return cursor
 
 
+def _opened(image: bytes) -> ModelConnection:
+    conn = sqlite3.connect(
+        ":memory:", isolation_level=None, cached_statements=512, factory=ModelConnection
+    )
+    conn.deserialize(image)
+    return conn
+
+
 class InlineFile:
     """What the store and the queue see as their `SqliteFile`."""
 
@@ -95,15 +106,20 @@ class InlineFile:
         """Was the last transaction really committed, whatever its caller was told?"""
         self.result: Any = None
         """What it returned, if so."""
-        self.conn = sqlite3.connect(
-            ":memory:", isolation_level=None, cached_statements=512, factory=ModelConnection
-        )
-        self.conn.deserialize(empty_database())
+        self.conn = _opened(empty_database())
+        self.lazy = False
+        """A planted fault: who asks late that its commit be synced is not heard."""
+        self.remembers = False
+        """Only where the power will fail: each commit is copied for that."""
+        self._sync_wanted = False
+        self._left_by_a_power_cut = [empty_database()]
+        """What the disk may hold after one: the last synced commit, and each one since."""
         self._rollback_hooks: list[Callable[[], None]] = []
 
     async def write(self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
         fault, self.fault = self.fault, Fault.NONE
         self.committed, self.result = False, None
+        self._sync_wanted = durable
         self.conn.execute("BEGIN IMMEDIATE")
         try:
             result = op(self.conn)
@@ -115,6 +131,8 @@ class InlineFile:
             raise StoreUnavailable("nothing was written")
         self.conn.execute("COMMIT")
         self.committed, self.result = True, result
+        if self.remembers:
+            self._remember()
         if fault is Fault.UNKNOWN:
             self._tell_hooks()
             raise StoreUnavailable("the answer was lost")
@@ -132,8 +150,27 @@ class InlineFile:
     def wake_after_commit(self, *_: object) -> None:
         """Nobody sleeps here: the scheduler decides who moves."""
 
+    def sync_commit(self) -> None:
+        if self.lazy:
+            self.conn.rewritten += 1
+        else:
+            self._sync_wanted = True
+
+    def cut_power(self, rng: random.Random) -> None:
+        """Back to what the disk holds. Whoever had the file open is gone."""
+        self._rollback_hooks.clear()
+        before, self.conn = self.conn, _opened(rng.choice(self._left_by_a_power_cut))
+        self.conn.plant(before.rewrite, before.leaks)
+        self.conn.rewritten = before.rewritten
+        before.close()
+
     def close(self) -> None:
         self.conn.close()
+
+    def _remember(self) -> None:
+        if self._sync_wanted:
+            self._left_by_a_power_cut.clear()
+        self._left_by_a_power_cut.append(self.conn.serialize())
 
     def _roll_back(self) -> None:
         self.conn.execute("ROLLBACK")

@@ -1,5 +1,6 @@
-"""The world of the protocol model: workers that die, stand still or are asked to stop, a queue that
-delivers again, and a scheduler that lets any of them take the next step. One seed, one story.
+"""The world of the protocol model: workers that die, stand still or are asked to stop, a machine
+whose power fails, a queue that delivers again, and a scheduler that lets any of them take the next
+step. One seed, one story.
 
 Everything that decides who may run a message is the real store (and, in `fused` worlds, the real
 queue); only the processes, the foreign broker and the passing of time are played.
@@ -128,6 +129,9 @@ class World:
         self.window_s = self.rng.choice((20.0, 3600.0))
         self.crash_budget = self.rng.choice((1, 2, 3, 3))
         self.on_parked = self.rng.choice(("wait", "skip"))
+        self.power_cuts = self.rng.choice((0.0, 0.0, 0.3))
+        """How often; other stories have none, so that what only goes on for long is told, too."""
+        self.file.remembers = self.power_cuts > 0
         self.sub = Subscription(name="jobs", queue="jobs", ordered=mode is not Mode.BROKER)
         self.decode = decoder(self.sub)
         self.processes: list[Process] = []
@@ -140,30 +144,31 @@ class World:
         self.performed: Counter[tuple[str, str]] = Counter()
         """How often the guarded effect of a message happened."""
         self.calm = False
-        file = cast(SqliteFile, self.file)
-        queue = SqliteBroker(self.file.path, self.clock) if mode is Mode.FUSED else None
-        self.queue = queue
-        self.store = SqliteStore(
-            self.file.path,
-            queue=queue,
-            clock=self.clock,
-            suspect_at=max(1, self.crash_budget - 1),
-        )
-        self._opened = file
+        self.queue, self.store = self._machine()
+
+    def _machine(self) -> tuple[SqliteBroker | None, SqliteStore]:
+        """Queue and store as processes find them after the machine was started."""
+        path, clock = self.file.path, self.clock
+        queue = SqliteBroker(path, clock) if self.mode is Mode.FUSED else None
+        suspect_at = max(1, self.crash_budget - 1)
+        return queue, SqliteStore(path, queue=queue, clock=clock, suspect_at=suspect_at)
 
     # -- the story --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """A time of faults, then calm until nothing moves any more."""
         with self._real_store():
-            if self.queue is not None:
-                await self.queue.open()
-            await self.store.open()
-            for _ in range(2):
-                await self._start_process()
+            await self._boot()
             for _ in range(FAULTY_STEPS):
                 await self._step()
             await self._calm_down()
+
+    async def _boot(self) -> None:
+        if self.queue is not None:
+            await self.queue.open()
+        await self.store.open()
+        for _ in range(2):
+            await self._start_process()
 
     @contextlib.contextmanager
     def _real_store(self) -> Any:
@@ -172,7 +177,7 @@ class World:
         store, roll = "holdfast.store.sqlite.store", "holdfast.store.sqlite.roll"
 
         def opened(path: Path, clock: object = None) -> SqliteFile:
-            return self._opened
+            return cast(SqliteFile, self.file)
 
         def alive(folder: Path, worker_id: int, **_: object) -> bool:
             return self._is_alive(worker_id)
@@ -200,6 +205,7 @@ class World:
             (0.3, self._stall),
             (0.3, self._notice),
             (0.25, self._drain),
+            (self.power_cuts, self._cut_power),
         ]
         weights = [weight for weight, _ in steps]
         (_, chosen), *_ = self.rng.choices(steps, weights)
@@ -391,6 +397,21 @@ class World:
         process.state = State.GONE
         process.forget()
         await self._start_process()
+
+    async def _cut_power(self) -> None:
+        """Every process is gone, and so is what was not synced; the foreign broker has no part in
+        it, and keeps what was acknowledged to it.
+        """
+        for process in self._acting():
+            if self.rng.random() < 0.5:  # it acts on what is not on the disk yet
+                await self._fetch(process)
+                await self._claim(process)
+                self._acknowledge(process)
+            process.state = State.GONE
+            process.forget()
+        self.file.cut_power(self.rng)
+        self.queue, self.store = self._machine()
+        await self._boot()
 
     async def _reap(self) -> None:
         await self._tried(

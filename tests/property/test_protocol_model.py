@@ -1,4 +1,5 @@
-"""The claim / finish protocol under random interleavings: kills, zombies, redelivery, lost answers.
+"""The claim / finish protocol under random interleavings: kills, power cuts, zombies, redelivery,
+lost answers.
 
 A seed is one story, told by `protocol_world`; `protocol_checks` says what must be true at its end.
 A failing seed is printed; tell it again alone with
@@ -22,7 +23,7 @@ from tests.property.protocol_world import Mode, World
 SEEDS = 50_000 if SOAK else 500
 CHUNKS = 100 if SOAK else 6
 """Several tests, so that they spread over the processes of a run."""
-PLANTED_SEEDS = 60
+PLANTED_SEEDS = 400
 """A planted fault must show within so many."""
 
 

@@ -143,6 +143,16 @@ def test_dead_workers_and_paused_queues_are_warnings():
     assert "quiet" not in found[0].detail
 
 
+def test_subscribers_need_a_channel():
+    assert doctor.check_subscribers({}, {"ops"}) == []
+    (sound,) = doctor.check_subscribers({"people": "ops"}, {"ops"})
+    assert sound.finding is Finding.OK
+    (silent,) = doctor.check_subscribers({"people": "ops", "dashboard": "webhook"}, {"ops"})
+    assert silent.finding is Finding.WARNING
+    assert "dashboard is told by webhook" in silent.detail
+    assert "channels.webhook" in (silent.hint or "")
+
+
 def test_settings_that_give_up_a_promise_are_named():
     (sound,) = doctor.check_settings(in_memory=False, dedup_may_stop=False)
     assert sound.finding is Finding.OK

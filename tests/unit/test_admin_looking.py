@@ -41,7 +41,7 @@ async def test_a_trace_runs_from_sent_to_the_reply(desk: Desk):
     kinds = [moment.what for moment in found.timeline]
     assert kinds == [
         "message.sent", "task.claimed", "effect.begun", "effect.done", "task.succeeded",
-        "delivery.pending",
+        "delivery.created",
     ]  # fmt: skip
     assert [moment.at_us for moment in found.timeline] == sorted(m.at_us for m in found.timeline)
     assert [reply.content for reply in found.replies] == ["hello"]

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.engine.breaker import Breaker, BreakerPolicy, Passage
+from holdfast.core.breaker import Breaker, BreakerPolicy, Passage
 from holdfast.testing import FakeClock
 
 
@@ -93,3 +93,16 @@ def test_it_never_stays_shut_for_good() -> None:
     assert breaker.ask() is Passage.PROBE
     assert breaker.succeeded()
     assert breaker.ask() is Passage.GO
+
+
+def test_while_a_probe_is_under_way_the_next_one_is_an_interval_away() -> None:
+    clock = FakeClock()
+    breaker = Breaker(BreakerPolicy(failures=1, probe_s=10), clock.monotonic)
+    breaker.failed()
+    clock.advance(4)
+    assert breaker.next_probe_s == 6
+    clock.advance(6)
+    assert breaker.ask() is Passage.PROBE
+    assert breaker.next_probe_s == 10
+    breaker.failed()
+    assert breaker.next_probe_s == 10

@@ -17,7 +17,7 @@ from msgspec import Meta
 import holdfast
 from holdfast.cli.root import cli
 from holdfast.config.queues import Queue
-from holdfast.config.settings import NOT_SETTINGS, Config, Trigger
+from holdfast.config.settings import NOT_SETTINGS, Channel, Config, Subscriber, Trigger
 from holdfast.core import errors, events
 from holdfast.observe import metrics
 
@@ -53,8 +53,10 @@ def default_of(value: Any) -> str:
             return "true" if value else "false"
         case int() | float():
             return number(value)
-        case tuple() | dict():
-            return str([int(each) for each in value]) if isinstance(value, tuple) else "{}"
+        case tuple():
+            return f"[{', '.join(map(default_of, value))}]"
+        case dict():
+            return "{}"
         case "":
             return '""'
         case _:
@@ -86,15 +88,22 @@ def allowed(declared: Any) -> str:
     return words[declared]
 
 
+_MANY: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "queues": (Queue, "queues.<name>"),
+    "channels": (Channel, "channels.<name>"),
+    "subscribers": (Subscriber, "subscribers.<name>"),
+    "triggers": (Trigger, "triggers[n]"),
+}
+
+
 def settings_of(struct: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str, str, str]]:
     """Path, default and allowed values of every setting."""
     for field in msgspec.structs.fields(struct):
         if not path and field.name in NOT_SETTINGS:
             continue
         here = f"{path}.{field.name}" if path else field.name
-        if here in ("queues", "triggers"):
-            inner = Queue if here == "queues" else Trigger
-            yield from settings_of(inner, "queues.<name>" if here == "queues" else "triggers[n]")
+        if here in _MANY:
+            yield from settings_of(*_MANY[here])
         elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from settings_of(field.type, here)
         else:
@@ -223,6 +232,7 @@ def test_every_metric_stands_in_the_reference() -> None:
     assert set(documented) == set(metrics.HELP)
     counted = metrics.Metrics()
     counted.hear([("default", "q", "m", events.SUCCEEDED, {"queue": "q"})])
+    counted.hear([("default", "q", "m", events.DELIVERY_SENT, {"channel": "telegram"})])
     counted.watch(lambda: {"q": 1})
     for family in counted.collect():
         (name,) = {each for each in metrics.HELP if each.removesuffix("_total") == family.name}

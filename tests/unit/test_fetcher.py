@@ -1,4 +1,4 @@
-"""What a fetcher has in its hands when it is stopped."""
+"""What a fetcher asks for, and what it has in its hands when it is stopped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from holdfast.core.broker import Delivery, Outgoing, Subscription
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.message import Message
 from holdfast.core.standard_codec import StandardCodec
-from holdfast.core.store import Candidate, Claims, Run, Verdict, Worker
+from holdfast.core.store import Answer, Candidate, Claims, Run, Taken, Verdict, Worker
 from holdfast.engine.decoder import decoder
-from holdfast.engine.fetcher import BrokerFetcher, Slots
+from holdfast.engine.fetcher import BrokerFetcher, FusedFetcher, FusedStore, Slots
 
 SUB = Subscription(name="jobs", queue="jobs", ordered=False)
 
@@ -26,7 +26,8 @@ class Idle:
     def may_fetch(self, sub: Subscription) -> float:
         return 0.0
 
-    def start(self, runs: Sequence[Run], sub: Subscription) -> None: ...
+    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
+        return len(runs)
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None: ...
 
@@ -88,3 +89,137 @@ async def test_whoever_waits_for_a_slot_finds_one() -> None:
     assert not waiting[1].done()
     slots.give(1)
     assert await waiting[1] == 1
+
+
+class Endless:
+    """A store that always has as much as it is asked for, and notes how much that was."""
+
+    def __init__(self, until: int) -> None:
+        self.asked: list[int] = []
+        self._until = until
+        self.enough = asyncio.Event()
+
+    def subscribe(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
+
+    async def take(self, sub: Subscription, decode: Any, *, limit: int, worker: Worker) -> Taken:
+        self.asked.append(limit)
+        if sum(self.asked) >= self._until:
+            self.enough.set()
+        run = cast(Run, object())
+        return Taken(verdicts=[Verdict(answer=Answer.RUN, run=run)] * limit)
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [(8, [8]), (100, [100]), (150, [100, 50]), (200, [100, 100]), (1000, [500, 500])],
+)
+async def test_slots_are_filled_in_two_halves(size: int, asked: list[int]) -> None:
+    """At once, without waiting for news in between: what was found was all that was asked for."""
+    store = Endless(size)
+    fetcher = FusedFetcher(SUB, cast(FusedStore, store), decoder(SUB), Slots(size), Idle())
+    fetching = asyncio.ensure_future(fetcher.run())
+    async with asyncio.timeout(0.9):  # less than a fetcher waits for news
+        await store.enough.wait()
+    fetching.cancel()
+    await asyncio.wait({fetching})
+    assert store.asked == asked
+
+
+class Slow:
+    """A store that grants every claim, when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.go_on = asyncio.Event()
+
+    def subscribe(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
+
+    async def claim(self, sub: Subscription, batch: Sequence[Candidate], **_: Any) -> list[Verdict]:
+        self.asked.append([each.message.id for each in batch if each.message is not None])
+        await self.go_on.wait()
+        run = cast(Run, object())
+        return [Verdict(answer=Answer.RUN, run=run, delivery=each.delivery) for each in batch]
+
+
+class Counting(Idle):
+    started = 0
+
+    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
+        self.started += len(runs)
+        return len(runs)
+
+
+async def filled(broker: MemoryBroker, count: int) -> list[str]:
+    await broker.open()
+    sent = [Message(type="n", id=f"m{n:04}") for n in range(count)]
+    bodies = [StandardCodec().encode(message)[0] for message in sent]
+    out = [Outgoing(id=m.id, body=body) for m, body in zip(sent, bodies, strict=True)]
+    await broker.publish("jobs", out)
+    return [message.id for message in sent]
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_the_next_batch_is_read_while_the_last_is_claimed() -> None:
+    """But claimed after it, and never more is in hand than there are slots for."""
+    broker, store, worker, slots = MemoryBroker(), Slow(), Counting(), Slots(200)
+    sent = await filled(broker, 400)
+    fetcher = BrokerFetcher(
+        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
+    )
+    fetching = asyncio.ensure_future(fetcher.run())
+    await turns()
+    assert store.asked == [sent[:100]]
+    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 200, "100 claimed, 100 in hand"
+    store.go_on.set()
+    await turns()
+    assert store.asked == [sent[:100], sent[100:200]]
+    assert (worker.started, slots.free) == (200, 0)
+    fetching.cancel()
+    await asyncio.wait({fetching})
+    await broker.close()
+
+
+async def test_a_fetcher_that_is_stopped_starts_what_is_claimed_and_hands_back_the_rest() -> None:
+    broker, store, worker, slots = MemoryBroker(), Slow(), Counting(), Slots(200)
+    sent = await filled(broker, 200)
+    fetcher = BrokerFetcher(
+        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
+    )
+    fetching = asyncio.ensure_future(fetcher.run())
+    await turns()
+    fetching.cancel()
+    await turns()
+    store.go_on.set()  # the answer to a claim that it asked for
+    await asyncio.wait({fetching})
+    assert store.asked == [sent[:100]]
+    assert (worker.started, slots.taken) == (100, 100)
+    again = await broker.receive(SUB, limit=400, wait=0.0)
+    assert [StandardCodec().decode(each, SUB).id for each in again] == sent[100:]
+    await broker.close()
+
+
+async def test_an_error_of_a_claim_ends_the_fetcher() -> None:
+    class Broken(Slow):
+        async def claim(self, *_: Any, **__: Any) -> list[Verdict]:
+            raise RuntimeError("a bug")
+
+    broker, slots = MemoryBroker(), Slots(200)
+    await filled(broker, 100)
+    fetcher = BrokerFetcher(
+        SUB, cast(Claims, Broken()), broker, decoder(SUB), slots, Idle(), broker.settle
+    )
+    with pytest.raises(RuntimeError, match="a bug"):
+        await fetcher.run()
+    assert slots.taken == 0
+    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 100, "all were handed back"
+    await broker.close()

@@ -1,8 +1,8 @@
-"""The lease's thread outlives a store that is away, and asks afterwards what became of it."""
+"""The lease's thread outlives a store that is away, and asks what became of it."""
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, cast
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import StoreUnavailable
@@ -62,3 +62,31 @@ async def test_after_longer_than_a_lease_it_asks_and_is_told() -> None:
         await asyncio.to_thread(lease.close)
     assert store.beaten.is_set()
     assert store.asked.is_set()
+
+
+async def test_who_was_declared_dead_at_once_is_told() -> None:
+    """It beats in time, and was registered so slowly that somebody took it for dead before."""
+    store, lost = Away(0, alive=False), asyncio.Event()
+    lease = lease_on(store, lost)
+    try:
+        async with asyncio.timeout(20):
+            await lost.wait()
+    finally:
+        await asyncio.to_thread(lease.close)
+
+
+async def test_the_first_sign_of_life_comes_at_once() -> None:
+    store, lost = Away(0, alive=True), asyncio.Event()
+    lease = Lease(
+        cast(Any, store),
+        Worker(worker_id=1),
+        lease_s=600,
+        stall_limit_s=60,
+        stuck_grace_s=60,
+        clock=SystemClock(),
+        lost=lost.set,
+    )
+    try:
+        assert await asyncio.to_thread(store.beaten.wait, 20)
+    finally:
+        await asyncio.to_thread(lease.close)

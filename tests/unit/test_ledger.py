@@ -1,6 +1,7 @@
 """The ledger's proof: whatever is changed, added or taken away before the last anchor is found."""
 
 import asyncio
+import contextlib
 import sqlite3
 import stat
 from collections.abc import AsyncIterator
@@ -138,6 +139,20 @@ async def test_an_untouched_ledger_verifies(signed):
     assert report.not_yet_anchored == 8
     assert report.last_anchor_at_us == signed.clock.now_us()
     assert seen[-1] == (report.events, report.events)
+
+
+async def test_one_batch_goes_on_with_the_chains_of_several_tenants(book):
+    tenants = ["acme", "zeta", "acme", "acme", "zeta", "zeta", "acme"] * 10
+    entries = [(t, "orders", f"m{n}", events.CLAIMED, {"n": n}) for n, t in enumerate(tenants)]
+    worker_id, now = book.workers[0].worker_id, book.clock.now_us()
+    for _ in range(2):
+        await book.store.file.write(
+            lambda conn: book.store.ledger.append(conn, worker_id, entries, now)
+        )
+    assert book.verify().findings == []
+    with contextlib.closing(sqlite3.connect(book.path)) as conn:
+        found = conn.execute("SELECT tenant_id, task_id FROM event_log ORDER BY rowid").fetchall()
+    assert found == [(entry[0], entry[2]) for entry in entries] * 2
 
 
 async def test_a_new_ledger_has_no_anchor_and_says_so(book):

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import App, Context, Message, RetryPolicy
 from holdfast.config import Config, load_config
+from holdfast.core import events
 from holdfast.core.errors import FinalError, RetryableError, StoreUnavailable
 from holdfast.core.events import FINAL_EVENTS, Event
 from holdfast.core.meter import MetricRow
@@ -389,3 +391,38 @@ async def test_a_worker_that_stops_has_exported_everything(home):
     ((queue, tenant, total, tags),) = found
     assert (queue, tenant, total) == ("q", "default", 5)
     assert json.loads(tags) == {"worker": worker.worker.worker_id, "status": "success"}
+
+
+def test_replies_are_counted_by_channel():
+    metrics = Metrics()
+    telegram = {"channel": "telegram", "delivery_id": "d"}
+    heard: list[tuple[str, dict[str, Any]]] = [
+        (events.DELIVERY_SENT, telegram),
+        (events.DELIVERY_SENT, {"channel": "slack", "delivery_id": "e"}),
+        (events.DELIVERY_PART, telegram),
+        (events.DELIVERY_WAITING, {**telegram, "costs": True}),
+        (events.DELIVERY_WAITING, {**telegram, "costs": False}),
+        (events.DELIVERY_WAITING, {**telegram, "costs": False}),
+        (events.DELIVERY_RESENT, telegram),
+        (events.DELIVERY_FAILED, telegram),
+        (events.DELIVERY_UNKNOWN, telegram),
+        (events.DELIVERY_DISCARDED, telegram),
+    ]
+    metrics.hear([("default", "q", "m", kind, data) for kind, data in heard])
+    assert metrics.read("delivery_replies_total") == 5
+    for status in ("sent", "failed", "unknown", "discarded"):
+        assert metrics.read("delivery_replies_total", channel="telegram", status=status) == 1
+    assert metrics.read("delivery_retries_total", channel="telegram") == 1
+    assert metrics.read("delivery_waits_total", channel="telegram") == 2
+    assert metrics.read("delivery_resent_total", channel="slack") == 0
+    text = prometheus_client.generate_latest(metrics.registry).decode()
+    assert 'delivery_replies_total{channel="slack",status="sent"} 1.0' in text
+
+
+async def test_what_replies_did_is_exported_under_the_channel_s_name():
+    metrics, rows = Metrics(), Rows()
+    metrics.hear([("default", "q", "m", events.DELIVERY_SENT, {"channel": "telegram"})])
+    await Exporter(metrics, rows).step(Worker(worker_id=7))
+    ((row,),) = rows.batches
+    assert (row.queue, row.name, row.value) == ("telegram", "delivery_replies_total", 1)
+    assert row.tags == {"worker": 7, "status": "sent"}

@@ -97,6 +97,17 @@ async def office(home: Path) -> AsyncIterator[Office]:
     await office.store.close()
 
 
+@pytest.mark.parametrize("jump_s", [86_400, -86_400], ids=["+1d", "-1d"])
+async def test_what_is_not_due_yet_does_not_leave_because_the_clock_was_set(office, jump_s):
+    await office.put("later", due_at=office.clock.now_us() + 1_800_000_000)
+    office.clock.jump_wall(jump_s)  # and nobody has written since
+    assert await office.rows.due(10) == []
+    await office.store.file.write(lambda conn: None)  # this one moves what waits
+    assert await office.rows.due(10) == []
+    office.clock.advance(1801)
+    assert [row.message_id for row in await office.rows.due(10)] == ["later"]
+
+
 async def test_what_is_due_is_published_as_it_was_and_then_gone(office):
     await office.put("a", b'{"n": 1}')
     await office.put("b", queue_name="other", ttl_us=None, ordering_key=None)

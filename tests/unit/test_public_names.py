@@ -35,7 +35,27 @@ PUBLIC = {
     "Priority",
     "PublishUnknown",
     "QueueAdapter",
+    "BACKOFF_MS",
     "Cancelled",
+    "Channels",
+    "DeliveryQueue",
+    "SendUnknown",
+    "WebhookChannel",
+    "AppriseChannel",
+    "DiscordChannel",
+    "EmailChannel",
+    "SlackChannel",
+    "TelegramChannel",
+    "DeliveryRunner",
+    "FileDeliveries",
+    "FolderChannel",
+    "FolderSender",
+    "QueuedDelivery",
+    "RateLimited",
+    "compute_backoff_ms",
+    "is_ready_for_retry",
+    "recovery_report",
+    "recovery_scan",
     "Orchestrator",
     "TaskResult",
     "QueueTrigger",
@@ -55,7 +75,19 @@ PUBLIC = {
     "load_queue_trigger_config",
     "validate_config",
 }
-HEAVY = ("sqlalchemy", "alembic", "click", "rich", "prometheus_client", "yaml", "sqlite3")
+HEAVY = (
+    "sqlalchemy",
+    "alembic",
+    "click",
+    "rich",
+    "prometheus_client",
+    "yaml",
+    "sqlite3",
+    "aiohttp",
+    "aiosmtplib",
+    "apprise",
+    "cryptography",
+)
 
 
 def loaded_by(statement: str, env: dict[str, str]) -> set[str]:

@@ -13,7 +13,7 @@ import sqlite3
 import pytest
 
 from holdfast.sqlite.timebase import WAITING
-from holdfast.store.sqlite import approvals, quotas
+from holdfast.store.sqlite import approvals, delivery_rows, quotas
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 
@@ -36,6 +36,7 @@ SMALL_INDEXES = (
     "idx_tasks_parked",
     "idx_messages_delayed",
     "idx_approvals_pending",
+    "idx_deliveries_sending",
 )
 """They hold only what is on its way, so a walk over one of them is a walk over that."""
 ON_PURPOSE = "SELECT seq, hash FROM event_log NOT INDEXED"
@@ -140,6 +141,29 @@ def test_governance_reads_no_big_table(sql: str) -> None:
     conn.close()
     assert not complaints(plan), plan
     assert not [step for step in plan if step.startswith(("SCAN t", "SCAN a"))], plan
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        delivery_rows.LEVEL,
+        delivery_rows.DUE,
+        delivery_rows.GRANT,
+        delivery_rows.BEHIND,
+        delivery_rows.END,
+        delivery_rows.PROMOTE,
+        delivery_rows.ORPHANS,
+        delivery_rows.TAKE_BACK,
+    ],
+)
+def test_sending_reads_no_big_table(sql: str) -> None:
+    """However many wait: what is due, and whose turn it is, stand in indexes, in order."""
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    plan = plan_of(conn, sql)
+    conn.close()
+    assert not complaints(plan), plan
+    assert not [step for step in plan if re.match(r"SCAN [desh]$", step)], plan
 
 
 def test_a_bad_plan_is_seen() -> None:

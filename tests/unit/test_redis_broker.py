@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.brokers.redis import RedisBroker
-from holdfast.core.broker import FLAT, Outgoing, Settlement, Subscription, Verb
+from holdfast.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
 from holdfast.core.ids import new_id
 from tests.servers.redis import RedisServer
@@ -69,6 +69,31 @@ async def test_a_flat_message_that_is_no_object_of_texts_is_refused_alone(
     good, bad = await broker.publish("jobs", [out(), out(body, headers={FLAT: "1"})])
     assert good.ok
     assert isinstance(bad.error, InvalidMessage)
+
+
+async def test_each_marked_message_of_a_batch_is_an_entry_of_its_own_fields(
+    broker: RedisBroker, client: Any
+):
+    batch = [
+        {"task_id": "1", "status": "succeeded", "result": "null"},
+        {"task_id": "2", "status": "succeeded", "result": "null"},
+        {"task_id": "3", "status": "failed", "result": "null"},
+        {"task_id": "4", "status": "failed", "why": "other names"},
+        {"task_id": "5", "status": "failed", "result": "null", "tenant_id": "longer"},
+        {"task_id": "6", "status": "succeeded", "result": "null"},
+        {"task_id": "6", "status": "succeeded", "result": "null"},
+    ]
+    marked = [
+        out(msgspec.json.encode(fields), headers={FLAT: "1", ONCE: f"mark {n}"}, fields=fields)
+        for n, fields in enumerate(batch)
+    ]
+    await broker.publish("results", [marked[1]])
+    await broker.publish("results", marked)
+    found = [
+        {name.decode(): value.decode() for name, value in fields.items()}
+        for _, fields in client.xrange("results")
+    ]
+    assert found == [batch[1], batch[0], *batch[2:]]
 
 
 async def test_what_was_sent_before_any_reader_is_read(broker: RedisBroker, client: Any):

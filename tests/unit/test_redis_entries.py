@@ -51,6 +51,13 @@ def test_a_value_that_looks_like_our_mark_makes_no_entry_ours():
     assert (ours.identity, ours.body, ours.fields) == ("m-1", b"x", None)
 
 
+def test_fields_that_hold_a_nul_stay_apart():
+    fields = [b"a\0b", b"\0", b"c", b"\xff"]
+    assert delivery_of("q", 1, b"5-1", fields[:2], 1).fields == {"a\0b": "\0"}
+    assert delivery_of("q", 1, b"5-1", fields, 1).fields is None
+    assert delivery_of("q", 1, b"5-1", None, 1).fields == {}
+
+
 @given(st.dictionaries(names, names, min_size=1, max_size=4))
 def test_fields_at_hand_are_written_as_the_body_would_be(found: dict[str, str]):
     body = msgspec.json.encode(found)

@@ -39,6 +39,16 @@ def test_insert(table: list[tuple[Any, ...]]) -> None:
     assert stored(conn) == [("s", 7, *row) for row in table]
 
 
+@given(tables())
+def test_insert_columns(table: list[tuple[Any, ...]]) -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.execute("CREATE TABLE x (s, t, a, b, c, d, e)")
+    head = "INSERT INTO x (s, t, a, b, c, d, e)"
+    columns = list(zip(*table, strict=True))
+    assert rows.insert_columns(conn, head, columns, shared=("s", 7), alike=ALIKE) == len(table)
+    assert stored(conn) == [("s", 7, *row) for row in table]
+
+
 def _statement(marks: str) -> str:
     return (
         "UPDATE x SET s = ?1, a = u.column1, b = u.column2, c = u.column3, d = u.column4,"

@@ -122,7 +122,13 @@ def parse(script: str) -> Shape:
     """The few forms of CREATE TABLE and CREATE INDEX that occur here."""
     shape = Shape({}, {}, {})
     script = re.sub(r"^--.*$", "", script, flags=re.M)
-    script = re.sub(r"\n, (\w+ \w+)\)", r",\n\1\n)", script)  # as SQLite adds a column
+    # As SQLite adds columns: all on one line, behind the others.
+    script = re.sub(
+        r"\n, ([\w (),]+)\)(?=;|$)",
+        lambda added: ",\n" + added[1].replace(", ", ",\n") + "\n)",
+        script,
+        flags=re.M,
+    )
     for name, body in re.findall(r"CREATE TABLE (\w+) \(\n(.*?)\n\)(?:;|$)", script, re.S):
         columns = shape.columns[name] = {}
         for line in re.split(r",\s*\n", body):
@@ -208,7 +214,15 @@ def test_tables_are_as_agreed(dialect: str, db: Path) -> None:
 
 def test_every_business_table_has_a_tenant_and_its_indexes_begin_with_it(db: Path) -> None:
     shape = parse(dump(db))
-    machinery = {"alembic_version", "workers", "sources", "roles", "messages", "witness"}
+    machinery = {
+        "alembic_version",
+        "workers",
+        "sources",
+        "roles",
+        "send_windows",
+        "messages",
+        "witness",
+    }
     for table, columns in shape.columns.items():
         if table not in machinery:
             assert columns["tenant_id"] == Col("VARCHAR(64)", False, "'default'"), table
@@ -219,7 +233,10 @@ def test_every_business_table_has_a_tenant_and_its_indexes_begin_with_it(db: Pat
         "idx_outbox_due",
         "idx_tasks_parked",
         "idx_approvals_pending",
-        "idx_deliveries_pending",
+        "idx_deliveries_due",
+        "idx_deliveries_lane",
+        "idx_deliveries_put_off",
+        "idx_deliveries_sending",
         *(name for name in shape.indexes if name.startswith("idx_messages_")),
     }
     others = {n for n, (target, _) in shape.indexes.items() if "(tenant_id" not in target}
@@ -267,6 +284,17 @@ def statements(script: str) -> set[str]:
         if added is not None:
             head = f"CREATE TABLE {added[1]} ("
             made = [_with(old, added[2]) if old.startswith(head) else old for old in made]
+        widened = re.fullmatch(r"ALTER TABLE (\w+) ALTER COLUMN (\w+) TYPE (\S+)( .*)?", each)
+        if widened is not None:
+            head = f"CREATE TABLE {widened[1]} ("
+            column = re.compile(rf"\b{widened[2]} \w+\(\d+\)")
+            made = [
+                column.sub(f"{widened[2]} {widened[3]}", old) if old.startswith(head) else old
+                for old in made
+            ]
+        dropped = re.fullmatch(r"DROP INDEX (\w+)", each)
+        if dropped is not None:
+            made = [old for old in made if not old.startswith(f"CREATE INDEX {dropped[1]} ")]
     return set(made)
 
 

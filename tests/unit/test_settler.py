@@ -6,11 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.core.broker import Delivery, Settlement, Subscription
+from holdfast.core.broker import (
+    Capabilities,
+    Delivery,
+    Durability,
+    Notices,
+    Settlement,
+    Subscription,
+    Verb,
+)
 from holdfast.core.message import Message
-from holdfast.core.outcome import Done
+from holdfast.core.outcome import Dead, Done
 from holdfast.core.store import Commit, Finished, Run, Token, Worker
 from holdfast.engine.settler import Settler
 
@@ -24,18 +33,26 @@ class Store:
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.committed = asyncio.Event()
+        self.answer = Commit.COMMITTED
+        self.error: Exception | None = None
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> list[Commit]:
+        if self.error is not None:
+            raise self.error
         self.batches.append(len(batch))
         self.committed.set()
-        return [Commit.COMMITTED] * len(batch)
+        return [self.answer] * len(batch)
 
 
 class Broker:
     """Takes its time: each settlement waits for `go_on`."""
 
+    capabilities = Capabilities(durability=Durability.FSYNC, reject=True)
+
     def __init__(self) -> None:
         self.told: list[list[str]] = []
+        self.settled: list[Settlement] = []
+        self.error: Exception | None = None
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
         self.at_once = 0
@@ -45,6 +62,10 @@ class Broker:
         assert self.at_once == 1, "batches come one after the other"
         self.asked.set()
         await self.go_on.wait()
+        if self.error is not None:
+            self.at_once -= 1
+            raise self.error
+        self.settled += batch
         self.told.append([str(item.delivery.identity) for item in batch])
         self.at_once -= 1
         return []
@@ -67,7 +88,13 @@ def ended(name: str, *, held: bool = True) -> Finished:
 
 
 @pytest.fixture
-def world() -> tuple[Settler, Store, Broker, list[str]]:
+def failures() -> list[Exception]:
+    """What the worker is told of."""
+    return []
+
+
+@pytest.fixture
+def world(failures: list[Exception]) -> tuple[Settler, Store, Broker, list[str]]:
     store, broker = Store(), Broker()
     reported: list[str] = []
 
@@ -79,7 +106,8 @@ def world() -> tuple[Settler, Store, Broker, list[str]]:
         broker,  # type: ignore[arg-type]
         lambda: Worker(worker_id=1, name="w"),
         committed=committed,
-        fenced=lambda _: None,
+        fenced=lambda finished, sub: None,
+        failed=failures.append,
     )
     return settler, store, broker, reported
 
@@ -120,3 +148,72 @@ async def test_with_nobody_to_tell_a_commit_is_the_end(world: Any):
         settler.add(ended("a", held=False), SUB)
         await settler.drain()
     assert (store.batches, broker.told, reported) == ([1], [], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "verb", "reason"),
+    [("dlq", Verb.ACK, ""), ("nack", Verb.REJECT, "unstorable"), ("requeue", Verb.RELEASE, "")],
+)
+async def test_what_the_store_buried_is_told_and_counted_as_dead(
+    policy: str, verb: Verb, reason: str
+):
+    """Its run succeeded, and the store could not hold that: nobody may hear of a success."""
+    store, broker = Store(), Broker()
+    store.answer = Commit.BURIED
+    broker.go_on.set()
+    reported: list[tuple[Finished, Commit]] = []
+    settler = Settler(
+        store,  # type: ignore[arg-type]
+        broker,  # type: ignore[arg-type]
+        lambda: Worker(worker_id=1, name="w"),
+        committed=lambda items, commits: reported.extend(zip(items, commits, strict=True)),
+        fenced=lambda finished, sub: None,
+        failed=lambda error: None,
+    )
+    sub = Subscription(
+        name="q", queue="q", ack_policy=policy, notices=Notices(results="results", on_ack=True)
+    )
+    succeeded = msgspec.structs.replace(ended("a"), told_on_ack=True, result=b"1")
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(succeeded, sub)
+        await settler.drain()
+    (settlement,) = broker.settled
+    assert (settlement.verb, settlement.reason, settlement.notices) == (verb, reason, ())
+    ((counted, commit),) = reported
+    assert (commit, counted.outcome, counted.result) == (Commit.BURIED, Dead("unstorable"), None)
+
+
+async def test_a_failure_is_told_and_what_waits_is_kept(world: Any, failures: list[Exception]):
+    """Half a worker is worse than none: whoever runs it stops it, and tries once more."""
+    settler, store, broker, reported = world
+    broker.go_on.set()
+    store.error = KeyError("a mistake")
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a"), SUB)
+        settler.add(ended("b"), SUB)
+        await settler.drain()
+        assert (failures, reported) == ([store.error], [])
+        assert [run.message.id for run, _ in settler.unsettled] == ["a", "b"]
+        await settler.drain()  # in vain
+        assert (len(failures), settler.waiting) == (2, 2)
+        store.error = None
+        await settler.drain()
+    assert (reported, settler.waiting) == (["a", "b"], 0)
+    assert broker.told == [["a", "b"]]
+
+
+async def test_a_failure_while_the_broker_is_told_is_no_secret_either(
+    world: Any, failures: list[Exception]
+):
+    settler, store, broker, _ = world
+    broker.go_on.set()
+    broker.error = KeyError("a mistake")
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a"), SUB)
+        await settler.drain()
+        assert (failures, store.batches) == ([broker.error], [1])
+        assert settler.waiting == 0  # committed: its copy comes again, and is known
+        broker.error = None
+        settler.add(ended("b"), SUB)
+        await settler.drain()
+    assert broker.told == [["b"]]

@@ -40,6 +40,12 @@ class ForgetsWhatItCommitted(SqliteStore):
         return [Commit.FENCED if c is Commit.ALREADY else c for c in commits]
 
 
+class SaysNothingOfWhatItBuried(SqliteStore):
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        commits = await super().finish(batch, worker=worker)
+        return [Commit.ALREADY if c is Commit.BURIED else c for c in commits]
+
+
 class FailsTheWholeBatch(SqliteStore):
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         commits = await super().finish(batch, worker=worker)
@@ -133,6 +139,8 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (SaysYesToEverything, store_finish.a_late_result_is_fenced),
     (SaysYesToEverything, store_finish.an_old_claim_of_the_same_worker_is_fenced),
     (ForgetsWhatItCommitted, store_finish.a_repeat_is_already),
+    (SaysNothingOfWhatItBuried, store_finish.one_unstorable_item_harms_no_other),
+    (SaysNothingOfWhatItBuried, store_finish.a_repeat_of_what_was_buried_is_buried),
     (FailsTheWholeBatch, store_finish.one_fenced_item_harms_no_other),
     (IgnoresKeys, store_waiting.a_key_has_one_run_at_a_time),
     (IgnoresKeys, store_waiting.twins_in_one_batch),

@@ -29,20 +29,25 @@ _TENANT = re.compile(r"\btenant_id\b|SELECT \*|RETURNING \*")
 EXCUSED = {
     # Is there anything to do? Nothing of a row is looked at.
     "SELECT 1 FROM approvals WHERE state = 'pending' AND expires_at <=": "the answer is yes or no",
-    "SELECT 1 FROM deliveries WHERE channel = $1": "the answer is yes or no",
+    "SELECT 1 FROM deliveries WHERE status = 'sending'": "the answer is yes or no",
+    "SELECT d.priority, d.due_at FROM deliveries d": "when a sender has to look again",
     "SELECT 1 FROM queue_executions WHERE status =": "the answer is yes or no",
-    "SELECT 1 WHERE clock_timestamp() >= pg_postmaster_start_time()": "the answer is yes or no",
+    "SELECT clock_timestamp() WHERE clock_timestamp() >=": "the answer is yes or no",
     "SELECT EXISTS (SELECT 1 FROM outbox": "the answer is yes or no",
     "SELECT extract(epoch FROM min(d.due_at)": "when a worker has to look again",
     # Rows by an id of their own, which was read together with their tenant.
-    "UPDATE deliveries SET last_error = $3": "ids that this worker took, with their tenants",
+    "UPDATE deliveries SET status = 'sending', worker_id": "ids that were read with their tenants",
+    "UPDATE deliveries SET status = 'queued'": "ids that were read with their tenants",
+    "UPDATE deliveries SET status = 'failed', last_error = $2": "ids, likewise",
+    "UPDATE deliveries d SET due_at": "ids, likewise",
+    "UPDATE deliveries d SET status = 'pending', due_at": "a lane is one tenant's",
     "DELETE FROM outbox WHERE id = ANY": "ids that were published just now, for their tenants",
     "UPDATE outbox SET due_at": "ids that could not be published just now",
+    "SELECT status, receipts IS NOT NULL FROM deliveries": "an operator's reply: what it is now",
     "SELECT state, settled_at, replay_id FROM dead_letters": "an operator's letter: what it is now",
     # The beginning of statements that do return it.
     "answered_at = clock_timestamp(), note = $5": "APPROVE and REJECT",
     # What moves is moved alike for all tenants, and nobody is told whose it was.
-    "UPDATE deliveries SET status = 'pending' WHERE channel": "what a dead process was sending",
     "UPDATE quotas SET deferred_until = NULL": "new rules: everybody's waits are looked at anew",
     "SET due_at = clock_timestamp() WHERE status = 'ready' AND due_at >": "new rules, likewise",
     "WITH gone AS (DELETE FROM {table}": "retention, by age; only how many are counted",

@@ -7,155 +7,70 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import App, Context
 from holdfast.config import load_config
-from holdfast.core.store import Worker
+from holdfast.core.delivery import Merges, Outbound, unlimited
+from holdfast.core.errors import RateLimited
 from holdfast.core.text import lines, one_line
-from holdfast.delivery.terminal import Terminal
+from holdfast.delivery.terminal import TerminalChannel
 from holdfast.engine.relays import Relay
 from holdfast.services import relays_of
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import FakeClock, Signal
+from holdfast.testing import Signal
 
+CHANNELS = {"terminal": unlimited}
 ECHO = Path(__file__).parents[2] / "examples" / "echo.py"
 
 
-class Desk:
-    """A store with replies in it, and a screen."""
-
-    def __init__(self, home: Path) -> None:
-        self.clock = FakeClock()
-        self.store = SqliteStore(home / "holdfast.db", clock=self.clock)
-        self.deliveries = SqliteDeliveries(self.store)
-        self.screen: list[str] = []
-        self.worker = Worker(worker_id=0)
-
-    async def open(self) -> None:
-        ensure_schema(self.store.path)
-        await self.store.open()
-        self.worker = await self.store.register("w")
-
-    def terminal(self) -> Terminal:
-        return Terminal(self.deliveries, write=self.screen.append)
-
-    async def reply(self, name: str, text: str, **columns: Any) -> None:
-        now = self.clock.now_us()
-        row = {
-            "id": name,
-            "tenant_id": "acme",
-            "subscription": "q",
-            "task_id": f"task of {name}",
-            "channel": "terminal",
-            "recipient": "ann",
-            "content": text,
-            "status": "pending",
-            "due_at": now,
-            "created_at": now,
-            **columns,
-        }
-        names, marks = ", ".join(row), ", ".join("?" * len(row))
-        await self.store.file.write(
-            lambda conn: conn.execute(
-                f"INSERT INTO deliveries ({names}) VALUES ({marks})", tuple(row.values())
-            )
-        )
-
-    async def statuses(self) -> dict[str, str]:
-        return dict(
-            await self.store.file.read(
-                lambda conn: conn.execute("SELECT id, status FROM deliveries").fetchall()
-            )
-        )
+def reply(content: str, *, to: str = "ann") -> Outbound:
+    return Outbound(id="x", tenant_id="acme", channel="terminal", recipient=to, content=content)
 
 
-@pytest.fixture
-async def desk(home: Path) -> AsyncIterator[Desk]:
-    desk = Desk(home)
-    await desk.open()
-    yield desk
-    await desk.store.close()
+async def test_a_reply_is_a_line():
+    screen: list[str] = []
+    await TerminalChannel(write=screen.append).send(reply("hello"))
+    assert screen == ["[reply] to ann: hello\n"]
 
 
-async def test_replies_are_printed_oldest_first_and_marked_as_sent(desk):
-    now = desk.clock.now_us()
-    await desk.reply("late", "second", created_at=now + 5)
-    await desk.reply("early", "first", priority=0)
-    await desk.reply("elsewhere", "no", channel="telegram")
-    await desk.reply("later", "no", due_at=now + 10_000_000)
-    assert await desk.terminal().step(desk.worker) == 2
-    assert "".join(desk.screen) == "[reply] to ann: first\n[reply] to ann: second\n"
-    assert await desk.statuses() == {
-        "late": "sent",
-        "early": "sent",
-        "elsewhere": "pending",
-        "later": "pending",
-    }
-    assert await desk.terminal().step(desk.worker) == 0
-    told = await desk.store.file.read(
-        lambda conn: conn.execute(
-            "SELECT tenant_id, subscription, task_id FROM event_log"
-            " WHERE event_type = 'delivery.sent' ORDER BY rowid"
-        ).fetchall()
-    )
-    assert sorted(told) == [("acme", "q", "task of early"), ("acme", "q", "task of late")]
+async def test_what_may_have_been_printed_before_is_marked():
+    """A worker that died after it printed, and before it said so."""
+    screen: list[str] = []
+    again = msgspec.structs.replace(reply("hello"), in_doubt=True)
+    await TerminalChannel(write=screen.append).send(again)
+    assert screen == ["[reply] to ann: (may be a repeat) hello\n"]
 
 
-async def test_more_than_one_batch_is_printed_in_one_step(desk):
-    for n in range(230):
-        await desk.reply(f"r{n:03}", f"text {n}", created_at=desk.clock.now_us() + n)
-    assert await desk.terminal().step(desk.worker) == 230
-    printed = "".join(desk.screen).splitlines()
-    assert printed == [f"[reply] to ann: text {n}" for n in range(230)]
+async def test_several_replies_are_lines_of_their_own():
+    screen: list[str] = []
+    channel = TerminalChannel(write=screen.append)
+    assert isinstance(channel, Merges)
+    assert channel.merges
+    merged = channel.merged([reply("one\n[reply] to ann: forged"), reply("two")])
+    assert merged.id == "x"
+    await channel.send(merged)
+    assert screen == ["[reply] to ann: one\n    [reply] to ann: forged\n[reply] to ann: two\n"]
 
 
-async def test_control_characters_cannot_move_the_cursor_or_forge_a_reply(desk):
-    await desk.reply("x", "a\x1b[2Jb\n[reply] to bob: forged\r\nend\u202e", recipient="a\nb")
-    await desk.terminal().step(desk.worker)
-    assert "".join(desk.screen) == (
+async def test_control_characters_cannot_move_the_cursor_or_forge_a_reply():
+    screen: list[str] = []
+    text = "a\x1b[2Jb\n[reply] to bob: forged\r\nend\u202e"
+    await TerminalChannel(write=screen.append).send(reply(text, to="a\nb"))
+    assert "".join(screen) == (
         "[reply] to a\\nb: a\\e[2Jb\n    [reply] to bob: forged\n    end\\u202e\n"
     )
 
 
-async def test_a_printer_that_died_is_followed_by_one_that_prints_again(desk):
-    """It had marked the reply, and perhaps printed it: nobody can say."""
-    await desk.reply("x", "hello")
-    dead = await desk.store.register("dead")
-    taken = await desk.deliveries.take("terminal", limit=10, worker=dead)
-    assert [reply.content for reply in taken] == ["hello"]
-    assert await desk.terminal().step(desk.worker) == 0, "it is another's as long as that one lives"
-    await desk.store.leave(dead)
-    assert await desk.terminal().step(desk.worker) == 1
-    await desk.deliveries.sent(["x"], worker=dead)  # too late, and harmless
-    assert await desk.statuses() == {"x": "sent"}
-
-
-async def test_a_late_printer_cannot_mark_what_is_no_longer_its_own(desk):
-    await desk.reply("x", "hello")
-    late = await desk.store.register("late")
-    await desk.deliveries.take("terminal", limit=10, worker=late)
-    await desk.store.leave(late)
-    await desk.deliveries.recover("terminal", worker=desk.worker)
-    await desk.deliveries.sent(["x"], worker=late)
-    assert await desk.statuses() == {"x": "pending"}
-
-
-async def test_a_screen_that_is_gone_leaves_replies_pending(desk):
-    await desk.reply("x", "hello")
-
+async def test_a_screen_that_is_gone_costs_a_reply_nothing():
     def broken(text: str) -> None:
         raise BrokenPipeError("gone")
 
-    assert await Terminal(desk.deliveries, write=broken).step(desk.worker) == 0
-    assert await desk.statuses() == {"x": "pending"}
-    assert await desk.terminal().step(desk.worker) == 1
+    with pytest.raises(RateLimited, match="cannot be printed: gone"):
+        await TerminalChannel(write=broken).send(reply("hello"))
 
 
 def test_escapes():
@@ -168,9 +83,8 @@ def test_escapes():
 
 
 def terminal_relay(app: App, write: Any) -> Relay:
-    (relay,) = (r for r in relays_of(app, spawn_solo=False, terminal=True) if r.name == "terminal")
-    terminal = relay.step.__self__  # type: ignore[attr-defined]
-    terminal._write = write
+    app.channel(TerminalChannel(write=write))
+    (relay,) = (r for r in relays_of(app, spawn_solo=False) if r.name == "deliveries")
     return relay
 
 
@@ -200,7 +114,7 @@ async def test_without_the_word_nothing_is_printed(home):
     app = App(load_config(environ={}, cwd=home, overrides={"home": str(home)}))
     async with app:
         names = {relay.name for relay in relays_of(app, spawn_solo=False)}
-    assert "terminal" not in names
+    assert "deliveries" not in names
     assert {"ledger anchor", "retention", "metrics"} <= names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.core.checks import Check, Finding, ok, refused, warning
@@ -141,6 +141,22 @@ def check_settings(*, in_memory: bool, dedup_may_stop: bool) -> list[Check]:
             )
         )
     return findings or [ok("settings", "none gives up a promise")]
+
+
+def check_subscribers(channel_of: Mapping[str, str], channels: Collection[str]) -> list[Check]:
+    """By name, the channel that tells each; a telling without one waits for ever, in silence."""
+    findings = [
+        warning(
+            "subscribers",
+            f"{name} is told by {channel}, and the configuration has no such channel",
+            f"write channels.{channel}; nothing is wrong if the program has it (App.channel)",
+        )
+        for name, channel in channel_of.items()
+        if channel not in channels
+    ]
+    if channel_of and not findings:
+        findings.append(ok("subscribers", f"{len(channel_of)}, each with its channel"))
+    return findings
 
 
 def check_problems(problems: Iterable[str]) -> list[Check]:

@@ -21,14 +21,21 @@ def check_typed(name: str) -> str:
 
 
 def the_one(
-    found: Sequence[T], *, name: str, what: str, describe: Callable[[T], str], hint: str = ""
+    found: Sequence[T],
+    *,
+    name: str,
+    what: str,
+    describe: Callable[[T], str],
+    hint: str = "",
+    several: str | None = None,
 ) -> T:
-    """The only match. Raises NotFound, or Ambiguous with all matches."""
+    """The only match. Raises NotFound, or Ambiguous with all matches; `several`: their plural."""
     if not found:
         raise NotFound(f"there is no {what} {name!r}{hint}")
     if len(found) > 1:
+        things = several or f"{what}s"
         raise Ambiguous(
-            f"{name!r} fits {len(found)} {what}s; write more of the id, or name the tenant",
+            f"{name!r} fits {len(found)} {things}; write more of the id, or name the tenant",
             [describe(each) for each in found],
         )
     return found[0]

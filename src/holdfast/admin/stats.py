@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core import events
 from holdfast.core.clock import Clock
+from holdfast.core.delivery import Status
+from holdfast.core.delivery_desk import DeliveryRecords
 from holdfast.core.records import QueueState, Records, WorkerState
 
 from .queues import Depths, list_queues
@@ -21,6 +24,8 @@ _RATES = {
     "reclaimed": (events.RECLAIMED,),
     "parked": (events.PARKED,),
 }
+_ORDER: Mapping[str, int] = {status: place for place, status in enumerate(Status)}
+"""Of a reply's states: from waiting to its end."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +41,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerState]
     replies: Mapping[str, Mapping[str, int]]
     """By channel and status."""
+    paused_channels: Sequence[str] = ()
+
+
+class Looking(Records, DeliveryRecords, Protocol):
+    """What is looked at."""
 
 
 async def stats(
-    records: Records,
+    records: Looking,
     clock: Clock,
     *,
     window_s: float = 300.0,
@@ -48,12 +58,13 @@ async def stats(
 ) -> Stats:
     """Counts of now, and rates over the last `window_s`."""
     now = clock.now_us()
-    queues, counts, recent, workers, replies = await asyncio.gather(
+    queues, counts, recent, workers, replies, paused = await asyncio.gather(
         list_queues(records, configured, depths),
         records.counts(),
         records.event_counts(now - int(window_s * 1e6)),
         records.workers(),
         records.reply_counts(),
+        records.paused_channels(),
     )
     statuses: dict[str, dict[str, int]] = {}
     for each in counts:
@@ -62,7 +73,7 @@ async def stats(
     for each in recent:
         by_type.setdefault(each.queue, {})[each.kind] = each.count
     by_channel: dict[str, dict[str, int]] = {}
-    for each in replies:
+    for each in sorted(replies, key=lambda count: _ORDER.get(count.kind, len(_ORDER))):
         by_channel.setdefault(each.queue, {})[each.kind] = each.count
     minutes = window_s / 60
     return Stats(
@@ -78,5 +89,6 @@ async def stats(
             for queue, found in by_type.items()
         },
         workers=workers,
-        replies=by_channel,
+        replies=dict(sorted(by_channel.items())),
+        paused_channels=sorted(paused),
     )

@@ -186,7 +186,10 @@ def _timeline(
         for event in history
     ]
     found += _sent(tasks, waiting)
+    told = {e.data.get("delivery_id") for e in history if e.type == events.DELIVERY_CREATED}
     for reply in replies:
+        if reply.id in told:
+            continue  # else an older version made it, or its event is pruned
         data = {"channel": reply.channel, "recipient": reply.recipient, "status": reply.status}
         found.append(
             Moment(

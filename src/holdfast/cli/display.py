@@ -22,6 +22,7 @@ from .output import Output, safe
 
 if TYPE_CHECKING:
     from holdfast.app import App
+    from holdfast.storage import Looking
 
 _SHOWN = (*sorted(events.FINAL_EVENTS), events.RETRIED, events.PARKED, events.RECLAIMED)
 _COLOURS = {
@@ -91,6 +92,7 @@ class Display:
             records = app.storage.records(app.store)
             self._position = await records.last_position()
             self._greet()
+            await self._tell_recovery(records)
             self._ready.set()
             stopped = asyncio.create_task(self._stop.wait())
             shown = asyncio.create_task(
@@ -107,6 +109,13 @@ class Display:
                 records, EventFilter(types=_SHOWN), position=self._position, forever=False
             ):
                 self._show(event)
+
+    async def _tell_recovery(self, records: Looking) -> None:
+        from holdfast.delivery.recovery import store_report
+
+        report = await store_report(records)
+        if report:
+            self._out.line(f"{report}\n")
 
     async def _follow(self, events_: AsyncIterator[LedgerEvent]) -> None:
         async for event in events_:

@@ -58,6 +58,9 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
             in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
         ),
+        *use.check_subscribers(
+            {name: each.channel for name, each in config.subscribers.items()}, config.channels
+        ),
         *_of_rules(config),
         *session.run(_of_broker(config)),
     ]

@@ -24,6 +24,7 @@ class Entry(NamedTuple):
 _RUN = {
     "dev": Entry("running:dev", "Run an app with one worker and watch what it does."),
     "run": Entry("running:run", "Run an app's handlers in one or more worker processes."),
+    "chat": Entry("chat:chat", "Talk to an app in this terminal, and see replies being delivered."),
 }
 _WATCH = {
     "send": Entry("sending:send", "Send a message, or a file of messages."),
@@ -37,6 +38,10 @@ _PEOPLE = {
         "approvals:approvals", "Look at what waits for a yes; approve or reject it."
     ),
     "parked": Entry("parked:parked", "Look at parked messages; resume or discard them."),
+    "deliveries": Entry(
+        "deliveries:deliveries",
+        "Look at replies; send again, edit or discard them; pause channels.",
+    ),
     "queues": Entry("queues:queues", "List, pause and resume queues."),
     "rules": Entry("rules:rules", "Check and try the rules that decide before each run."),
 }

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from .examples import examples
+from .recovery import tell_recovery
 from .session import Exit, Session, command_options, stop
 
-_LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
+LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
 _GRACE_S = 5.0
 """On top of the workers' own limit for finishing: time to hand back and to close."""
 BUNDLED = "holdfast.cli.demo:app"
@@ -28,7 +29,7 @@ BUNDLED = "holdfast.cli.demo:app"
     "--workers", type=click.IntRange(1, 512), default=1, show_default=True, help="Worker processes."
 )
 @click.option("--until-idle", is_flag=True, help="End when nothing is left to do.")
-@click.option("--log-level", type=_LEVELS, help="How much the workers say.")
+@click.option("--log-level", type=LEVELS, help="How much the workers say.")
 @command_options
 def run(
     session: Session, target: str, workers: int, until_idle: bool, log_level: str | None
@@ -51,6 +52,7 @@ def run(
         say=session.out.say,
         options=options,
     )
+    tell_recovery(session)
     code = supervisor.run()
     session.out.data({"target": target, "workers": workers, "exit_code": _code(code)})
     stop(_code(code))
@@ -65,7 +67,7 @@ def run(
 @click.argument("target", metavar="[MODULE:APP]", required=False)
 @click.option(
     "--log-level",
-    type=_LEVELS,
+    type=LEVELS,
     default="warning",
     show_default=True,
     help="How much the worker says.",
@@ -82,7 +84,7 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
 
     from .display import Display
 
-    target = target or ("app.py:app" if Path("app.py").is_file() else BUNDLED)
+    target = usual_target(target)
     app = load_app(target)
     with Display(app, target, session.out):
         supervisor = Supervisor(
@@ -94,6 +96,11 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
         )
         code = supervisor.run()
     stop(_code(code))
+
+
+def usual_target(target: str | None) -> str:
+    """What runs if nobody says: the app of this folder, or the one that comes along."""
+    return target or ("app.py:app" if Path("app.py").is_file() else BUNDLED)
 
 
 def _code(code: int) -> Exit:

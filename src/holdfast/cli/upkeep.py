@@ -35,9 +35,11 @@ from .session import Exit, Session, command_options, stop
 def migrate(session: Session, check: bool, worker_role: str | None, api_role: str | None) -> None:
     """Bring the database to the newest schema.
 
-    Makes the database if there is none. A migration is one transaction: it happens whole or not at
-    all. Workers do the same when they start. Roles that are not there yet are made, without a
-    password; their rights are given by the owner of the tables, whom --config must name.
+    Makes the SQLite file if there is none; on PostgreSQL the database must be there, and its tables
+    are made. A migration is one transaction: it happens whole or not at all. Workers do the same
+    when they start, but on PostgreSQL only in an empty database: older tables they refuse. Roles
+    that are not there yet are made, without a password; their rights are given by the owner of the
+    tables, whom --config must name.
     """
     from holdfast.store.migrate import HEAD
 

@@ -14,7 +14,7 @@ from .session import Session, command_options
 if TYPE_CHECKING:
     from holdfast.admin.stats import Stats
     from holdfast.admin.trace import Trace
-    from holdfast.core.records import LedgerEvent
+    from holdfast.core.records import LedgerEvent, Reply
 
 _COLOURS = {
     "succeeded": "green",
@@ -163,7 +163,7 @@ def _show_trace(out: Output, found: Trace) -> None:
         )
     for reply in found.replies:
         out.line(
-            f"  reply to {safe(reply.channel)}:{safe(reply.recipient)} ({reply.status}): "
+            f"  reply to {safe(reply.channel)}:{safe(reply.recipient)} ({_reply_state(reply)}): "
             f"{safe(reply.content)}"
         )
     for letter in found.dead_letters:
@@ -171,6 +171,22 @@ def _show_trace(out: Output, found: Trace) -> None:
     for link in found.links:
         status = f" ({safe(link.status)})" if link.status else ""
         out.line(f"  {link.relation}: {safe(link.message_id)} {safe(link.type or '')}{status}")
+
+
+def _reply_state(reply: Reply) -> str:
+    """Its status, and what a person may have to know about it."""
+    parts = []
+    if reply.status in ("sent", "discarded"):
+        return safe(reply.status)
+    if reply.retry_count:
+        parts.append("1 retry" if reply.retry_count == 1 else f"{reply.retry_count} retries")
+    if reply.in_doubt or reply.status == "unknown":
+        parts.append("it may have arrived")
+    if reply.last_error:
+        parts.append(safe(reply.last_error))
+    if not parts:
+        return safe(reply.status)
+    return ", ".join([f"{safe(reply.status)} {safe(reply.id[:8])}", *parts])
 
 
 @click.command(
@@ -234,6 +250,8 @@ def _show_stats(out: Output, found: Stats) -> None:
             f"  {worker.worker_id}  {safe(worker.name)}  {state_word}, {worker.running} running, "
             f"since {when(worker.started_at_us)}"
         )
-    for channel, statuses in found.replies.items():
-        shown = ", ".join(f"{count} {safe(status)}" for status, count in statuses.items())
-        out.line(f"replies   {safe(channel)}: {shown}")
+    for channel in sorted({*found.replies, *found.paused_channels}):
+        statuses = found.replies.get(channel, {})
+        shown = ", ".join(f"{count} {safe(status)}" for status, count in statuses.items()) or "none"
+        paused = " (paused)" if channel in found.paused_channels else ""
+        out.line(f"replies   {safe(channel)}{paused}: {shown}")

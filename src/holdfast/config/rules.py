@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.codec import CODECS
+from holdfast.core.delivery import LONGEST_RECIPIENT
 from holdfast.core.message import NAME
+from holdfast.core.subscribers import events_named, no_event
 from holdfast.triggers.config import validate_config
 
 from .endpoints import ADAPTER_TYPES, read_url
@@ -28,6 +30,7 @@ def check(config: Config, reader: Reader, fallback: Where) -> Config:
     rules.queues()
     rules.waits()
     rules.triggers()
+    rules.subscribers()
     if config.ledger_key_file == config.ledger_anchor_file:
         rules.say("ledger.anchor_file", "is the same file as ledger.key_file; name another one")
     return msgspec.structs.replace(
@@ -100,6 +103,17 @@ class _Rules:
                 hint = f"did you mean {near[0]}? " if near else ""
                 text = f"{kind[:60]!r} is no adapter; {hint}known: {', '.join(ADAPTER_TYPES)}"
                 self.say(join(join(path, "adapter"), "type"), text)
+
+    def subscribers(self) -> None:
+        for name, subscriber in self.config.subscribers.items():
+            path = join("subscribers", name)
+            if NAME.match(subscriber.channel) is None:
+                self.say(join(path, "channel"), f"no name for a channel: {_NAME_RULE}")
+            if not 0 < len(subscriber.to) <= LONGEST_RECIPIENT:
+                self.say(join(path, "to"), f"a text of 1 to {LONGEST_RECIPIENT} characters")
+            for index, pattern in enumerate(subscriber.events):
+                if not events_named(pattern):
+                    self.say(join(join(path, "events"), index), no_event(pattern))
 
 
 def _codec(name: str) -> str:

@@ -58,6 +58,52 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     """How often that one is tried."""
 
 
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """Replies on their way out."""
+
+    calls: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    """Under way at a time, of one process."""
+    timeout_s: Span = 60.0
+    """A call without an answer for so long is given up; the reply may have arrived."""
+    wait_scale: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
+    """Times the waits between attempts: 5 s, 25 s, 2 min, 10 min, 10 min."""
+    on_unknown: Literal["resend", "hold"] = "resend"
+    """A reply that may have arrived: resend it, marked, or hold it until a person decides."""
+    tenant_per_minute: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Calls for one tenant in any minute, by all channels and processes together."""
+
+
+ChannelKind = Literal["telegram", "discord", "slack", "email", "webhook", "apprise", "folder"]
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `channels`: by its name, where replies go."""
+
+    kind: ChannelKind | None = None
+    """Null: what its name says."""
+    connection: dict[str, Any] = {}
+    """As the channel wants it: a token, webhooks, a host; secrets in it are `Secret`s."""
+    timeout_s: Span | None = None
+    """Null: that of `delivery`."""
+    on_unknown: Literal["resend", "hold"] | None = None
+    """Null: that of `delivery`."""
+
+
+class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `subscribers`: by its name, who is told of events."""
+
+    channel: str = "webhook"
+    """The name of a channel."""
+    to: str = ""
+    """The recipient there: a URL, a chat, an address."""
+    events: tuple[str, ...] = ("delivery.*",)
+    """`*` stands for anything."""
+    tenant: str | None = None
+    """Null: of all tenants."""
+    form: Literal["json", "text"] | None = None
+    """Null: json for a webhook, a line of text for others."""
+
+
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """How many days finished things are kept; null: for ever."""
 
@@ -187,6 +233,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Tasks = Tasks()
     retry: Retry = Retry()
     breaker: Breaker = Breaker()
+    delivery: Delivery = Delivery()
+    channels: dict[str, Channel] = {}
+    subscribers: dict[str, Subscriber] = {}
     max_message_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 262_144
     """Of one encoded message."""
     send_timeout_s: Span = 5.0
@@ -196,7 +245,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rules: Path | None = None
     """The file with the rules that are asked before each run; null: there are none."""
     on_dedup_unavailable: Literal["stop", "continue"] = "stop"
-    """continue: runs go on without dedup, which switches off the promise of one run per key."""
+    """Of a trigger's own dedup memory. stop: its messages wait; continue: they run without dedup,
+    which switches off the promise of one run per key."""
     log: Log = Log()
     triggers: tuple[Trigger, ...] = ()
     file: Path | None = None

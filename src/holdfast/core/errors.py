@@ -25,7 +25,9 @@ HoldfastError
 ├── EffectUnknown              `ctx.once`: the effect may or may not have happened
 └── raised by handlers to say what should happen
     ├── RetryableError         try again (`retry_after_s` if the upstream said when)
-    │   └── TemporaryError
+    │   ├── TemporaryError
+    │   ├── RateLimited        by channels: not now; that costs a reply no attempt
+    │   └── SendUnknown        by channels: no answer came; the reply may have arrived
     ├── FinalError             never retried
     │   ├── ValidationError
     │   ├── AuthorizationError
@@ -162,6 +164,24 @@ class RetryableError(HoldfastError):
 
 class TemporaryError(RetryableError):
     """A passing fault of something upstream."""
+
+
+class RateLimited(RetryableError):
+    """Raised by a channel: it takes nothing before `retry_after_s`. A reply loses no attempt."""
+
+    def __init__(
+        self,
+        *args: object,
+        retry_after_s: float | None = None,
+        whole_channel: bool = False,
+    ) -> None:
+        """`whole_channel`: that goes for everything it sends, not for this one place."""
+        super().__init__(*args, retry_after_s=retry_after_s)
+        self.whole_channel = whole_channel
+
+
+class SendUnknown(RetryableError):
+    """Raised by a channel: the reply went out and no answer came. It may have arrived."""
 
 
 class FinalError(HoldfastError):

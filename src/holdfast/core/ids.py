@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 import uuid
 
 _NAMESPACE = uuid.UUID("5f3d1c7e-9a42-5b0e-8d61-2f7c0a9be413")
-_LOWER_HALF = (1 << 64) - 1
+_LOWER_HALF = (1 << 47) - 1
+"""Of the 48 bits at the end, which count upwards: a millisecond has no time to overflow them."""
+_WORDS = struct.Struct(">QQ")
+_LOWER_WORD = (1 << 64) - 1
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
@@ -24,7 +28,9 @@ def uuid7_block(count: int) -> list[bytes]:
     with _lock:
         _prefix = ""
         first = _first(time.time_ns() // 1_000_000, place)
-    return [(first + n).to_bytes(16, "big") for n in range(count)]
+    upper, lower = first >> 64, first & _LOWER_WORD
+    pack = _WORDS.pack
+    return [pack(upper, lower + n) for n in range(count)]
 
 
 def uuid7_bytes() -> bytes:
@@ -40,11 +46,10 @@ def new_id() -> str:
         if _prefix and now_ms <= _last_ms:
             _tail += 1
         else:
-            first = _first(now_ms, os.urandom(8))
-            head, _tail = f"{first >> 64:016x}", first & _LOWER_HALF
-            _prefix = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
-        prefix, tail = _prefix, f"{_tail:016x}"
-    return f"{prefix}{tail[:4]}-{tail[4:]}"
+            text = f"{_first(now_ms, os.urandom(8)):032x}"
+            _prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
+            _tail = int(text[20:], 16) & _LOWER_HALF
+        return f"{_prefix}{_tail:012x}"
 
 
 def _first(now_ms: int, place: bytes) -> int:

@@ -64,12 +64,34 @@ def notices_of(to: Notices, end: End) -> list[Notice]:
     return found
 
 
-def success_notices(to: Notices, end: End) -> list[Notice]:
-    """The same of a success that goes out with its acknowledgement: fields, and no body."""
-    if to.results is None:
-        return []
-    headers = {FLAT: "1", ONCE: _mark(end)}
-    return [(to.results, Outgoing(id=end.task_id, body=b"", headers=headers, fields=_result(end)))]
+def success_notice(
+    identity: tuple[str, str, str],
+    result: bytes | None,
+    retry_count: int,
+    idempotency_key: str | None,
+    finished_at_us: int,
+    consumer: str,
+) -> Outgoing:
+    """The result of a success that goes out with its acknowledgement: fields, and no body.
+
+    What `notices_of` makes of the same end, without an `End`: most tasks come by here. `identity`:
+    tenant, subscription and task.
+    """
+    tenant_id, subscription, task_id = identity
+    written = {
+        "task_id": task_id,
+        "status": "succeeded",
+        "result": "null" if result is None else result.decode(),
+        "error": "",
+        "retry_count": str(retry_count),
+        "idempotency_key": idempotency_key or "",
+        "finished_at": iso_us(finished_at_us),
+        "consumer": consumer,
+    }
+    if tenant_id != DEFAULT_TENANT:
+        written["tenant_id"] = tenant_id
+    headers = {FLAT: "1", ONCE: f"{tenant_id}/{subscription}/{task_id}"}
+    return Outgoing(id=task_id, body=b"", headers=headers, fields=written)
 
 
 def _mark(end: End) -> str:

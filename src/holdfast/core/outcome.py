@@ -61,6 +61,10 @@ NO_HANDLER = "no handler for type"
 has words of its own, and is not resumed because that handler is still there."""
 
 
+UNSTORABLE = "unstorable"
+"""Why a run ended as a dead letter whose own outcome the store could not hold."""
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """May this message run? The answer holds for this rule and this payload."""
 

@@ -142,6 +142,8 @@ class Reply(Record, frozen=True, kw_only=True):
     created_at_us: int
     last_attempt_at_us: int | None
     last_error: str | None
+    in_doubt: bool
+    """It may have arrived."""
 
 
 class LedgerEvent(Record, frozen=True, kw_only=True):

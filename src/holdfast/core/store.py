@@ -81,6 +81,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Earlier failed attempts: attempt, at, error."""
     body: bytes = b""
     body_info: str = ""
+    """How the stored body is read again; empty: as the delivery says (`store/stored.py`)."""
+    codec: str = "standard"
+    """By which the delivery was read."""
     approvals: tuple[Approved, ...] = ()
     """What people allowed, of a message that waited for them."""
     quotas: tuple[Quota, ...] = ()
@@ -125,6 +128,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery | None = None
 
 
+def lets_go(verdicts: Sequence[Verdict]) -> bool:
+    """Does any of these answers take a broker's copy away? The claim is the only trace of such a
+    message then, and must be synced before it is told; a claim that is run may be lost."""
+    kept = (Answer.RUN, Answer.LEAVE)
+    return any(verdict.answer not in kept for verdict in verdicts)
+
+
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """What `Fused.take` found."""
 
@@ -142,6 +152,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str | None = None
     priority: int = 2
     now: bool = False
+    options: Mapping[str, Any] = {}
+    """What else its channel understands: buttons, media, a subject."""
+    expires_s: float | None = None
+    """What is not there by then is not sent any more."""
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +204,9 @@ class Commit(StrEnum):
     COMMITTED = "committed"
     ALREADY = "already"
     """A repeat after a commit whose answer was lost."""
+    BURIED = "buried"
+    """It could not be stored as it was: it ended as a dead letter instead, now or before a repeat.
+    Whatever its run came to, nobody may be told of that."""
     FENCED = "fenced"
     """The claim was taken away; drop everything; the broker's copy goes back."""
 
@@ -204,6 +221,12 @@ class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Claims(Protocol):
     """What the engine sees of the store."""
+
+    @property
+    def forgets_claims(self) -> bool:
+        """A crash of its server may take a claim back while the worker that has it lives on. The
+        same worker may then be granted it once more, under the same token."""
+        ...
 
     async def register(self, name: str) -> Worker:
         """A new worker id, alive from now on."""
@@ -220,7 +243,9 @@ class Claims(Protocol):
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
-    ) -> Sequence[Verdict]: ...
+    ) -> Sequence[Verdict]:
+        """One verdict for each broker copy. Synced before it returns if one of them `lets_go`."""
+        ...
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False

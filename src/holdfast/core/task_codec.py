@@ -55,14 +55,18 @@ class TaskCodec:
         if not (task_id and tool_name and payload and key):
             missing = [name for name in REQUIRED if not found.get(name)]
             raise DecodeError(f"missing required fields: {', '.join(missing)}")
+        tenant, lane = found.get("tenant_id"), found.get("ordering_key", delivery.key)
+        # What is not there need not be looked at by a function of its own.
         message = Message(
             id=fields.short("task_id", task_id),
             type=fields.text("tool_name", tool_name, default=sub.default_type),
             payload=_object("payload", payload),
-            tenant_id=fields.tenant_of(found.get("tenant_id"), sub),
+            tenant_id=DEFAULT_TENANT
+            if tenant is None and sub.tenant is None
+            else fields.tenant_of(tenant, sub),
             priority=fields.priority_of(found.get("priority", delivery.priority)),
             idempotency_key=fields.short("idempotency_key", key),
-            ordering_key=fields.key("ordering_key", found.get("ordering_key", delivery.key)),
+            ordering_key=None if lane is None else fields.key("ordering_key", lane),
             created_at=fields.moment("created_at", found.get("created_at"))
             or fields.sent_at(delivery),
             metadata={"retry_count": _count(found.get("retry_count"))},

@@ -1,4 +1,5 @@
-"""Text from outside, made safe to print: nothing in it can move a cursor or forge a line."""
+"""Text from outside, made safe to print, where nothing in it can move a cursor or forge a line, and
+to keep."""
 
 from __future__ import annotations
 
@@ -41,3 +42,8 @@ def lines(text: str, indent: str = "    ") -> str:
 
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def storable(text: str) -> str:
+    """Text that every database takes: no lone surrogates, no NUL, not endless."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]

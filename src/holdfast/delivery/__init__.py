@@ -1,1 +1,1 @@
-"""Channels that carry replies out. `terminal.py`: the one that needs nobody."""
+"""Channels that carry replies out, one in each `*_channel.py`. `terminal.py` needs nobody."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from holdfast.core.delivery import Deliveries, Outbound
-from holdfast.core.store import Worker
+import msgspec
+
+from holdfast.core.delivery import Outbound
+from holdfast.core.errors import RateLimited
 from holdfast.core.text import lines, one_line
 
-log = logging.getLogger("holdfast.delivery")
+from .repeats import marked
 
 CHANNEL = "terminal"
-BATCH = 100
+GONE_S = 5.0
 
 
 def to_stdout(text: str) -> None:
@@ -22,44 +23,37 @@ def to_stdout(text: str) -> None:
     sys.stdout.flush()
 
 
-class Terminal:
-    """Prints pending replies, oldest first, each at least once. Run it under the role `terminal`.
+class _Page(Outbound, frozen=True, kw_only=True):
+    """Several replies that are printed together."""
 
-    A reply is marked before it is printed and again after: one that a crash caught in between is
-    printed once more by whoever comes next.
-    """
+    replies: Sequence[Outbound]
 
-    def __init__(self, deliveries: Deliveries, *, write: Callable[[str], None] = to_stdout) -> None:
-        self._deliveries = deliveries
+
+class TerminalChannel:
+    """Prints replies, each at least once; what cannot be printed waits for a screen."""
+
+    name = CHANNEL
+    merges = True
+
+    def __init__(self, *, write: Callable[[str], None] = to_stdout) -> None:
         self._write = write
-        self._recovered_as: int | None = None
 
-    async def due(self) -> bool:
-        return self._recovered_as is None or await self._deliveries.waiting(CHANNEL)
+    def merged(self, replies: Sequence[Outbound]) -> Outbound:
+        """One line after the other, as if each were printed by itself."""
+        return _Page(**msgspec.structs.asdict(replies[0]), replies=tuple(replies))
 
-    async def step(self, worker: Worker) -> int:
-        """Print everything that is pending; returns how many replies that were."""
-        if self._recovered_as != worker.worker_id:
-            await self._deliveries.recover(CHANNEL, worker=worker)
-            self._recovered_as = worker.worker_id
-        printed = 0
-        while batch := await self._deliveries.take(CHANNEL, limit=BATCH, worker=worker):
-            if not await self._print(batch, worker):
-                break
-            printed += len(batch)
-        return printed
-
-    async def _print(self, batch: Sequence[Outbound], worker: Worker) -> bool:
-        ids = [reply.id for reply in batch]
-        text = "".join(
-            f"[reply] to {one_line(reply.recipient)}: {lines(reply.content)}\n" for reply in batch
-        )
+    async def send(self, reply: Outbound) -> None:
+        replies = reply.replies if isinstance(reply, _Page) else (reply,)
+        text = "".join(_line(each) for each in replies)
         try:
             # In a thread: a terminal that was stopped with Ctrl-S must not stop the worker.
             await asyncio.to_thread(self._write, text)
         except (OSError, ValueError) as error:
-            log.warning("%d replies cannot be printed: %s", len(batch), error)
-            await self._deliveries.give_back(ids, worker=worker, error=str(error))
-            return False
-        await self._deliveries.sent(ids, worker=worker)
-        return True
+            raise RateLimited(f"it cannot be printed: {error}", retry_after_s=GONE_S) from error
+
+    async def close(self) -> None:
+        pass
+
+
+def _line(reply: Outbound) -> str:
+    return f"[reply] to {one_line(reply.recipient)}: {lines(marked(reply).content)}\n"

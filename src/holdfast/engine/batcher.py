@@ -19,9 +19,10 @@ Answer = TypeVar("Answer")
 class _Batch(Generic[Item, Answer]):
     """Items that are flushed together, with those who wait for them."""
 
-    __slots__ = ("deadlines", "futures", "items", "whole")
+    __slots__ = ("deadlines", "futures", "items", "loop", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.items: list[Item] = []
         self.futures: list[asyncio.Future[Any]] = []
         self.deadlines: list[float] = []
@@ -57,11 +58,11 @@ class Batcher(Generic[Item, Answer]):
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
         """Resolved when the item's batch was flushed."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
         batch = self._collecting
         if batch is None:
-            batch = self._begin(loop)
+            batch = self._begin()
+        loop = batch.loop  # asking which one runs is a system call
+        future: asyncio.Future[Answer] = loop.create_future()
         batch.items.append(item)
         batch.futures.append(future)
         if self._timeout_s is not None:
@@ -72,9 +73,9 @@ class Batcher(Generic[Item, Answer]):
 
     def add_all(self, items: Sequence[Item]) -> asyncio.Future[Sequence[Answer | BaseException]]:
         """A batch of the caller's own, up to the limit; resolved with one answer for each item."""
-        loop = asyncio.get_running_loop()
+        batch = self._begin()
+        loop = batch.loop
         future: asyncio.Future[Sequence[Answer | BaseException]] = loop.create_future()
-        batch = self._begin(loop)
         batch.whole = True
         batch.items.extend(items)
         batch.futures.append(future)
@@ -91,8 +92,9 @@ class Batcher(Generic[Item, Answer]):
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> _Batch[Item, Answer]:
-        batch: _Batch[Item, Answer] = _Batch()
+    def _begin(self) -> _Batch[Item, Answer]:
+        loop = asyncio.get_running_loop()
+        batch: _Batch[Item, Answer] = _Batch(loop)
         self._collecting = batch
         self._waiting.append(batch)
         if self._task is None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.core.delivery import DIRECT, SCHEDULED, check_recipient
 from holdfast.core.errors import EffectUnknown, InvalidMessage
 from holdfast.core.json_text import dumps
 from holdfast.core.message import Message
@@ -82,21 +83,55 @@ class Context:
         channel: str | None = None,
         recipient: str | None = None,
         now: bool = False,
+        options: Mapping[str, Any] | None = None,
+        expires_s: float | None = None,
     ) -> None:
-        """Answer where the message came from. `now=True` leaves at once, whatever follows."""
+        """Answer where the message came from. `now=True` leaves at once, whatever follows.
+
+        `options`: what else the channel understands; after `expires_s` it is not sent any more.
+        """
         message = self._run.message
-        if not isinstance(content, str):
-            raise InvalidMessage(f"a reply is text, not {type(content).__name__}")
         metadata = message.metadata
         to = recipient or metadata.get("chat_id") or metadata.get("user_id") or message.ordering_key
         reply = Reply(
             channel=channel or message.channel or "terminal",
-            recipient=str(to or "-"),
-            content=content,
+            recipient=check_recipient(str(to or "-")),
+            content=_text(content),
             conversation=message.ordering_key,
             now=now,
+            options=_options(options),
+            expires_s=expires_s,
         )
-        if now:
+        await self._add(reply)
+
+    async def send_to(
+        self,
+        channel: str,
+        recipient: str,
+        content: str,
+        *,
+        scheduled: bool = False,
+        conversation: str | None = None,
+        now: bool = False,
+        options: Mapping[str, Any] | None = None,
+        expires_s: float | None = None,
+    ) -> None:
+        """Write to somebody else. `scheduled`: no answer to a person, who would wait for it; it
+        lets answers go first."""
+        reply = Reply(
+            channel=channel,
+            recipient=check_recipient(recipient),
+            content=_text(content),
+            conversation=conversation,
+            priority=SCHEDULED if scheduled else DIRECT,
+            now=now,
+            options=_options(options),
+            expires_s=expires_s,
+        )
+        await self._add(reply)
+
+    async def _add(self, reply: Reply) -> None:
+        if reply.now:
             self._now_replies += 1
             await self._store.reply_now(self._run, reply, self._now_replies)
         else:
@@ -207,6 +242,9 @@ class SyncContext:
     def reply(self, content: str, **options: Any) -> None:
         self._wait(self._inner.reply(content, **options))
 
+    def send_to(self, channel: str, recipient: str, content: str, **options: Any) -> None:
+        self._wait(self._inner.send_to(channel, recipient, content, **options))
+
     def send(self, type: str, payload: Any = None, **options: Any) -> str:
         return self._wait(self._inner.send(type, payload, **options))
 
@@ -230,6 +268,21 @@ class SyncContext:
             return await work
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+def _text(content: Any) -> str:
+    if not isinstance(content, str):
+        raise InvalidMessage(f"a reply is text, not {type(content).__name__}")
+    return content
+
+
+def _options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Checked here: once the run has ended, nobody could be told of a mistake."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise InvalidMessage(f"options of a reply are a mapping, not {type(options).__name__}")
+    return msgspec.json.decode(dumps(dict(options)))  # type: ignore[no-any-return]
 
 
 def _call_plain(fn: Callable[..., Any], key: str) -> Any:

@@ -7,12 +7,13 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.core.breaker import Breaker, BreakerPolicy, Passage
 from holdfast.core.broker import Subscription
 from holdfast.core.clock import Clock
 from holdfast.core.current import current_message
@@ -42,7 +43,6 @@ from holdfast.core.outcome import (
 from holdfast.core.retry import decide, describe
 from holdfast.core.store import Finished, Run
 
-from .breaker import Breaker, BreakerPolicy, Passage
 from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
 from .guard import Guard, asking
@@ -127,12 +127,13 @@ class Executor:
     def active(self) -> list[Active]:
         return list(self._active.values())
 
-    def start(self, run: Run, sub: Subscription) -> None:
-        """Run it; its end goes to the settler."""
-        active = Active(run, sub, self._handlers.find(run.queue, run.message.type))
-        self._active[id(active)] = active
-        loop = asyncio.get_running_loop()
-        active.task = loop.create_task(self._run(active), name="holdfast-run")
+    def start(self, runs: Iterable[Run], sub: Subscription) -> None:
+        """Run them; their ends go to the settler."""
+        loop, handler_of = asyncio.get_running_loop(), self._handlers.find
+        for run in runs:
+            active = Active(run, sub, handler_of(run.queue, run.message.type))
+            self._active[id(active)] = active
+            active.task = loop.create_task(self._run(active), name="holdfast-run")
 
     def cancel_all(self, cause: str) -> None:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
@@ -320,7 +321,10 @@ class Executor:
         result: bytes | None = None
         details: dict[str, Any] = {}
         agent_run_id = None
-        if isinstance(outcome, Done):
+        told_on_ack = False
+        if type(outcome) is Done:
+            notices = active.sub.notices
+            told_on_ack = notices is not None and notices.on_ack and run.delivery is not None
             try:
                 result = None if outcome.result is None else dumps(outcome.result)
             except InvalidMessage as error:
@@ -328,7 +332,7 @@ class Executor:
             if isinstance(outcome.result, dict):
                 found = outcome.result.get("run_id")
                 agent_run_id = None if found is None else str(found)
-        handler, notices = active.handler, active.sub.notices
+        handler = active.handler
         return Finished(
             run=run,
             outcome=LOST if outcome is None else outcome,
@@ -343,12 +347,7 @@ class Executor:
             on_parked=handler.on_parked if handler is not None else "wait",
             keep_rejected=active.sub.ack_policy == "dlq",
             crash_budget=self._crash_budget,
-            told_on_ack=(
-                notices is not None
-                and notices.on_ack
-                and run.delivery is not None
-                and isinstance(outcome, Done)
-            ),
+            told_on_ack=told_on_ack,
             details=details,
         )
 

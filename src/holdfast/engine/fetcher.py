@@ -39,6 +39,8 @@ T = TypeVar("T")
 NET_S = 1.0
 """How often a waiting fetcher looks by itself, should a wake-up get lost."""
 RECEIVE_WAIT_S = 1.0
+SMALLEST_HALF = 100
+"""Smaller batches would cost more in commits than it spares that two threads work at once."""
 LAST_ANSWER_S = 2.0
 """How long a fetcher that is stopped waits for the answer to what it asked."""
 
@@ -89,7 +91,9 @@ class Lane(Protocol):
         """0: go on; else seconds to hold back (paused, draining, breaker, store away)."""
         ...
 
-    def start(self, runs: Sequence[Run], sub: Subscription) -> None: ...
+    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
+        """Returns how many of them begin: one that goes on here already does not."""
+        ...
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
         """A batch of which not every message is to be run."""
@@ -114,7 +118,7 @@ class _Loop:
         pause = 0.05
         try:
             while True:
-                limit = await self._slots.room()
+                limit = self._at_once(await self._slots.room())
                 woken.clear()  # before a hold, too: waiting for what is set would spin for ever
                 hold = self._worker.may_fetch(self.sub)
                 if hold > 0:
@@ -136,16 +140,24 @@ class _Loop:
 
     _waits = True
 
+    def _at_once(self, free: int) -> int:
+        """How many to ask for, of so many free slots.
+
+        In two halves, if there is room for both: the loop runs one while the other is written, and
+        no fetcher keeps all slots while it waits for the store.
+        """
+        return min(free, max(SMALLEST_HALF, self._slots.size // 2))
+
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         raise NotImplementedError
 
     def _start(self, verdicts: Sequence[Verdict]) -> int:
         granted = Answer.RUN
         runs = [v.run for v in verdicts if v.run is not None and v.answer is granted]
-        self._worker.start(runs, self.sub)
+        started = self._worker.start(runs, self.sub)
         if len(runs) < len(verdicts):
             self._worker.seen(self.sub, verdicts)
-        return len(runs)
+        return started
 
 
 class FusedStore(Claims, Fused, Protocol):
@@ -215,19 +227,55 @@ class BrokerFetcher(_Loop):
         self._settle = settle
         self._reads_as: int | None = None
         """The worker number under which this became the one reader of an ordered source."""
+        self._claiming: asyncio.Task[None] | None = None
+        """A large batch that is being claimed."""
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            if self._claiming is not None:
+                self._claiming.cancel()
+                await asyncio.wait({self._claiming})
+                if not self._claiming.cancelled():
+                    self._claiming.result()  # raises its error, should it have one
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         if self.sub.ordered and not await self._is_the_fetcher():
             await asyncio.sleep(NET_S)
             return 0, None
+        if self._claiming is not None and self._claiming.done():
+            await self._last_claim()  # its error need not wait for the next message
         limit = min(limit, self._broker.capabilities.max_batch)
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
             return 0, None
         unclaimed = [self._decode(delivery) for delivery in deliveries]
         try:
-            while unclaimed:  # claimed when there is a slot: the other fetcher takes some, too
-                reserved = await self._slots.reserve(len(unclaimed))
+            await self._last_claim()
+            # Claimed when there is a slot: the other fetcher takes some, too.
+            reserved = await self._slots.reserve(len(unclaimed))
+            admitting, unclaimed = self._admit(unclaimed, reserved), []
+            if self.sub.ordered or len(deliveries) < SMALLEST_HALF:
+                await admitting
+            else:  # the loop reads the next ones meanwhile, if there are slots for them
+                self._claiming = asyncio.create_task(admitting, name="holdfast-claim")
+                await asyncio.sleep(0)  # cancelled before its first step it would release nothing
+        finally:
+            await self._release([candidate.delivery for candidate in unclaimed])
+        return len(deliveries), None
+
+    async def _last_claim(self) -> None:
+        """Batches are claimed one after the other."""
+        if self._claiming is not None:
+            await asyncio.wait({self._claiming})
+            ended, self._claiming = self._claiming, None
+            ended.result()
+
+    async def _admit(self, unclaimed: Sequence[Candidate], reserved: int) -> None:
+        """Claim and start them. `reserved`: so many slots are theirs already."""
+        try:
+            while True:
                 started = 0
                 try:
                     verdicts = await self._claimed(unclaimed[:reserved])
@@ -236,9 +284,11 @@ class BrokerFetcher(_Loop):
                 finally:
                     self._slots.give(reserved - started)
                 await self._acknowledge(verdicts)
+                if not unclaimed:
+                    return
+                reserved = await self._slots.reserve(len(unclaimed))
         finally:
             await self._release([candidate.delivery for candidate in unclaimed])
-        return len(deliveries), None
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         """Stopped with messages in hand: nobody else would see them while this process lives."""
@@ -264,20 +314,20 @@ class BrokerFetcher(_Loop):
 
     async def _acknowledge(self, verdicts: Sequence[Verdict]) -> None:
         """What will not run here needs its broker copy no more; the reason is the verdict."""
-        acks = [
-            Settlement(delivery=verdict.delivery, verb=Verb.ACK, reason=verdict.answer)
+        granted = Answer.RUN
+        others = [
+            (verdict.delivery, verdict.answer)
             for verdict in verdicts
-            if verdict.delivery is not None and verdict.answer not in (Answer.RUN, Answer.LEAVE)
+            if verdict.answer is not granted and verdict.delivery is not None
+        ]
+        acks = [
+            Settlement(delivery=delivery, verb=Verb.ACK, reason=answer)
+            for delivery, answer in others
+            if answer is not Answer.LEAVE
         ]
         if acks:
             await self._settle(self.sub, acks)
-        await self._release(
-            [
-                verdict.delivery
-                for verdict in verdicts
-                if verdict.delivery is not None and verdict.answer is Answer.LEAVE
-            ]
-        )
+        await self._release([delivery for delivery, answer in others if answer is Answer.LEAVE])
 
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
         """Keyed messages go into their lanes, in broker order; the others are claimed."""

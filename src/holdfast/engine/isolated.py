@@ -95,8 +95,8 @@ class ChildContext(Context):
         super().__init__(run, RemoteWrites(link), make_send)
         self._link = link
 
-    async def reply(self, content: str, **options: Any) -> None:
-        await super().reply(content, **options)
+    async def _add(self, reply: Reply) -> None:
+        await super()._add(reply)
         self._pass_on()
 
     async def send(self, type: str, payload: Any = None, **options: Any) -> str:

@@ -43,7 +43,6 @@ class Lease:
         self._store = store
         self._worker = worker
         self._every_s = lease_s / 3
-        self._lease_s = lease_s
         self._stall_limit_s = stall_limit_s
         self._stuck_grace_s = stuck_grace_s
         self._clock = clock
@@ -66,12 +65,11 @@ class Lease:
         self._ticker = self._loop.call_later(min(1.0, self._every_s), self._tick)
 
     def _run(self) -> None:
-        beaten = self._clock.monotonic()
-        doubt_until = 0.0
         given_up = 0  # rounds of this loop ago
-        while not self._stop.wait(self._every_s):
-            now = self._clock.monotonic()
-            stalled = now - self._ticked
+        pause_s = 0.0  # the first beat at once: it may have taken long to be registered
+        while not self._stop.wait(pause_s):
+            pause_s = self._every_s
+            stalled = self._clock.monotonic() - self._ticked
             if stalled > self._stall_limit_s:
                 if not given_up:
                     self._give_up(stalled)
@@ -81,18 +79,16 @@ class Lease:
                     self._stuck()
                 given_up += 1
                 continue  # a loop that moves again wants to know what became of its claims
-            if given_up or now - beaten > self._lease_s:
-                # A reaper that saw the old beat may be about to commit: ask for one lease more.
-                doubt_until = now + self._lease_s
             given_up = 0
             # From here on the beat is young, and the answer is about what happened before it.
             try:
                 self._store.beat(self._worker)
-            except StoreError as error:  # its last sign of life gets older: see above
+            except StoreError as error:  # its last sign of life gets older: see below
                 log.warning("worker %d gives no sign of life: %s", self._worker.worker_id, error)
                 continue
-            beaten = now
-            if now <= doubt_until and not self._still_ours():
+            # Each time, though most often nothing happened: whatever made this worker look dead,
+            # one that does not hear of it is refused every claim for ever.
+            if not self._still_ours():
                 self._call_lost()
                 return
 
@@ -110,7 +106,7 @@ class Lease:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _still_ours(self) -> bool:
-        """After standing still for longer than the lease: were we declared dead meanwhile?"""
+        """False: we were declared dead."""
         try:
             return self._store.is_registered(self._worker)
         except HoldfastError as error:
@@ -119,7 +115,8 @@ class Lease:
 
     def _call_lost(self) -> None:
         log.warning(
-            "worker %d stood still past its lease and was declared dead", self._worker.worker_id
+            "worker %d gave no sign of life for longer than its lease, and was declared dead",
+            self._worker.worker_id,
         )
         try:
             self._loop.call_soon_threadsafe(self._lost)

@@ -45,6 +45,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 
     A step that the stop finds in progress is not cut in two either.
     """
+    last: Step | None = None
+    """What is done at the end instead of one more step."""
 
 
 class Host(Protocol):
@@ -85,12 +87,13 @@ async def _whole_step(relay: Relay, host: Host) -> None:
         raise
 
 
-async def step_once(relay: Relay, host: Host) -> None:
+async def step_once(relay: Relay, host: Host, *, last: bool = False) -> None:
     """One step, if it is due and this worker's to make."""
+    step = relay.last if last and relay.last is not None else relay.step
     try:
         if relay.due is not None and not await relay.due():
             return
         if relay.role is None or await host.hold_role(relay.role):
-            await relay.step(host.worker)
+            await step(host.worker)
     except (StoreError, BrokerError) as error:
         log.warning("%s: %s", relay.name, error)

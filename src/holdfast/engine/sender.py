@@ -172,8 +172,15 @@ class Sender:
         if outgoing.delay_s > 0 and self._hold_back and not broker.capabilities.delay:
             await self._hold_back(send)
             return Receipt(id=outgoing.id, queue=send.queue, durability=Durability.FSYNC)
-        answer = self._batcher_of(broker, send.queue).add(outgoing)
-        return await self._receipt(broker, send, answer)
+        batcher = self._batcher_of(broker, send.queue)
+        try:
+            result = await batcher.add(outgoing)
+        except TimeoutError:
+            raise PublishUnknown([outgoing.id], self._no_answer) from None
+        if result.error is not None:
+            raise result.error
+        durability = broker.capabilities.durability
+        return Receipt(id=outgoing.id, queue=send.queue, durability=durability)
 
     async def publish_many(self, broker: Broker, sends: Sequence[Send]) -> list[Receipt]:
         """As `publish`, for many: a task for each would cost more than sending it.
@@ -222,17 +229,6 @@ class Sender:
             if refused is not None:
                 failures[n] = refused
         return failures
-
-    async def _receipt(self, broker: Broker, send: Send, answer: asyncio.Future[Result]) -> Receipt:
-        message_id = send.outgoing.id
-        try:
-            result = await answer
-        except TimeoutError:
-            raise PublishUnknown([message_id], self._no_answer) from None
-        if result.error is not None:
-            raise result.error
-        durability = broker.capabilities.durability
-        return Receipt(id=message_id, queue=send.queue, durability=durability)
 
     @property
     def _no_answer(self) -> str:

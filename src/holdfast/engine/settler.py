@@ -6,18 +6,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from holdfast.core.broker import Broker, Settlement, Subscription, Verb
 from holdfast.core.current import current_message
 from holdfast.core.errors import BrokerError, StoreError
-from holdfast.core.notices import End, Notice, success_notices
-from holdfast.core.outcome import Dead, Expired, Released, Status
+from holdfast.core.notices import Notice, success_notice
+from holdfast.core.outcome import UNSTORABLE, Dead, Done, Expired, Outcome, Released
 from holdfast.core.store import Claims, Commit, Finished, Run, Worker
 
 from .executor import LOST
 
 log = logging.getLogger("holdfast.engine")
 
-BATCH = 500
+BATCH = 1000
+_ACK = Verb.ACK
+"""Asked of its class, a member takes longer than a call (before Python 3.12), and this one is asked
+for with every message."""
 
 
 class Settler:
@@ -34,13 +39,17 @@ class Settler:
         worker: Callable[[], Worker],
         *,
         committed: Callable[[Sequence[Finished], Sequence[Commit]], None],
-        fenced: Callable[[Finished], None],
+        fenced: Callable[[Finished, Subscription], None],
+        failed: Callable[[Exception], None],
     ) -> None:
+        """`failed` hears of an error that neither store nor broker know: whoever runs the settler
+        stops then. What is not committed is kept, for `drain` or the next end to try again."""
         self._store = store
         self._broker = broker
         self._worker = worker
         self._committed = committed
         self._fenced = fenced
+        self._failed = failed
         self._waiting: list[tuple[Finished, Subscription]] = []
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -69,11 +78,13 @@ class Settler:
     def add(self, finished: Finished, sub: Subscription) -> None:
         self._waiting.append((finished, sub))
         if self._task is None:
-            self._idle.clear()
-            self._task = asyncio.create_task(self._run(), name="holdfast-settler")
+            self._begin()
 
     async def drain(self) -> None:
-        """Wait until everything that ended is committed, and the broker knows."""
+        """Wait until everything that ended is committed, and the broker knows; or until that
+        failed: see `waiting`."""
+        if self._waiting:
+            self._begin()
         await self._idle.wait()
 
     def stop(self) -> int:
@@ -85,8 +96,14 @@ class Settler:
                 task.cancel()
         return left
 
+    def _begin(self) -> None:
+        if self._task is None:
+            self._idle.clear()
+            self._task = asyncio.create_task(self._run(), name="holdfast-settler")
+
     async def _run(self) -> None:
         current_message.set(None)  # the task was made by a run, and is nobody's
+        again = True
         try:
             # A turn of the loop later the fetcher, woken by the same ends, asks for the next ones:
             # where queue and store are one file, both are then one transaction.
@@ -95,12 +112,18 @@ class Settler:
                 self._flushing, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
                 try:
                     await self._flush(self._flushing)
+                except Exception:
+                    self._waiting[:0] = self._flushing
+                    raise
                 finally:
                     self._flushing = ()
+        except Exception as error:  # a task that nobody waits for would die without a word
+            again = False
+            self._failed(error)
         finally:
             self._task = None
-            if self._waiting:
-                self._task = asyncio.create_task(self._run(), name="holdfast-settler")
+            if self._waiting and again:
+                self._begin()
             else:
                 self._rest()
 
@@ -109,13 +132,20 @@ class Settler:
             self._idle.set()
 
     async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
-        alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
-        gone = [(f, sub) for f, sub in batch if f.outcome is LOST]
+        alive, gone = batch, [(f, sub) for f, sub in batch if f.outcome is LOST]
+        if gone:
+            alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
         items = [f for f, _ in alive]
         commits = await self._commit(items) if items else []
+        if Commit.BURIED in commits:
+            items = [_as_kept(f, commit) for f, commit in zip(items, commits, strict=True)]
+            alive = [(f, sub) for f, (_, sub) in zip(items, alive, strict=True)]
         settled: dict[str, tuple[Subscription, list[Settlement]]] = {}
+        fenced = Commit.FENCED
+        known: Subscription | None = None
+        batch_of: list[Settlement] = []
         for (finished, sub), commit in zip(alive, commits, strict=True):
-            if commit is Commit.FENCED:
+            if commit is fenced:
                 log.warning(
                     "message %s: worker %d no longer owns it, its result was refused",
                     finished.run.message.id,
@@ -124,10 +154,11 @@ class Settler:
                 gone.append((finished, sub))
                 continue
             if finished.run.delivery is not None:
-                _, batch_of = settled.setdefault(sub.name, (sub, []))
+                if sub is not known:
+                    known, (_, batch_of) = sub, settled.setdefault(sub.name, (sub, []))
                 batch_of.append(self._settlement(finished, sub))
         for finished, sub in gone:
-            self._fenced(finished)
+            self._fenced(finished, sub)
             if finished.run.delivery is not None:
                 # It needs no fence: whatever became of the message, the store knows its copies.
                 # Kept, the copy would come again only when the broker itself misses us, if ever.
@@ -154,6 +185,8 @@ class Settler:
                 await self.settle(sub, settlements)
             if items:
                 self._committed(items, commits)
+        except Exception as error:  # as above; the copies come again, and are known
+            self._failed(error)
         finally:
             self._telling, self._told_of = None, ()
             self._rest()
@@ -181,35 +214,55 @@ class Settler:
     def _settlement(self, finished: Finished, sub: Subscription) -> Settlement:
         delivery = finished.run.delivery
         assert delivery is not None  # noqa: S101 - asked for only then
-        verb, reason = Verb.ACK, ""
-        if isinstance(finished.outcome, Released):
-            # With a wait the store keeps it: no broker is asked to hold a message back.
-            verb = Verb.ACK if finished.outcome.after_s > 0 else Verb.RELEASE
-        elif isinstance(finished.outcome, Dead | Expired):
-            if sub.ack_policy == "nack" and self._can_reject:
-                verb, reason = Verb.REJECT, getattr(finished.outcome, "reason", "expired")
-            elif sub.ack_policy == "requeue":
-                verb = Verb.RELEASE
         notices = self._notices(finished, sub) if finished.told_on_ack else ()
+        if type(finished.outcome) is Done:
+            return Settlement(delivery=delivery, verb=_ACK, notices=notices)
+        verb, reason = self._verb(finished.outcome, sub)
         return Settlement(delivery=delivery, verb=verb, reason=reason, notices=notices)
+
+    def _verb(self, outcome: Outcome, sub: Subscription) -> tuple[Verb, str]:
+        """What the broker is told of a run that did not succeed, and why."""
+        if isinstance(outcome, Released):
+            # With a wait the store keeps it: no broker is asked to hold a message back.
+            return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
+        if isinstance(outcome, Dead | Expired):
+            if sub.ack_policy == "nack" and self._can_reject:
+                return Verb.REJECT, getattr(outcome, "reason", "expired")
+            if sub.ack_policy == "requeue":
+                return Verb.RELEASE, ""
+        return Verb.ACK, ""
 
     def _notices(self, finished: Finished, sub: Subscription) -> Sequence[Notice]:
         """A success is told with its acknowledgement: that spares it the way through the outbox."""
         run = finished.run
         assert sub.notices is not None  # noqa: S101 - it said that it is told
-        end = End(
-            tenant_id=run.message.tenant_id,
-            subscription=run.subscription,
-            task_id=run.message.id,
-            status=Status.SUCCEEDED,
-            result=finished.result,
-            retry_count=run.failures,
-            idempotency_key=run.message.idempotency_key,
-            finished_at_us=finished.finished_at_us,
-            consumer=self._worker().name,
+        if sub.notices.results is None:
+            return ()
+        message = run.message
+        told = success_notice(
+            (message.tenant_id, run.subscription, message.id),
+            finished.result,
+            run.failures,
+            message.idempotency_key,
+            finished.finished_at_us,
+            self._worker().name,
         )
-        return success_notices(sub.notices, end)
+        return ((sub.notices.results, told),)
 
     @property
     def _can_reject(self) -> bool:
         return self._broker is not None and self._broker.capabilities.reject
+
+
+def _as_kept(finished: Finished, commit: Commit) -> Finished:
+    """The end that the store has, which is not the run's own if that was buried."""
+    if commit is not Commit.BURIED:
+        return finished
+    return msgspec.structs.replace(
+        finished,
+        outcome=Dead(reason=UNSTORABLE),
+        result=None,
+        replies=(),
+        sends=(),
+        told_on_ack=False,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
@@ -35,6 +36,7 @@ from .lease import Lease
 from .pulse import Pulse
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
+from .twins import Twins
 
 log = logging.getLogger("holdfast.engine")
 
@@ -116,11 +118,13 @@ class EngineWorker:
             lambda: self.worker,
             committed=self._committed,
             fenced=self._fenced,
+            failed=lambda error: self._fail("the settler", error),
         )
         self._slots = {
             sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._twins = Twins() if store.forgets_claims else None
         self._pulse = Pulse(self._executor, store, clock, every_s=settings.extend_s)
         self._binding = Binding(
             store, None if fused else broker, self._subscriptions, for_s=3 * settings.lease_s
@@ -231,13 +235,15 @@ class EngineWorker:
             return 0.05
         return self._executor.breaker_wait_s(sub.queue) or 0.0
 
-    def start(self, runs: Sequence[Run], sub: Subscription) -> None:
+    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
+        if self._twins is not None:
+            runs = [run for run in runs if self._twins.begin(run)]
         if log.isEnabledFor(logging.DEBUG):
             for run in runs:
                 _stage("message.consumed", run)
                 _stage("message.parsed", run)
-        for run in runs:
-            self._executor.start(run, sub)
+        self._executor.start(runs, sub)
+        return len(runs)
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
         if self._meter is not None:
@@ -257,11 +263,15 @@ class EngineWorker:
         self._settler.add(finished, sub)
 
     def _committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
+        fenced = Commit.FENCED
         done = [
             finished
             for finished, commit in zip(items, commits, strict=True)
-            if commit is not Commit.FENCED
+            if commit is not fenced
         ]
+        if self._twins is not None:
+            for finished in done:
+                self._twins.end(finished.run)
         if self._meter is not None:
             self._meter.ran(done)
         if log.isEnabledFor(logging.DEBUG):
@@ -271,9 +281,14 @@ class EngineWorker:
         self.finished += len(done)
         log.info("finished %d messages", len(done))
 
-    def _fenced(self, finished: Finished) -> None:
-        if finished.run.token.worker_id == self.worker.worker_id:
-            log.warning("message %s: dropped, its claim is gone", finished.run.message.id)
+    def _fenced(self, finished: Finished, sub: Subscription) -> None:
+        run = finished.run
+        second = None if self._twins is None else self._twins.end(run)
+        if run.token.worker_id != self.worker.worker_id:
+            return
+        log.warning("message %s: dropped, its claim is gone", run.message.id)
+        if second is not None:
+            self._slots[sub.name].take(self.start([second], sub))
 
     # -- the lease --------------------------------------------------------------------------------
 
@@ -417,12 +432,16 @@ class EngineWorker:
         task.add_done_callback(self._side_task_ended)
 
     def _side_task_ended(self, task: asyncio.Task[None]) -> None:
-        """A fetcher or relay that dies ends the worker: half a worker is worse than none."""
         self._tasks.remove(task)
-        if task.cancelled() or task.exception() is None:
-            return
-        self.failure = task.exception()
-        log.critical("%s failed, the worker stops", task.get_name(), exc_info=self.failure)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(task.get_name(), error)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """A fetcher, a relay or the settler that dies ends the worker: half a worker is worse than
+        none."""
+        if self.failure is None:
+            self.failure = error
+        log.critical("%s failed, the worker stops", what, exc_info=error)
         self.stopped.set()
 
     async def _stop_tasks(self, kind: str = "") -> None:
@@ -433,11 +452,11 @@ class EngineWorker:
             await asyncio.wait(tasks)
 
     async def _settle_all(self) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.lease_s):
                 await self._settler.drain()
-        except TimeoutError:
-            left = self._settler.stop()
+        left = self._settler.stop()
+        if left:
             log.error("%d finished runs could not be committed; they will run again", left)
 
     async def _last_steps(self) -> None:
@@ -446,7 +465,7 @@ class EngineWorker:
             async with asyncio.timeout(self._settings.lease_s):
                 for relay in self._extra_relays:
                     if relay.at_end:
-                        await step_once(relay, self)
+                        await step_once(relay, self, last=True)
         except Exception:
             log.exception("the worker stops, but a last step failed")
 

@@ -9,6 +9,8 @@ others, and whoever reads adds them up:
 | histogram | `<name>_sum` and `<name>_count`   | growth since the last one | sums          |
 | gauge     | one for each queue, always        | the value at that moment  | latest of all |
 
+What is counted by channel stands under the channel's name in place of the queue's.
+
 A count that did not move writes no row; the gauge tells an idle process from a dead one. What a
 killed process had not exported yet is lost with it, one interval at most: the exact count of ends
 is the ledger's.
@@ -21,6 +23,7 @@ from holdfast.core.store import Worker
 
 from .metrics import ACTIVE, Metrics
 
+_PLACES = ("queue", "channel")
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -38,7 +41,7 @@ class Exporter:
         rows: list[MetricRow] = []
         for name, labels, value in self._metrics.values():
             tags: dict[str, str | int] = {"worker": worker.worker_id}
-            tags.update((key, text) for key, text in labels.items() if key != "queue")
+            tags.update((key, text) for key, text in labels.items() if key not in _PLACES)
             if name == ACTIVE:
                 shown = value
             else:
@@ -47,7 +50,8 @@ class Exporter:
                 shown = value - self._exported.get(key, 0.0)
                 if shown == 0:
                     continue
-            rows.append(MetricRow(queue=labels["queue"], name=name, value=shown, tags=tags))
+            place = next(labels[key] for key in _PLACES if key in labels)
+            rows.append(MetricRow(queue=place, name=name, value=shown, tags=tags))
         if rows:
             await self._rows.add(rows)
         self._exported = values

@@ -14,7 +14,8 @@
 | queue_reclaimed_total                  | queue         | counter   | taken from a dead worker    |
 | queue_dead_lettered_total              | queue         | counter   | kept as a dead letter       |
 
-`status` is success, failed, rejected, duplicate, expired or discarded.
+`status` is success, failed, rejected, duplicate, expired or discarded. What is counted of replies
+stands in `delivery_counts`.
 
 How messages end is heard from the ledger, so that each final event counts once, whoever brought it
 about. The hot path adds to plain numbers; Prometheus' objects are made when somebody asks for them.
@@ -23,12 +24,16 @@ about. The hot path adds to plain numbers; Prometheus' objects are made when som
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import events
 from holdfast.core.outcome import RECORD_WORDS, Dead, Discarded, Done, Park, Released, Retry
 from holdfast.core.store import Finished
+
+from . import delivery_counts
+from .delivery_counts import DeliveryCounts
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -58,6 +63,7 @@ HELP = {
     RETRIES: "Failed runs that are tried again",
     RECLAIMED: "Messages taken back from dead workers",
     DEAD_LETTERED: "Messages kept as dead letters",
+    **delivery_counts.HELP,
 }
 COUNTERS = (
     DEDUP_HITS,
@@ -84,8 +90,8 @@ _COUNTER_OF_EVENT = {
     events.DUPLICATE: DEDUP_HITS,
 }
 _COUNTED = frozenset({*_STATUS_OF_EVENT, *_COUNTER_OF_EVENT})
-_RAN = (Done, Retry, Dead, Discarded)
-_NOT_BEGUN = (Park, Released)
+_RAN = frozenset({Done, Retry, Dead, Discarded})
+_NOT_BEGUN = frozenset({Park, Released})
 
 
 class Histogram:
@@ -133,6 +139,7 @@ class Metrics:
 
     def __init__(self, *, queue_of: Mapping[str, str] | None = None) -> None:
         self._queues: dict[str, QueueCounts] = {}
+        self._replies = DeliveryCounts()
         self._queue_of = dict(queue_of or {})
         """Queues by subscription, where the two differ."""
         self._serving: list[Callable[[], Mapping[str, int]]] = []
@@ -142,16 +149,24 @@ class Metrics:
 
     def hear(self, entries: Sequence[events.Entry]) -> None:
         """Events of the ledger, committed."""
-        for _tenant, subscription, _task, kind, data in entries:
-            if kind not in _COUNTED:
-                continue
+        kinds = {entry[3] for entry in entries}  # sooner known than each is looked at
+        if not kinds.isdisjoint(delivery_counts.COUNTED):
+            self._replies.hear(entries)
+        if kinds.isdisjoint(_COUNTED):
+            return
+        heard = Counter(
+            (kind, data.get("queue") or self._queue_of.get(subscription, subscription))
+            for _tenant, subscription, _task, kind, data in entries
+            if kind in _COUNTED
+        )
+        for (kind, queue), number in heard.items():
             status = _STATUS_OF_EVENT.get(kind)
             counter = _COUNTER_OF_EVENT.get(kind)
-            counts = self._of(data.get("queue") or self._queue_of.get(subscription, subscription))
+            counts = self._of(queue)
             if status is not None:
-                counts.consumed[status] += 1
+                counts.consumed[status] += number
             if counter is not None:
-                counts.counters[counter] += 1
+                counts.counters[counter] += number
 
     def ran(self, batch: Sequence[Finished]) -> None:
         by_queue: dict[str, list[Finished]] = {}
@@ -219,6 +234,7 @@ class Metrics:
             for name, histogram in ((DURATION, counts.duration), (DELAY, counts.delay)):
                 yield f"{name}_sum", labels, histogram.sum
                 yield f"{name}_count", labels, histogram.count
+        yield from self._replies.values()
 
     def active(self) -> dict[str, int]:
         """Slots that take messages, by queue."""
@@ -267,10 +283,11 @@ class Metrics:
                 of: Histogram = getattr(counts, field)
                 histogram.add_metric([queue], _cumulative(of), of.sum)
             yield histogram
+        yield from self._replies.collect()
 
 
 NAMES = frozenset(
-    {CONSUMED, ACTIVE, *COUNTERS}
+    {CONSUMED, ACTIVE, *COUNTERS, *delivery_counts.HELP}
     | {f"{name}_{part}" for name in (DURATION, DELAY) for part in ("sum", "count")}
 )
 

@@ -71,6 +71,7 @@ class SqliteFile:
         self._ready = threading.Condition()
         self._closing = False
         self._wake_wanted = b""
+        self._sync_wanted = False
         self._sync = ""
         self._commits = 0
         self._shm_fd: int | None = None
@@ -97,8 +98,8 @@ class SqliteFile:
     async def write(self, op: Op[T], *, durable: bool = True) -> T:
         """Run `op` in the next transaction; returns once committed (and synced, if `durable`).
 
-        `op` is undone and run again should another operation of the same transaction fail, or
-        somebody set the clock meanwhile.
+        `op` is undone and run again should another operation of the same transaction fail or ask
+        for `sync_commit`, or somebody set the clock meanwhile.
         A cancelled caller does not stop its operation: what was asked for is done.
         """
         loop = asyncio.get_running_loop()
@@ -149,10 +150,27 @@ class SqliteFile:
         if topic not in self._wake_wanted:
             self._wake_wanted += topic
 
+    def sync_commit(self) -> None:
+        """Called inside an operation that was not to be durable: what it found out must be.
+
+        SQLite cannot change its mind within a transaction. One that is not synced is undone and
+        run again as one that is.
+        """
+        self._sync_wanted = True
+
     @property
     def clock_in_doubt(self) -> bool:
         """Somebody set the wall clock moments ago: do not let anything expire by it."""
         return self._time.in_doubt
+
+    @property
+    def clock_was_set(self) -> bool:
+        """What waits has not moved with the clock yet: the next transaction does that first."""
+        return self._time.was_set()
+
+    def now_us(self, conn: sqlite3.Connection) -> int:
+        """Now, for a reader that asks what is due: by the clock that the rows it sees go by."""
+        return self._time.now_us(conn)
 
     def on_rollback(self, hook: Callable[[], None]) -> None:
         """`hook` is called in the writer thread whenever something written was undone."""
@@ -216,15 +234,12 @@ class SqliteFile:
         durable = any(job.durable for job in jobs)
         conn = self._conn
         with self._turnstile:
-            level = _FULL if durable else _NORMAL
-            if level != self._sync:
-                conn.execute(f"PRAGMA synchronous={level}")
-                self._sync = level
             try:
-                self._run_all(conn, jobs)
-                while self._time.was_set():
+                self._run_all(conn, jobs, durable)
+                while self._time.was_set() or (self._sync_wanted and not durable):
+                    durable = durable or self._sync_wanted
                     self._undo(conn)
-                    self._run_all(conn, jobs)
+                    self._run_all(conn, jobs, durable)
                 if durable:
                     ((self._commits,),) = conn.execute(
                         "UPDATE witness SET commits = commits + 1 RETURNING commits"
@@ -249,7 +264,11 @@ class SqliteFile:
         except (sqlite3.Error, OSError) as error:
             log.warning("%s: committed, but not checkpointed: %s", self.path, error)
 
-    def _run_all(self, conn: sqlite3.Connection, jobs: list[_Job]) -> None:
+    def _run_all(self, conn: sqlite3.Connection, jobs: list[_Job], durable: bool) -> None:
+        level = _FULL if durable else _NORMAL
+        if level != self._sync:
+            conn.execute(f"PRAGMA synchronous={level}")
+            self._sync = level
         self._begin(conn)
         if not self._try_all(conn, jobs):
             self._undo(conn)
@@ -263,6 +282,7 @@ class SqliteFile:
 
     def _begin(self, conn: sqlite3.Connection) -> None:
         self._wake_wanted = b""
+        self._sync_wanted = False
         conn.execute("BEGIN IMMEDIATE")
         self._time.follow(conn)
 
@@ -430,7 +450,7 @@ def close_file(file: SqliteFile) -> None:
 
 
 def translate(error: BaseException, path: Path) -> BaseException:
-    """SQLite's errors in our words; other errors as they are."""
+    """SQLite's errors in our words; other errors, and those of a single value, as they are."""
     if not isinstance(error, sqlite3.Error | OSError) or isinstance(error, StoreError):
         return error
     text = str(error)
@@ -444,7 +464,7 @@ def translate(error: BaseException, path: Path) -> BaseException:
         return StoreCorrupt(
             f"{path} is damaged ({text}). Restore it from a copy, or see 'holdfast recover'"
         )
-    if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.DataError):
+    if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError) or _is_unbindable(error):
         return error
     return StoreUnavailable(f"{path} cannot be written just now: {text}")
 
@@ -478,6 +498,11 @@ def _is_full(error: BaseException) -> bool:
     # The index of the log is a file of its own. SQLite calls it an I/O error when that cannot grow.
     code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
     return code == sqlite3.SQLITE_IOERR_SHMSIZE or "full" in str(error)
+
+
+def _is_unbindable(error: BaseException) -> bool:
+    """A value of a type that SQLite does not have; its driver says so, without a code."""
+    return isinstance(error, sqlite3.ProgrammingError) and "Error binding" in str(error)
 
 
 def _resolve_all(jobs: list[_Job]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 from typing import Any
 
-_SIZES = (200, 128, 100, 64, 32, 16, 8, 4, 2, 1)
+_SIZES = (500, 200, 128, 100, 64, 32, 16, 8, 4, 2, 1)
 """Powers of two, and the sizes that full slots make."""
 FEW = 16
 
@@ -35,6 +35,23 @@ def insert(
     for part in _parts(rows):
         form, once, values = _bound(part, alike)
         sql = _insert(head, tail, len(part), form, len(shared))
+        changed += conn.execute(sql, [*shared, *once, *values]).rowcount
+    return changed
+
+
+def insert_columns(
+    conn: sqlite3.Connection,
+    head: str,
+    columns: Sequence[Sequence[Any]],
+    shared: Sequence[Any] = (),
+    alike: Sequence[int] = (),
+) -> int:
+    """`insert` for whoever has the values column by column: no row need be put together first."""
+    changed = 0
+    for at, size in _cuts(len(columns[0])):
+        part = [column[at : at + size] for column in columns]
+        form, once, values = _bound_columns(part, alike)
+        sql = _insert(head, "", size, form, len(shared))
         changed += conn.execute(sql, [*shared, *once, *values]).rowcount
     return changed
 
@@ -72,9 +89,16 @@ def _bound(
     takes longer than all the rest. A column of Nones is written as NULL; a `bytearray` is not asked
     about. What is `alike` goes over once, or not at all: some of it would be too many forms.
     """
-    if len(rows) < FEW:  # few rows have too many forms: SQLite would have to compile each
+    if len(rows) < FEW:
         return (_EACH,) * len(rows[0]), [], chain.from_iterable(rows)
-    columns = list(zip(*rows, strict=True))
+    return _bound_columns(list(zip(*rows, strict=True)), alike)
+
+
+def _bound_columns(
+    columns: Sequence[Sequence[Any]], alike: Sequence[int]
+) -> tuple[_Form, list[Any], Iterable[Any]]:
+    if len(columns[0]) < FEW:  # few rows have too many forms: SQLite would have to compile each
+        return (_EACH,) * len(columns), [], chain.from_iterable(zip(*columns, strict=True))
     if not all(_is_one(columns[place]) for place in alike):
         alike = ()
     form: list[str] = []
@@ -92,17 +116,19 @@ def _bound(
     return tuple(form), once, chain.from_iterable(zip(*each, strict=True))
 
 
-def _is_one(column: tuple[Any, ...]) -> bool:
+def _is_one(column: Sequence[Any]) -> bool:
     return column.count(column[0]) == len(column)
 
 
-def _handed_over(column: tuple[Any, ...]) -> Iterable[Any]:
+def _handed_over(column: Sequence[Any]) -> Iterable[Any]:
     """A column as the driver likes it."""
     first = column[0]
     if first is None:
         first = next(value for value in column if value is not None)
     if type(first) is not bytes:
         return column
+    if set(map(type, column)) == {bytes}:
+        return map(bytearray, column)
     return [bytearray(value) if type(value) is bytes else value for value in column]
 
 
@@ -130,11 +156,15 @@ def _marks(rows: int, form: _Form, shared: int, same: list[str]) -> str:
 
 
 def _parts(rows: Sequence[Sequence[Any]]) -> list[Sequence[Sequence[Any]]]:
-    parts: list[Sequence[Sequence[Any]]] = []
-    at, left = 0, len(rows)
+    return [rows[at : at + size] for at, size in _cuts(len(rows))]
+
+
+def _cuts(count: int) -> list[tuple[int, int]]:
+    """Where each part of so many rows begins, and its size."""
+    cuts: list[tuple[int, int]] = []
+    at = 0
     for size in _SIZES:
-        while left >= size:
-            parts.append(rows[at : at + size])
+        while count - at >= size:
+            cuts.append((at, size))
             at += size
-            left -= size
-    return parts
+    return cuts

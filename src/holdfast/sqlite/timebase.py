@@ -34,6 +34,13 @@ WAITING = (
     "UPDATE messages SET due_at = due_at + ?1 WHERE state = 1",
     "UPDATE outbox SET due_at = due_at + ?1",
     "UPDATE deliveries SET due_at = due_at + ?1 WHERE status = 'pending'",
+    # By this clock, and no other: a reply's time to live, and when its call began.
+    "UPDATE deliveries SET expires_at = expires_at + ?1, last_attempt_at = last_attempt_at + ?1"
+    " WHERE status IN ('pending', 'queued', 'sending')",
+    "UPDATE send_windows SET ends_at = ends_at + ?1, state = json_object('calls',"
+    " json((SELECT json_group_object(c.key, c.value + ?1) FROM json_each(state, '$.calls') c)),"
+    " 'blocked_until', json_extract(state, '$.blocked_until') + ?1,"
+    " 'back_until', coalesce(json_extract(state, '$.back_until'), 0) + ?1)",
     "UPDATE idempotency_keys SET expires_at = expires_at + ?1 WHERE expires_at IS NOT NULL",
     "UPDATE approvals SET expires_at = expires_at + ?1 WHERE state = 'pending'",
 )
@@ -67,6 +74,19 @@ class TimeBase:
         """
         return self._last is not None and abs(self._look() - self._last) > TOLERANCE_US
 
+    def now_us(self, conn: sqlite3.Connection) -> int:
+        """Now, by the clock that the rows which `conn` sees go by.
+
+        For readers: between their look at the clock and the one at the rows, or the other way
+        round, another process may move what waits.
+        """
+        wall = self._clock.now_us()
+        base = self._known(conn)
+        if base is None:
+            return wall
+        by_rows = base + int(self._clock.monotonic() * 1e6)
+        return wall if abs(wall - by_rows) <= TOLERANCE_US else by_rows
+
     def committed(self) -> None:
         """The transaction stands: what it found or moved is the base from now on."""
         if self._asked is not None:
@@ -86,10 +106,15 @@ class TimeBase:
             if self._clock.monotonic() - before < HELD_UP_S:
                 return wall - int(before * 1e6)
 
-    def _rebase(self, conn: sqlite3.Connection, offset: int) -> None:
+    def _known(self, conn: sqlite3.Connection) -> int | None:
+        """The base that the rows have; None: none since the machine was started."""
         found = conn.execute("SELECT state FROM roles WHERE role = ?", (ROLE,)).fetchone()
         known = json.loads(found[0]) if found is not None and found[0] else {}
-        base = known.get("offset_us") if known.get("boot") == self._boot else None
+        base: int | None = known.get("offset_us") if known.get("boot") == self._boot else None
+        return base
+
+    def _rebase(self, conn: sqlite3.Connection, offset: int) -> None:
+        base = self._known(conn)
         if base is not None and abs(offset - base) <= TOLERANCE_US:
             self._asked = base
             return

@@ -16,11 +16,13 @@ from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check
 from holdfast.core.clock import Clock
 from holdfast.core.delivery import Deliveries
+from holdfast.core.delivery_desk import DeliveryActs, DeliveryRecords
 from holdfast.core.endings import Endings
 from holdfast.core.meter import MetricRows
 from holdfast.core.quota import QuotaRecords
 from holdfast.core.records import Operations, Records
 from holdfast.core.store import Store, Worker
+from holdfast.core.subscribers import Subscribers
 
 if TYPE_CHECKING:
     from holdfast.config import Config
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     from holdfast.store.postgres.wall import Admission
 
 
-class Looking(Records, ApprovalRecords, QuotaRecords, Protocol):
+class Looking(Records, ApprovalRecords, QuotaRecords, DeliveryRecords, Protocol):
     """All that an operator may look at."""
 
 
-class Acting(Operations, Answers, Protocol):
+class Acting(Operations, Answers, DeliveryActs, Protocol):
     """All that an operator may do."""
 
 
@@ -87,6 +89,7 @@ class Storage(Protocol):
         clock: Clock,
         suspect_at: int,
         notices: Callable[[str], Notices | None] | None,
+        subscribers: Subscribers | None = None,
     ) -> Store:
         """Not open yet."""
         ...

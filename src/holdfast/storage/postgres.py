@@ -12,6 +12,7 @@ from holdfast.core.checks import Check, Finding, refused
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.store import Store
+from holdfast.core.subscribers import Subscribers
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.keep import Keep
 from holdfast.store.postgres import migrate
@@ -83,9 +84,16 @@ class PostgresStorage:
         clock: Clock,
         suspect_at: int,
         notices: Callable[[str], Notices | None] | None,
+        subscribers: Subscribers | None = None,
     ) -> Store:
         lease_s = self._config.worker.lease_s
-        return PostgresStore(self._url, lease_s=lease_s, suspect_at=suspect_at, notices=notices)
+        return PostgresStore(
+            self._url,
+            lease_s=lease_s,
+            suspect_at=suspect_at,
+            notices=notices,
+            subscribers=subscribers,
+        )
 
     def outbox(self, store: Store) -> OutboxRows:
         from holdfast.store.postgres.outbox import PostgresOutboxRows

@@ -13,6 +13,7 @@ from holdfast.core.checks import Check, Finding, ok, refused
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, NotFound, SchemaMismatch
 from holdfast.core.store import Store
+from holdfast.core.subscribers import Subscribers
 from holdfast.store import migrate
 from holdfast.store.keep import Keep
 from holdfast.store.sqlite.store import SqliteStore
@@ -84,6 +85,7 @@ class SqliteStorage:
         clock: Clock,
         suspect_at: int,
         notices: Callable[[str], Notices | None] | None,
+        subscribers: Subscribers | None = None,
     ) -> Store:
         one_file = self._config.broker_file == self._path
         queue: object = broker
@@ -93,6 +95,7 @@ class SqliteStorage:
             clock=clock,
             suspect_at=suspect_at,
             notices=notices,
+            subscribers=subscribers,
         )
 
     def outbox(self, store: Store) -> OutboxRows:

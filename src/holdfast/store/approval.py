@@ -14,7 +14,7 @@ from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.events import Entry
 from holdfast.core.outcome import Question
 from holdfast.core.store import Finished
-from holdfast.store.letter import storable
+from holdfast.core.text import storable
 from holdfast.store.seen import text_id
 
 BATCH = 200

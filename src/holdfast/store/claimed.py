@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from holdfast.core import events
 from holdfast.core.broker import Subscription
-from holdfast.core.clock import to_us
 from holdfast.core.events import Entry
 from holdfast.core.message import Message
 from holdfast.core.store import Run
@@ -18,8 +17,10 @@ TASK = "task"
 """The codec of the task protocol."""
 
 
-def created(sub: Subscription, messages: Sequence[Message]) -> list[Entry]:
-    """The task protocol asks for this event, whoever sent the task: here it is heard of first.
+def created(sub: Subscription, made: Iterable[tuple[Message, int]]) -> list[Entry]:
+    """Of messages, each with its `created_at` in microseconds.
+
+    The task protocol asks for this event, whoever sent the task: here it is heard of first.
 
     Elsewhere `task.claimed` tells when a message was made, and one row less is a quarter of them.
     """
@@ -31,9 +32,9 @@ def created(sub: Subscription, messages: Sequence[Message]) -> list[Entry]:
             sub.name,
             message.id,
             events.CREATED,
-            {"created_at": to_us(message.created_at), "tool_name": message.type},
+            {"created_at": created_us, "tool_name": message.type},
         )
-        for message in messages
+        for message, created_us in made
     ]
 
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from holdfast.core.errors import StoreError
-from holdfast.core.outcome import Dead
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.outcome import UNSTORABLE, Dead
 from holdfast.core.store import Commit, Finished
 
 from .outcomes import bare
@@ -31,6 +31,8 @@ async def commit_in_halves(
         return await commit(batch)
     except StoreError:
         raise
+    except MemoryError as error:
+        raise StoreUnavailable("there is no memory left to store it") from error
     except Exception as error:
         if len(batch) == 1:
             return [await alone(batch[0], error)]
@@ -43,12 +45,13 @@ async def finish_in_halves(
     batch: Sequence[Finished],
     finish: Callable[[Sequence[Finished]], Awaitable[Sequence[Commit]]],
 ) -> Sequence[Commit]:
-    """`finish` the batch; a run whose outcome no row can hold ends as a dead letter instead."""
+    """`finish` the batch; a run whose outcome no row can hold ends as a dead letter instead, and
+    is answered BURIED."""
 
     async def unstorable(item: Finished, error: Exception) -> Commit:
         log.error("message %s: its outcome cannot be stored", item.run.message.id, exc_info=error)
-        dead = Dead(reason="unstorable", error=f"{type(error).__name__}: {error}")
+        dead = Dead(reason=UNSTORABLE, error=f"{type(error).__name__}: {error}")
         (commit,) = await finish([bare(item, dead)])
-        return commit
+        return Commit.FENCED if commit is Commit.FENCED else Commit.BURIED
 
     return await commit_in_halves(batch, finish, unstorable)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.store import Run
+from holdfast.store.stored import run_info
 
 
 class Letter(msgspec.Struct, kw_only=True):
@@ -40,10 +41,5 @@ def letter_of(run: Run, reason: str, error: str) -> Letter:
         retry_count=max(0, run.failures),
         history=run.history,
         body=run.body,
-        body_info=run.body_info,
+        body_info=run_info(run),
     )
-
-
-def storable(text: str) -> str:
-    """Text that every database takes: no lone surrogates, no NUL, not endless."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]

@@ -14,8 +14,7 @@ from holdfast.core.clock import from_us
 from holdfast.core.errors import Conflict, StoreUnavailable
 from holdfast.core.records import Replay
 from holdfast.core.store import Worker
-
-from .letter import storable
+from holdfast.core.text import storable
 
 log = logging.getLogger("holdfast.store")
 

@@ -11,8 +11,8 @@ from holdfast.core import events
 from holdfast.core.ids import derived_id
 from holdfast.core.notices import End
 from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
-from holdfast.core.store import Finished, Run
-from holdfast.store.letter import storable
+from holdfast.core.store import Commit, Finished, Run
+from holdfast.core.text import storable
 
 
 def final_data(
@@ -56,6 +56,13 @@ def failures_after(item: Finished) -> int:
     return item.run.failures + int(failed)
 
 
+def repeated(item: Finished, status: str) -> Commit:
+    """The answer to a repeat, by the status of its row, which bears its token and runs no more."""
+    fails = isinstance(item.outcome, Dead | Retry) and not runs_again(item)
+    buried = status == Status.FAILED and not fails
+    return Commit.BURIED if buried else Commit.ALREADY
+
+
 def duration_ms(item: Finished) -> int:
     """How long the run took."""
     took_us = item.finished_at_us - item.started_at_us
@@ -87,7 +94,7 @@ def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events
     run = item.run
     message = run.message
     data: dict[str, Any] = {
-        "trace_id": message.trace_id,
+        "trace_id": f"queue-{message.id}" if message.trace is None else message.trace_id,
         "message_id": message.id,
         "queue": run.queue,
         "event_name": message.type,

@@ -10,11 +10,12 @@ Exceptions to "every business table has a UUID primary key", on purpose:
    UUIDv7 of its row and has no index of its own.
 3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
 4. `alembic_version` belongs to Alembic.
-`effects`, `quotas`, `sources`, `roles`, `workers` and `messages` are the engine's own machinery.
+`effects`, `quotas`, `sources`, `roles`, `workers`, `send_windows` and `messages` are the engine's
+own machinery.
 
 Both dialects have the same tables, but for what belongs to one of them alone (`info={"only": …}`):
 the SQLite broker's queue and witness; the beats of workers on PostgreSQL, where no locked file says
-who is alive; and there an index that finds events by time.
+who is alive; there an index that finds events by time, and a number for the order of replies.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Double,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -189,11 +191,12 @@ NOT_FINAL = text(
 )
 
 
-def _partial(name: str, *columns: object, where: str) -> Index:
+def _partial(name: str, *columns: object, where: str, only: str | None = None) -> Index:
     condition = text(where)
     return Index(
         name,
         *columns,  # type: ignore[arg-type]
+        info={} if only is None else {"only": only},
         sqlite_where=condition,
         postgresql_where=condition,
     )
@@ -352,7 +355,12 @@ deliveries = Table(
     Column("subscription", NAME),
     Column("task_id", NAME),
     Column("channel", NAME, nullable=False),
-    Column("recipient", NAME, nullable=False),
+    # A URL fits. SQLite keeps whatever it is given, so its column is as it was made.
+    Column(
+        "recipient",
+        String(255).with_variant(String(2048, collation="C"), "postgresql"),
+        nullable=False,
+    ),
     Column("content", Text, nullable=False),
     Column("conversation", NAME),
     Column("priority", Integer, nullable=False, server_default=text("2")),
@@ -364,14 +372,60 @@ deliveries = Table(
     Column("last_attempt_at", moment()),
     Column("last_error", Text),
     Column("worker_id", BigInteger),
+    # Null only where a worker of an older version wrote the row: it stands in no line then.
+    Column("lane", name(64)),
+    Column("options", json_text()),
+    Column("receipts", json_text()),
+    Column("calls", Integer, nullable=False, server_default=text("0")),
+    Column("resent", Integer, nullable=False, server_default=text("0")),
+    # 1: it may have arrived; 2: the same, and a person wants it sent once more.
+    Column("in_doubt", Integer, nullable=False, server_default=text("0")),
+    Column("expires_at", moment()),
+    # The order of arrival; on SQLite that is the rowid.
+    Column(
+        "seq",
+        BigInteger,
+        Identity(always=False),
+        nullable=False,
+        info={"only": "postgresql"},
+    ),
+    # The window that is blocked, of one that waits for that: due at once when somebody opens it.
+    Column("put_off_by", Text().with_variant(Text(collation="C"), "postgresql")),
     Index("idx_deliveries_tenant_task", "tenant_id", "task_id"),
 )
-_partial(
-    "idx_deliveries_pending",
-    deliveries.c.channel,
-    deliveries.c.priority,
-    deliveries.c.due_at,
-    where="status = 'pending'",
+PENDING = "status = 'pending'"
+LIVE = "status IN ('pending', 'queued', 'sending')"
+SENDING = "status = 'sending'"
+PUT_OFF = "status = 'pending' AND put_off_by IS NOT NULL"
+# SQLite's indexes end with the rowid, unsaid.
+for _only, _arrival in (("sqlite", ()), ("postgresql", (deliveries.c.seq,))):
+    _partial(
+        "idx_deliveries_due",
+        deliveries.c.channel,
+        deliveries.c.priority.desc(),
+        deliveries.c.due_at,
+        *_arrival,
+        where=PENDING,
+        only=_only,
+    )
+    _partial("idx_deliveries_lane", deliveries.c.lane, *_arrival, where=LIVE, only=_only)
+    _partial(
+        "idx_deliveries_put_off",
+        deliveries.c.put_off_by,
+        deliveries.c.priority.desc(),
+        *_arrival,
+        where=PUT_OFF,
+        only=_only,
+    )
+_partial("idx_deliveries_sending", deliveries.c.lane, where=SENDING)
+
+# How often each place was called lately, of those that may only be called so often.
+send_windows = Table(
+    "send_windows",
+    metadata,
+    Column("key", Text().with_variant(Text(collation="C"), "postgresql"), primary_key=True),
+    Column("state", json_text(), nullable=False),
+    Column("ends_at", moment(), nullable=False),
 )
 
 approvals = Table(

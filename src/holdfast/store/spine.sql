@@ -252,3 +252,27 @@ ALTER TABLE queue_executions ADD COLUMN cancel_at BIGINT;
 UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
 -- Running upgrade 0003 -> 0004
 UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0003';
+-- Running upgrade 0004 -> 0005
+ALTER TABLE deliveries ADD COLUMN lane VARCHAR(64);
+ALTER TABLE deliveries ADD COLUMN options TEXT;
+ALTER TABLE deliveries ADD COLUMN receipts TEXT;
+ALTER TABLE deliveries ADD COLUMN calls INTEGER DEFAULT 0 NOT NULL;
+ALTER TABLE deliveries ADD COLUMN resent INTEGER DEFAULT 0 NOT NULL;
+ALTER TABLE deliveries ADD COLUMN in_doubt INTEGER DEFAULT 0 NOT NULL;
+ALTER TABLE deliveries ADD COLUMN expires_at BIGINT;
+UPDATE deliveries SET lane = id WHERE status <> 'sent';
+DROP INDEX idx_deliveries_pending;
+CREATE INDEX idx_deliveries_due ON deliveries (channel, priority DESC, due_at) WHERE status = 'pending';
+CREATE INDEX idx_deliveries_lane ON deliveries (lane) WHERE status IN ('pending', 'queued', 'sending');
+CREATE INDEX idx_deliveries_sending ON deliveries (lane) WHERE status = 'sending';
+CREATE TABLE send_windows (
+    "key" TEXT NOT NULL,
+    state TEXT NOT NULL,
+    ends_at BIGINT NOT NULL,
+    PRIMARY KEY ("key")
+);
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0004';
+-- Running upgrade 0005 -> 0006
+ALTER TABLE deliveries ADD COLUMN put_off_by TEXT;
+CREATE INDEX idx_deliveries_put_off ON deliveries (put_off_by, priority DESC) WHERE status = 'pending' AND put_off_by IS NOT NULL;
+UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';

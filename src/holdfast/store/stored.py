@@ -14,7 +14,7 @@ from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
-from holdfast.core.store import Candidate
+from holdfast.core.store import Candidate, Run
 
 ENDED = tuple(status.value for status in Status if status in FINAL)
 FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
@@ -60,19 +60,27 @@ def expires_us(delivery: Delivery, message: Message) -> int | None:
 
 def body_info(candidate: Candidate) -> str:
     """How to read the stored body again, with what only the broker's copy says of it."""
-    delivery = candidate.delivery
+    return _info(candidate.delivery, candidate.codec)
+
+
+def run_info(run: Run) -> str:
+    """The same of a run. Few are ever stored: of the others nobody works it out."""
+    return run.body_info or ("" if run.delivery is None else _info(run.delivery, run.codec))
+
+
+def _info(delivery: Delivery, codec: str) -> str:
     # `find`: `in` tries the bytes as a number first. With its time, the standard form says all.
-    if candidate.codec == "standard" and delivery.body.find(b'"timestamp"') >= 0:
+    if codec == "standard" and delivery.body.find(b'"timestamp"') >= 0:
         if not delivery.headers:
-            return _INFO[candidate.codec]
-        return stored_form(CODECS[candidate.codec], delivery.headers)
+            return _INFO[codec]
+        return stored_form(CODECS[codec], delivery.headers)
     sent_at_us = delivery.sent_at_us
     if delivery.headers == _FLAT and delivery.key is None and sent_at_us is not None:
-        # As `stored_form` writes it; every task comes by here, and few are ever stored.
+        # As `stored_form` writes it: where one file is queue and store, every task comes by here.
         copied = f'{{"sent_at_us":{sent_at_us},"priority":{delivery.priority},"key":null}}'
-        return f'{_FLAT_INFO[candidate.codec]},"copy":{copied}}}'
+        return f'{_FLAT_INFO[codec]},"copy":{copied}}}'
     copy = {name: getattr(delivery, name) for name in _COPY}
-    return stored_form(CODECS[candidate.codec], delivery.headers, copy)
+    return stored_form(CODECS[codec], delivery.headers, copy)
 
 
 def decode_history(history: str | None) -> tuple[Mapping[str, Any], ...]:

@@ -91,16 +91,7 @@ class StoreTrial:
         store.on_events(self._written)
 
     def _written(self, entries: Sequence[Entry]) -> None:
-        for tenant_id, subscription, task_id, kind, data in entries:
-            self.events.append(
-                Event(
-                    type=kind,
-                    tenant_id=tenant_id,
-                    subscription=subscription,
-                    task_id=task_id,
-                    data=dict(data),
-                )
-            )
+        self.events += heard(entries)
 
     async def worker(self) -> Worker:
         return await self.store.register("suite")
@@ -195,6 +186,19 @@ class StoreTrial:
         )
         twice = {task: n for task, n in counted.items() if n > 1}
         expect(not twice, f"more than one final event: {twice}")
+
+
+def heard(entries: Sequence[Entry]) -> list[Event]:
+    return [
+        Event(
+            type=kind,
+            tenant_id=tenant_id,
+            subscription=subscription,
+            task_id=task_id,
+            data=dict(data),
+        )
+        for tenant_id, subscription, task_id, kind, data in entries
+    ]
 
 
 def answers(verdicts: Sequence[Verdict]) -> list[Answer]:

@@ -54,11 +54,20 @@ class StoreConformance(StoreHarness):
     async def test_time_to_live(self) -> None:
         await self.check(store_claims.time_to_live)
 
+    async def test_time_to_live_of_what_comes_again(self) -> None:
+        await self.check(store_claims.time_to_live_of_what_comes_again)
+
     async def test_adoption(self) -> None:
         await self.check(store_claims.adoption)
 
     async def test_a_repeat_is_already(self) -> None:
         await self.check(store_finish.a_repeat_is_already)
+
+    async def test_a_run_that_ends_twice_in_one_batch_ends_once(self) -> None:
+        await self.check(store_finish.a_run_that_ends_twice_in_one_batch_ends_once)
+
+    async def test_an_old_and_a_new_claim_in_one_batch(self) -> None:
+        await self.check(store_finish.an_old_and_a_new_claim_in_one_batch)
 
     async def test_the_first_outcome_stands(self) -> None:
         await self.check(store_finish.the_first_outcome_stands)
@@ -74,6 +83,9 @@ class StoreConformance(StoreHarness):
 
     async def test_one_unstorable_item_harms_no_other(self) -> None:
         await self.check(store_finish.one_unstorable_item_harms_no_other)
+
+    async def test_a_repeat_of_what_was_buried_is_buried(self) -> None:
+        await self.check(store_finish.a_repeat_of_what_was_buried_is_buried)
 
     async def test_a_retry_waits_in_the_store(self) -> None:
         await self.check(store_finish.a_retry_waits_in_the_store)

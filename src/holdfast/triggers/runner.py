@@ -21,6 +21,11 @@ log = logging.getLogger("holdfast.trigger")
 CLAIMED_ELSEWHERE_S = 1.0
 """How long to wait for a key that another process has claimed and not yet recorded. It may take as
 long as that one's run takes, and costs no attempt."""
+DEDUP_AWAY_S = 5.0
+"""How long a message waits before the foreign memory is asked again, where it must be asked."""
+
+
+_GOES_ON = "continuing without dedup"
 
 
 class AgentRunner:
@@ -34,13 +39,17 @@ class AgentRunner:
         idempotency_store: IdempotencyStore | None,
         *,
         guard_timeout_s: float,
+        may_miss_dedup: bool,
         dedup_unavailable: Callable[[], None],
     ) -> None:
+        """`may_miss_dedup`: a message whose key cannot be looked up runs all the same, else it
+        waits. `dedup_unavailable` is called each time that the memory gave no answer."""
         self._config = config
         self._runtime = runtime
         self._governance = governance
         self._guard_timeout_s = guard_timeout_s
         self._keys = idempotency_store if config.enable_dedup else None
+        self._may_miss_dedup = may_miss_dedup
         self._dedup_unavailable = dedup_unavailable
         self.dedup_works = True
         """Did the foreign memory answer when it was last asked?"""
@@ -128,8 +137,11 @@ class AgentRunner:
             # Recorded, and ours: an earlier attempt died before the store heard of its end.
             result = await keys.get(key) if recorded and claimed else None
         except Exception as error:
-            self._without_dedup("check", error)
-            return None
+            if self._may_miss_dedup:
+                self._without_dedup("check", error, _GOES_ON)
+                return None
+            self._without_dedup("check", error, f"message {envelope.message_id} waits for it")
+            return Released(after_s=DEDUP_AWAY_S)
         self.dedup_works = True
         if recorded:
             return Done(result) if claimed else Duplicate(of=envelope.key)
@@ -155,7 +167,9 @@ class AgentRunner:
             try:
                 await self._keys.set(envelope.shared_key, result, self._config.idempotency_window)
             except Exception as error:
-                self._without_dedup("record", error)
+                # It has run: to run it again would be worse than a memory that lacks it.
+                then = _GOES_ON if self._may_miss_dedup else "the run stands"
+                self._without_dedup("record", error, then)
             else:
                 self.dedup_works = True
 
@@ -165,13 +179,16 @@ class AgentRunner:
             try:
                 await self._keys.release(envelope.shared_key, envelope.message_id)
             except Exception as error:
-                self._without_dedup("release", error)
+                then = (
+                    _GOES_ON
+                    if self._may_miss_dedup
+                    else "its key stays claimed until the window ends"
+                )
+                self._without_dedup("release", error, then)
 
-    def _without_dedup(self, step: str, error: Exception) -> None:
+    def _without_dedup(self, step: str, error: Exception, then: str) -> None:
         """The store's own dedup goes on; only the foreign opinion is missing."""
-        log.warning(
-            "Idempotency %s failed: %s, continuing without dedup", step, mask_line(str(error))
-        )
+        log.warning("Idempotency %s failed: %s, %s", step, mask_line(str(error)), then)
         self._dedup_unavailable()
         self.dedup_works = False
 

@@ -40,7 +40,6 @@ from holdfast.core.ids import new_id
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .checks import durability, judge, look, unsafe
-from .debts import Debt
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .once import once_command
@@ -95,7 +94,7 @@ class RedisBroker:
             ordered=True,
             release=True,
             lease_s=lease_s,
-            max_batch=500,
+            max_batch=1000,
             max_body=MAX_BODY,
             once=True,
         )
@@ -199,13 +198,13 @@ class RedisBroker:
         return await self._group(sub).receive(limit, wait)
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        owed = {
-            item.delivery.tag: Debt(item.verb, item.notices)
-            for item in batch
-            if item.verb is not Verb.REJECT
-        }
+        reject = Verb.REJECT
+        owed = {item.delivery.tag: item for item in batch if item.verb is not reject}
         await self._group(sub).settle(owed)
-        return [_settled(item) for item in batch]
+        return [
+            _rejected(item) if item.verb is reject else Result(id=item.delivery.identity or "")
+            for item in batch
+        ]
 
     async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
         if self._allow_unsafe:
@@ -311,11 +310,9 @@ def _xadd(queue: str, out: Outgoing) -> Command:
     return ("XADD", key_of(queue, level), "*", *fields_of(out))
 
 
-def _settled(item: Settlement) -> Result:
-    identity = item.delivery.identity or ""
-    if item.verb is Verb.REJECT:
-        return Result(id=identity, error=BrokerError("Redis Streams have no dead-letter place"))
-    return Result(id=identity)
+def _rejected(item: Settlement) -> Result:
+    error = BrokerError("Redis Streams have no dead-letter place")
+    return Result(id=item.delivery.identity or "", error=error)
 
 
 def _value(pairs: Sequence[object], name: bytes) -> object:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from holdfast.core.broker import Outgoing, Verb
+from holdfast.core.broker import Outgoing, Settlement, Verb
 from holdfast.core.errors import BrokerUnavailable
-from holdfast.core.notices import Notice
 
 from .once import once_command
 from .pending import ACK, MOVE, RELEASED, RELEASED_MS
@@ -21,14 +22,6 @@ log = logging.getLogger("holdfast.brokers.redis")
 
 Place = tuple[int, bytes]
 """Level and entry id."""
-
-
-class Debt(NamedTuple):
-    """What its holder said of one entry."""
-
-    verb: Verb
-    notices: Sequence[Notice] = ()
-    """To be published before the entry is acknowledged."""
 
 
 class Debts:
@@ -42,21 +35,24 @@ class Debts:
         self._group = group
         self._consumer = consumer
         self._delete_acked = delete_acked
-        self._owed: dict[Place, Debt] = {}
+        self._owed: dict[Place, Settlement] = {}
 
     def __bool__(self) -> bool:
         return bool(self._owed)
 
-    def add(self, debts: Mapping[Place, Debt]) -> None:
+    def add(self, debts: Mapping[Place, Settlement]) -> None:
         self._owed.update(debts)
 
-    async def pay(self) -> Mapping[Place, Debt]:
+    async def pay(self) -> Mapping[Place, Settlement]:
         """Tell the server of all of them; returns what it knows now."""
         owed, self._owed = self._owed, {}
         try:
             untold = await self._tell(owed)
-            acked = [p for p, debt in owed.items() if debt.verb is Verb.ACK and p not in untold]
-            released = [p for p, debt in owed.items() if debt.verb is Verb.RELEASE]
+            ack, release = Verb.ACK, Verb.RELEASE
+            acked = [p for p, debt in owed.items() if debt.verb is ack]
+            if untold:
+                acked = [p for p in acked if p not in untold]
+            released = [p for p, debt in owed.items() if debt.verb is release]
             commands = [*self._ack_commands(acked), *self.release_commands(released)]
             for answer in await self._wire.ask(*commands) if commands else ():
                 if isinstance(answer, ResponseError) and "NOGROUP" not in str(answer):
@@ -64,9 +60,11 @@ class Debts:
         except (BrokerUnavailable, asyncio.CancelledError):
             self._owed = {**owed, **self._owed}
             raise
+        if not untold:
+            return owed
         return {place: debt for place, debt in owed.items() if place not in untold}
 
-    async def _tell(self, owed: Mapping[Place, Debt]) -> set[Place]:
+    async def _tell(self, owed: Mapping[Place, Settlement]) -> set[Place]:
         """Publish the notices; returns the entries of those that were refused.
 
         These stay pending. When they come back by their age, the store finds them done, keeps
@@ -75,7 +73,10 @@ class Debts:
         queues: dict[str, list[tuple[Place, Outgoing]]] = {}
         for place, debt in owed.items():
             for queue, out in debt.notices:
-                queues.setdefault(queue, []).append((place, out))
+                told_there = queues.get(queue)
+                if told_there is None:
+                    told_there = queues[queue] = []
+                told_there.append((place, out))
         if not queues:
             return set()
         commands = [once_command(q, [out for _, out in told]) for q, told in queues.items()]
@@ -117,6 +118,6 @@ class Debts:
 
 def by_level(places: Iterable[Place]) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {}
-    for level, entry in places:
-        found.setdefault(level, []).append(entry)
+    for level, alike in groupby(places, key=itemgetter(0)):
+        found.setdefault(level, []).extend([entry for _, entry in alike])
     return found

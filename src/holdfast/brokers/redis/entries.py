@@ -17,6 +17,7 @@ from holdfast.core.broker import FLAT, Delivery, Outgoing
 from holdfast.core.errors import InvalidMessage
 
 _MARK, _VERSION = b"hf", b"1"
+_MARK_NAME = _MARK.decode()
 _FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -66,13 +67,15 @@ def delivery_of(
 ) -> Delivery:
     """An entry in our hands. `fields` is None if it was deleted while it was pending."""
     sent_at_us = int(entry.partition(b"-")[0]) * 1000
-    if fields is not None and _MARK in fields:
+    fields = fields or []
+    named = None if fields[:1] == [_MARK] else _named(fields)
+    if named is None or _MARK_NAME in named:
         pairs = dict(zip(fields[::2], fields[1::2], strict=True))
         if pairs.get(_MARK) == _VERSION and b"body" in pairs:
             return _ours(pairs, (level, entry), sent_at_us, count)
-    named, body = _flat_body(fields or [])
+        named = _named(fields)
     return Delivery(
-        body=body,
+        body=_encode(named) if named is not None else _body_of_bytes(fields),
         headers=_FLAT_HEADERS,
         tag=(level, entry),
         identity=f"{queue}/{entry.decode()}",
@@ -103,15 +106,22 @@ def _ours(
     )
 
 
-def _flat_body(fields: list[bytes]) -> tuple[dict[str, str] | None, bytes]:
-    """The fields of an entry, and the same as a JSON object; None: not all of them are texts."""
+def _named(fields: list[bytes]) -> dict[str, str] | None:
+    """The fields of an entry; None: not all of them are texts."""
     try:
-        texts = [part.decode() for part in fields]
+        texts = b"\0".join(fields).decode().split("\0")  # sooner than one by one
+        if len(texts) != len(fields):  # one of them holds a NUL itself
+            texts = [part.decode() for part in fields]
     except UnicodeDecodeError:
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        return None, _encode({_text(name): _value(value) for name, value in pairs})
-    named = dict(zip(texts[::2], texts[1::2], strict=True))
-    return named, _encode(named)
+        return None
+    each = iter(texts)
+    return dict(zip(each, each, strict=True))
+
+
+def _body_of_bytes(fields: list[bytes]) -> bytes:
+    """The fields of an entry that are not all texts, as a JSON object."""
+    pairs = zip(fields[::2], fields[1::2], strict=True)
+    return _encode({_text(name): _value(value) for name, value in pairs})
 
 
 def _headers(written: bytes | None) -> dict[str, str]:

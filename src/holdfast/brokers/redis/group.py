@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from holdfast.core.broker import Delivery, Verb
+from holdfast.core.broker import Delivery, Settlement, Verb
 from holdfast.core.errors import BrokerError
 
-from .debts import Debt, Debts, Place
+from .debts import Debts, Place, by_level
 from .entries import LEVELS, NORMAL, delivery_of, key_of
 from .pending import (
     CHUNK,
@@ -189,8 +189,9 @@ class Group:
         found = 0
         for key, entries in answer or ():
             level = self._level_of(key)
-            for entry, fields in entries:
-                self._keep(level, entry, fields)
+            self._buffer[level].update(
+                [(e, delivery_of(self._queue, level, e, fields, 1)) for e, fields in entries]
+            )
             found += len(entries)
         return found
 
@@ -362,16 +363,17 @@ class Group:
 
     # -- settle -----------------------------------------------------------------------------------
 
-    async def settle(self, debts: Mapping[Place, Debt]) -> None:
+    async def settle(self, debts: Mapping[Place, Settlement]) -> None:
         """ACK or RELEASE. What the server does not hear of now it is told at the next read."""
         self._debts.add(debts)
         await self._pay()
 
     async def _pay(self) -> None:
         paid = await self._debts.pay()
-        for level, entry in paid:
-            self._held[level].discard(entry)
-        if any(debt.verb is Verb.RELEASE for debt in paid.values()):
+        for level, entries in by_level(paid).items():
+            self._held[level].difference_update(entries)
+        release = Verb.RELEASE
+        if any(debt.verb is release for debt in paid.values()):
             self._looked_at = float("-inf")  # they are there for the taking
 
     async def extend(self, places: Iterable[Place]) -> None:

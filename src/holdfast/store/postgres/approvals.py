@@ -16,6 +16,7 @@ from holdfast.core.events import Entry
 from holdfast.core.ids import uuid7_bytes
 from holdfast.core.outcome import Question, Status
 from holdfast.core.store import Approved, Finished
+from holdfast.core.text import storable
 from holdfast.store.approval import (
     BATCH,
     Answering,
@@ -27,7 +28,6 @@ from holdfast.store.approval import (
     of_row,
     why_not,
 )
-from holdfast.store.letter import storable
 from holdfast.store.seen import text_id, uuid_text
 
 from . import arrays, parked

@@ -25,6 +25,9 @@ class Change(msgspec.Struct):
     again: set[Identity] = msgspec.field(default_factory=set)
     """Successes whose copy came back: nobody may have been told."""
 
+    durable: bool = False
+    """An answer takes a broker's copy away: synced, even where the operation asked for less."""
+
     def let_go(self, tenant_id: str, sub: str, key: str | None, lane: str | None) -> None:
         """What ended holds neither its key nor its conversation."""
         if key is not None:

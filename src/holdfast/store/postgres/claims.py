@@ -2,8 +2,9 @@
 
 Why it holds: a row gets into `running` only through a compare-and-set here, and the pair
 (worker_id, epoch) on it is new each time. Batches lock tasks before keys, and both sorted, so that
-two of them wait for each other in one order. The claim itself need not be synced: if a power cut
-takes it back, its run is refused at the end, and the message runs again.
+two of them wait for each other in one order. A claim of nothing but runs need not be synced: if a
+power cut takes it back, its run is refused at the end, and the message, which the broker still has,
+runs again. Any other answer lets the broker's copy go, and its claim is synced.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.quota import WAITS_FOR
-from holdfast.core.store import Answer, Candidate, QuotasOf, Run, Verdict
+from holdfast.core.store import Answer, Candidate, QuotasOf, Run, Token, Verdict, lets_go
 from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed, waits_for_quota
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
@@ -58,10 +59,6 @@ NEXT_DUE = (
     " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
     "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
     f" AND a.priority = p.priority AND a.due_at > {NOW} ORDER BY a.due_at LIMIT 1) d"
-)
-_STILL_MINE = (
-    "SELECT 1 FROM queue_executions q"
-    f" WHERE {PK} AND worker_id = $4::bigint AND epoch = $5::int AND status = 'running' FOR UPDATE"
 )
 _COUNT = f"UPDATE queue_executions SET attempt = $4::int, retry_count = $5::int WHERE {PK}"
 _PUT_OFF = (
@@ -141,6 +138,7 @@ class Claims:
             verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
         answered = [verdicts[at] for at in range(len(candidates))]
         claim.tx.if_unknown = lambda: self._doubt(answered)
+        claim.change.durable = lets_go(answered)
         return answered
 
     async def _claim(
@@ -190,7 +188,8 @@ class Claims:
         lost = await _take(claim, [run for _, _, run in timely])
         book = await claim.book([run for _, _, run in timely])
         entries = claim.change.entries
-        entries += created(claim.sub, [t.message for _, t, run in rows if run.token.epoch == 1])
+        new = [(task.message, task.created_us) for _, task, run in rows if run.token.epoch == 1]
+        entries += created(claim.sub, new)
         for at, task, run in rows:
             delivery = task.candidate.delivery
             identity = (run.message.tenant_id, run.message.id)
@@ -309,7 +308,7 @@ class Claims:
         claim.change.lanes |= written
         others = {id(candidate) for candidate in rest}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-        claim.change.entries += created(claim.sub, new)
+        claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
         known = [(at, c, c.message) for at, c in enumerate(rest) if c.message is not None]
         if known:  # the same rows are asked for as by a claim, and locked as by one
             await claim.tx.rows(
@@ -384,22 +383,34 @@ class Claims:
         return [verdicts[at] for at in range(len(rows))]
 
     async def _granted_before(self, claim: Claiming) -> list[Verdict]:
-        """Runs of a claim whose answer was lost, and which was made after all."""
-        name = claim.sub.name
-        asked = [r for (_, sub, _), r in self._unsure.items() if sub == name and r.delivery is None]
-        found: list[Verdict] = []
-        for run in asked:
-            identity = (run.message.tenant_id, name, run.message.id)
-            mine = await claim.tx.rows(
-                _STILL_MINE, *identity, str(run.token.worker_id), str(run.token.epoch)
-            )
-            if mine and run.token.worker_id == claim.worker_id:
-                found.append(Verdict(answer=Answer.RUN, run=run))
-        return found
+        """Runs of a claim whose answer was lost, and which was made after all.
+
+        Their rows are asked for by their names alone, and locked: a claim that is being committed
+        still is waited for. By its status such a row would not be found yet, and never be again.
+        """
+        asked = {
+            (tenant_id, message_id): run
+            for (tenant_id, sub, message_id), run in self._unsure.items()
+            if sub == claim.sub.name and run.delivery is None
+        }
+        if not asked:
+            return []
+        found = await claim.tx.rows(_LOCK, claim.sub.name, *_columns(sorted(asked)))
+        mine = {
+            (tenant_id, message_id): Token(worker_id, epoch)
+            for tenant_id, message_id, worker_id, epoch, status in found
+            if status == Status.RUNNING and worker_id == claim.worker_id
+        }
+        return [
+            Verdict(answer=Answer.RUN, run=asked[identity])
+            for identity, token in mine.items()
+            if token == asked[identity].token
+        ]
 
 
 _LOCK = (
-    "SELECT 1 FROM unnest($2::text[], $3::text[]) u(tenant, message) JOIN queue_executions t"
+    "SELECT t.tenant_id, t.message_id, t.worker_id, t.epoch, t.status"
+    " FROM unnest($2::text[], $3::text[]) u(tenant, message) JOIN queue_executions t"
     " ON t.tenant_id = u.tenant AND t.subscription = $1 AND t.message_id = u.message"
     " FOR UPDATE OF t"
 )

@@ -38,6 +38,8 @@ WRITERS, READERS = 6, 3
 """Connections at a time. A transaction may read beside itself: readers never wait for writers."""
 KEPT = WRITERS + READERS
 """Idle connections that are kept."""
+MUCH = 64_000
+"""Characters of values that a socket may not take at once."""
 REPEATS = 8
 RECONNECTS = 2
 
@@ -56,6 +58,8 @@ _SETTINGS = {
 }
 _BEGIN = "SELECT clock_timestamp(), (SELECT state FROM workers WHERE worker_id = $1)"
 _BEGIN_LOSSY = f"{_BEGIN}, set_config('synchronous_commit', 'off', true)"
+_SYNCED = "SET LOCAL synchronous_commit TO DEFAULT"
+"""What `_BEGIN_LOSSY` took away: the commit looks at it last."""
 
 
 class Session:
@@ -80,6 +84,7 @@ class Tx:
         self._conn = conn
         self._pipeline = pipeline
         self._unheard = False
+        self._unsent = 0
         self._begun: AsyncRawCursor[Row] | None = None
         self._opening: Row = ()
         self._locking: list[tuple[str, Sequence[Any]]] = []
@@ -101,6 +106,7 @@ class Tx:
         cursor = await self._execute(statement, values)
         found = await cursor.fetchall()
         self._unheard = False
+        self._unsent = 0
         return found
 
     async def send(self, statement: str, *values: Any) -> None:
@@ -116,9 +122,14 @@ class Tx:
         """Sent together with COMMIT: new rows, or rows that are locked already."""
         self._last.append((statement, values))
 
+    def sync_after_all(self) -> None:
+        """Begun as one that need not be durable, it is to be: its commit waits for the disk."""
+        self.at_end(_SYNCED)
+
     async def hold_all_locks(self) -> None:
         """Returns when everything that might wait for somebody else's rows has got them."""
         await self._send_all(self._locking)
+        await self._send_much()
         if self._unheard:
             await self._pipeline.sync()
             self._unheard = False
@@ -127,6 +138,14 @@ class Tx:
         """Whatever is left to be sent before COMMIT."""
         await self._send_all(self._locking)
         await self._send_all(self._last)
+        await self._send_much()
+
+    async def _send_much(self) -> None:
+        """The driver's `sync` waits for an answer although the socket took only a part of what
+        there is to send, and both sides wait for ever; whoever wants rows sends all of it first.
+        """
+        if self._unsent > MUCH:
+            await self.rows("SELECT 1")
 
     async def _send_all(self, waiting: list[tuple[str, Sequence[Any]]]) -> None:
         for statement, values in waiting:
@@ -162,6 +181,7 @@ class Tx:
         return self._opening
 
     async def _execute(self, statement: str, values: Sequence[Any]) -> AsyncRawCursor[Row]:
+        self._unsent += sum([len(value) for value in values if isinstance(value, str | bytes)])
         cursor = AsyncRawCursor(self._conn)
         return await cursor.execute(statement, values, prepare=True, binary=True)
 
@@ -303,11 +323,14 @@ class Database:
                 result = await op(tx)
                 await commit(tx, finish)
         except BaseException as error:
-            if committing and is_away(error):
+            # Nobody but our own time limit cancels this.
+            late = isinstance(error, asyncio.CancelledError)
+            if committing and (late or is_away(error)):
                 self.lost.append(session.backend)
                 if tx is not None and tx.if_unknown is not None:
                     tx.if_unknown()
-                raise _Unknown(error) from error
+                why = TimeoutError(f"no answer within {CALL_S:g} s") if late else error
+                raise _Unknown(why) from error
             raise
         return result
 

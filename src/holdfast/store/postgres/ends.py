@@ -10,9 +10,10 @@ from holdfast.core import events
 from holdfast.core.broker import Subscription
 from holdfast.core.ids import derived_id, uuid7_bytes
 from holdfast.core.message import DEFAULT_TENANT, Message
-from holdfast.core.outcome import Status
+from holdfast.core.outcome import UNSTORABLE, Status
 from holdfast.core.store import Candidate, Run
-from holdfast.store.letter import Letter, letter_of, storable
+from holdfast.core.text import storable
+from holdfast.store.letter import Letter, letter_of
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import body_info, crc
 
@@ -60,7 +61,7 @@ async def unstorable(
 ) -> list[Entry]:
     """A message that no row can hold (its id, its key): kept as bytes, under an id of its own."""
     return await _bytes_alone(
-        tx, sub, candidate, worker_id, "unstorable", f"{type(error).__name__}: {error}"
+        tx, sub, candidate, worker_id, UNSTORABLE, f"{type(error).__name__}: {error}"
     )
 
 

@@ -13,6 +13,8 @@ _REPEAT = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, a lock that was not free in time: nothing was written."""
 _GONE = ("08", "57P", "53300", "25P03", "57014")
 """Connection, shutdown and start of the server, no connection left, told to stop waiting."""
+_OF_VALUES = ("21", "22", "23", "54")
+"""Two rows where one may be, data that no column takes, constraints, limits of size and depth."""
 
 
 def may_repeat(error: BaseException) -> bool:
@@ -42,6 +44,15 @@ def is_away(error: BaseException) -> bool:
     return state.startswith(_GONE)
 
 
+def _is_of_a_value(error: BaseException) -> bool:
+    """May a single value be the reason? Nothing else may cost a message its outcome."""
+    if not isinstance(error, psycopg.Error):
+        return True  # Python's own: it could not be encoded
+    if error.sqlstate is None:  # the driver's own: it was never sent
+        return isinstance(error, psycopg.DataError)
+    return error.sqlstate.startswith(_OF_VALUES)
+
+
 def translate(error: BaseException, address: Address) -> StoreError | None:
     """Our error for one that is not the fault of a single value; None: it may be."""
     where = address.shown
@@ -66,6 +77,8 @@ def translate(error: BaseException, address: Address) -> StoreError | None:
             f"{where} lacks tables or columns of this holdfast ({_first_line(error)}). "
             "Run 'holdfast migrate'"
         )
+    if not _is_of_a_value(error):
+        return StoreUnavailable(f"{where} failed: {_first_line(error)}")
     return None
 
 

@@ -1,13 +1,13 @@
 """Finish: outcome, dedup record, ledger, follow-ups and replies of a batch, in one transaction.
 
 Every row is written only if it still bears the run's token; the rest is refused (FENCED) or was
-written before (ALREADY). The common case, a batch of plain successes, is one statement and the one
-round trip that commits it.
+written before (ALREADY, or BURIED if it became a dead letter then). The common case, a batch of
+plain successes, is one statement and the one round trip that commits it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,17 +26,19 @@ from holdfast.core.outcome import (
     Status,
 )
 from holdfast.core.store import Commit, Finished
-from holdfast.store.letter import letter_of, storable
+from holdfast.core.text import storable
+from holdfast.store.letter import letter_of
 from holdfast.store.outcomes import (
     duration_ms,
     failure,
     failures_after,
     final_entry,
+    repeated,
     run_uuid,
     runs_again,
 )
-from holdfast.store.outgoing import delivery_row, outbox_row
-from holdfast.store.stored import crc
+from holdfast.store.outgoing import DELIVERY_COLUMNS, created_event, delivery_row, outbox_row
+from holdfast.store.stored import crc, run_info
 
 from . import approvals, arrays, quotas
 from .arrays import moment
@@ -53,7 +55,7 @@ _IDENTITY = "t.tenant_id = u.tenant AND t.subscription = u.sub AND t.message_id 
 _IF_OWNED = (
     # Not `t.status = 'running'`: all running rows would be read for each one, by their index.
     " AND t.worker_id = u.worker AND CASE t.status WHEN 'running' THEN t.epoch END = u.epoch"
-    " RETURNING t.tenant_id, t.subscription, t.message_id, t.held"
+    " RETURNING t.tenant_id, t.subscription, t.message_id, t.worker_id, t.epoch, t.held"
 )
 _RUNS = "$1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[]"
 _RUN_NAMES = "tenant, sub, message, worker, epoch"
@@ -103,13 +105,14 @@ _WHY_NOT = (
     " AND t.message_id = u.message"
 )
 DELIVERIES = (
-    "INSERT INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient, content,"
-    " conversation, priority, due_at, created_at) SELECT u.id, u.tenant, u.sub, u.task, u.channel,"
-    f" u.recipient, u.content, u.conversation, u.priority, {moment('u.due')}, {moment('u.created')}"
-    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],"
-    " $7::text[], $8::text[], $9::int[], $10::bigint[], $11::bigint[]) u(id, tenant, sub, task,"
-    " channel, recipient, content, conversation, priority, due, created)"
-    " ON CONFLICT (id) DO NOTHING"
+    f"INSERT INTO deliveries ({DELIVERY_COLUMNS}) SELECT u.id, u.tenant, u.sub, u.task, u.channel,"
+    " u.recipient, u.content, u.conversation, u.priority,"
+    f" {moment('u.due')}, {moment('u.created')}, u.lane, u.options, u.retries,"
+    f" {moment('u.expires')} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[],"
+    " $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::bigint[], $11::bigint[],"
+    " $12::text[], $13::json[], $14::int[], $15::bigint[]) u(id, tenant, sub, task,"
+    " channel, recipient, content, conversation, priority, due, created, lane, options, retries,"
+    " expires) ON CONFLICT (id) DO NOTHING"
 )
 OUTBOX = (
     "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
@@ -141,25 +144,34 @@ class _Write(NamedTuple):
     leave_lane: bool = False
 
 
+Claimed = tuple[str, str, str, int, int]
+"""Which claim a run has: the identity of its task, and its token."""
+
+
 async def finish(tx: Tx, change: Change, batch: Sequence[Finished]) -> list[Commit]:
     """One commit answer per item, in the order of the batch."""
-    done = sorted((each for each in batch if type(each.outcome) is Done), key=_identity)
-    others = sorted((each for each in batch if type(each.outcome) is not Done), key=_identity)
-    written: dict[Identity, str] = {}
+    # A claim that a crash of the server took back may have been granted again while its run went
+    # on. Both runs have the same token then: the first one to end is the one that counts.
+    first: dict[Claimed, int] = {}
+    for n, item in enumerate(batch):
+        first.setdefault(_claimed(item), n)
+    ends = [batch[n] for _, n in sorted(first.items())]
+    done = [item for item in ends if type(item.outcome) is Done]
+    others = [item for item in ends if type(item.outcome) is not Done]
+    written: dict[Claimed, str] = {}
     if done:
         written |= await _write_done(tx, done)
     if others:
         written |= await _write_others(tx, others, await tx.moment())
-    commits = await _answers(tx, batch, written)
+    places = sorted(first[claim] for claim in written)
+    commits = await _answers(tx, batch, places)
+    committed = [batch[n] for n in places]
     now_us = await tx.moment()
-    committed = [
-        item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
-    ]
     # Without the broker's copy nobody would come back to tell of it, should this worker die first.
     change.told |= {
         _identity(item)
         for item in committed
-        if item.told_on_ack and written[_identity(item)] == "broker"
+        if item.told_on_ack and written[_claimed(item)] == "broker"
     }
     for item in committed:
         change.entries.extend(_events_of(tx, item, now_us))
@@ -177,6 +189,12 @@ def _identity(item: Finished) -> Identity:
     return run.message.tenant_id, run.subscription, run.message.id
 
 
+def _claimed(item: Finished) -> Claimed:
+    run = item.run
+    message, token = run.message, run.token
+    return message.tenant_id, run.subscription, message.id, token.worker_id, token.epoch
+
+
 def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
     found = [_identity(item) for item in batch]
     return (
@@ -186,21 +204,21 @@ def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
     )
 
 
-async def _write_done(tx: Tx, batch: Sequence[Finished]) -> dict[Identity, str]:
-    written: dict[Identity, str] = {}
+async def _write_done(tx: Tx, batch: Sequence[Finished]) -> dict[Claimed, str]:
+    written: dict[Claimed, str] = {}
     placed = [item for item in batch if item.run.row]
     if placed:
         places = arrays.places(item.run.row for item in placed)
         written |= _who_holds(await tx.rows(DONE_IN_PLACE, *_done_values(placed), places))
-    moved = [item for item in batch if _identity(item) not in written]
+    moved = [item for item in batch if _claimed(item) not in written]
     if moved:
         written |= _who_holds(await tx.rows(ALL_DONE, *_done_values(moved)))
     return written
 
 
-def _who_holds(rows: Sequence[tuple[Any, ...]]) -> dict[Identity, str]:
+def _who_holds(rows: Sequence[tuple[Any, ...]]) -> dict[Claimed, str]:
     """Of the rows that were written: the broker, or the store."""
-    return {(tenant_id, sub, message_id): held for tenant_id, sub, message_id, held in rows}
+    return {row[:5]: row[5] for row in rows}
 
 
 def _done_values(batch: Sequence[Finished]) -> tuple[str, ...]:
@@ -213,7 +231,7 @@ def _done_values(batch: Sequence[Finished]) -> tuple[str, ...]:
     )
 
 
-async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[Identity, str]:
+async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[Claimed, str]:
     writes = [_write_of(item, now_us) for item in batch]
     held = [item.run if write.hold else None for item, write in zip(batch, writes, strict=True)]
     rows = await tx.rows(
@@ -223,7 +241,7 @@ async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[
         arrays.numbers(write.hold for write in writes),
         arrays.numbers(write.ended for write in writes),
         arrays.blobs(None if run is None else run.body for run in held),
-        arrays.texts([None if run is None else run.body_info for run in held]),
+        arrays.texts([None if run is None else run_info(run) for run in held]),
         arrays.numbers(None if run is None else crc(run.body) for run in held),
         arrays.numbers(write.wait_us for write in writes),
         arrays.numbers(write.duration_ms for write in writes),
@@ -238,26 +256,21 @@ async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[
     return _who_holds(rows)
 
 
-async def _answers(
-    tx: Tx, batch: Sequence[Finished], written: Collection[Identity]
-) -> list[Commit]:
-    commits = [Commit.COMMITTED if _identity(item) in written else Commit.FENCED for item in batch]
-    missing = [item for item in batch if _identity(item) not in written]
-    if not missing:
+async def _answers(tx: Tx, batch: Sequence[Finished], committed: Sequence[int]) -> list[Commit]:
+    """What was not committed now was committed before, or is another run's by now."""
+    commits = [Commit.FENCED] * len(batch)
+    for n in committed:
+        commits[n] = Commit.COMMITTED
+    if len(committed) == len(batch):
         return commits
-    found = [_identity(item) for item in missing]
-    tokens = {
-        row[:3]: row[3:]
-        for row in await tx.rows(
-            _WHY_NOT, *(arrays.texts([each[n] for each in found]) for n in range(3))
-        )
-    }
-    for n, item in enumerate(batch):
-        if commits[n] is Commit.FENCED:
-            worker_id, epoch, status = tokens.get(_identity(item), (None, None, None))
-            token = item.run.token
-            if (worker_id, epoch) == (token.worker_id, token.epoch) and status != Status.RUNNING:
-                commits[n] = Commit.ALREADY
+    refused = [n for n, commit in enumerate(commits) if commit is Commit.FENCED]
+    found = [_identity(batch[n]) for n in refused]
+    rows = await tx.rows(_WHY_NOT, *(arrays.texts([each[n] for each in found]) for n in range(3)))
+    over = {row[:5]: row[5] for row in rows if row[5] != Status.RUNNING}
+    for n in refused:
+        status = over.get(_claimed(batch[n]))
+        if status is not None:
+            commits[n] = repeated(batch[n], status)
     return commits
 
 
@@ -414,6 +427,7 @@ def _follow_ups(tx: Tx, change: Change, committed: Sequence[Finished], now_us: i
         tx.at_end(OUTBOX, *outbox_values(sends))
     if replies:
         tx.at_end(DELIVERIES, *delivery_values(replies))
+        change.entries.extend(map(created_event, replies))
     if replies or sends:
         change.topics.add(OUTGOING)
 
@@ -439,4 +453,6 @@ def delivery_values(rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
         *(arrays.texts(columns[n]) for n in range(8)),
         arrays.numbers(int(each) for each in columns[8]),
         *(arrays.numbers(columns[n]) for n in range(9, 11)),
+        *(arrays.texts(columns[n]) for n in range(11, 13)),
+        *(arrays.numbers(columns[n]) for n in range(13, 15)),
     )

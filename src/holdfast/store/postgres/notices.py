@@ -15,13 +15,14 @@ from holdfast.core.broker import Notices
 from holdfast.core.notices import notices_of
 from holdfast.core.outcome import Status
 from holdfast.core.store import Send
+from holdfast.core.subscribers import Subscribers
 from holdfast.store.notice import COLUMNS, add_letter, end_of
-from holdfast.store.outgoing import outbox_row
+from holdfast.store.outgoing import outbox_row, telling_rows
 
 from . import arrays
 from .change import Change
 from .database import Tx
-from .finish import OUTBOX, outbox_values
+from .finish import DELIVERIES, OUTBOX, delivery_values, outbox_values
 from .tasks import Identity
 from .wake import OUTGOING
 
@@ -87,3 +88,11 @@ class Teller:
         if sends:
             tx.at_end(OUTBOX, *outbox_values([outbox_row(send, now_us) for send in sends]))
             change.topics.add(OUTGOING)
+
+
+async def tell_subscribers(tx: Tx, change: Change, subscribers: Subscribers) -> None:
+    """Of all events of this change, by deliveries that are committed with them."""
+    found = telling_rows(subscribers, change.entries, await tx.moment())
+    if found:
+        tx.at_end(DELIVERIES, *delivery_values(found))
+        change.topics.add(OUTGOING)

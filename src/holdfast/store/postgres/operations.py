@@ -17,8 +17,8 @@ from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
+from holdfast.core.text import storable
 from holdfast.store.approval import Answering
-from holdfast.store.letter import storable
 from holdfast.store.operator import (
     Operator,
     effects_are_unknown,
@@ -29,7 +29,7 @@ from holdfast.store.operator import (
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.seen import uuid_text
 
-from . import approvals, orchestration, parked
+from . import approvals, delivery_desk, delivery_rows, orchestration, parked
 from .change import Change
 from .database import Tx
 from .finish import OUTBOX, outbox_values
@@ -212,6 +212,51 @@ class PostgresOperations(Operator):
             change.entries.append((DEFAULT_TENANT, queue, "", event_type, data))
             change.topics.add(WORK)
             return True
+
+        return await self._write(op)
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    async def retry_deliveries(self, ids: Sequence[str]) -> Sequence[HoldfastError | None]:
+        async def op(tx: Tx, change: Change) -> list[HoldfastError | None]:
+            now = await delivery_rows.hold(tx)
+            change.topics.add(OUTGOING)
+            return await delivery_desk.each(
+                ids, lambda each: delivery_desk.retry(tx, change, each, self._by, now)
+            )
+
+        return await self._write(op)
+
+    async def edit_delivery(self, delivery_id: str, *, content: str) -> None:
+        async def op(tx: Tx, change: Change) -> None:
+            await delivery_rows.hold(tx)
+            await delivery_desk.edit(tx, change, delivery_id, content, self._by)
+
+        await self._write(op)
+
+    async def discard_deliveries(
+        self, ids: Sequence[str], *, reason: str
+    ) -> Sequence[HoldfastError | None]:
+        async def op(tx: Tx, change: Change) -> list[HoldfastError | None]:
+            now = await delivery_rows.hold(tx)
+            change.topics.add(OUTGOING)
+            return await delivery_desk.each(
+                ids, lambda each: delivery_desk.discard(tx, change, each, reason, self._by, now)
+            )
+
+        return await self._write(op)
+
+    async def pause_channel(self, channel: str) -> bool:
+        return await self._set_channel(channel, on=True)
+
+    async def unpause_channel(self, channel: str) -> bool:
+        return await self._set_channel(channel, on=False)
+
+    async def _set_channel(self, channel: str, *, on: bool) -> bool:
+        async def op(tx: Tx, change: Change) -> bool:
+            await delivery_rows.hold(tx)
+            change.topics.add(OUTGOING)
+            return await delivery_desk.set_paused(tx, change, channel, self._by, on=on)
 
         return await self._write(op)
 

@@ -10,7 +10,7 @@ from holdfast.core.ids import uuid7_bytes
 from holdfast.core.notices import End
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.records import Cancelled
-from holdfast.store.letter import storable
+from holdfast.core.text import storable
 from holdfast.store.outcomes import final_data, recorded
 
 from . import approvals

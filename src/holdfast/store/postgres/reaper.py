@@ -13,6 +13,7 @@ from holdfast.core.store import Reclaimed, Worker
 from holdfast.store.crash import Crash
 
 from . import arrays
+from .arrays import moment
 from .change import Change
 from .database import Tx
 from .keys import free_keys
@@ -23,18 +24,19 @@ from .wake import WORK
 
 _PRESENT = "w.state IN ('alive', 'leaving')"
 MISSING = (
-    "SELECT 1 WHERE clock_timestamp() >= pg_postmaster_start_time() + $2::float8 * interval"
-    f" '1 second' AND (EXISTS (SELECT 1 FROM workers w WHERE {_PRESENT}"
+    "SELECT clock_timestamp() WHERE clock_timestamp() >= pg_postmaster_start_time()"
+    " + $2::float8 * interval '1 second' AND"
+    f" (EXISTS (SELECT 1 FROM workers w WHERE {_PRESENT}"
     " AND w.worker_id <> $1::bigint AND w.lease_until < clock_timestamp())"
     " OR EXISTS (SELECT 1 FROM queue_executions q WHERE q.status = 'running' AND NOT EXISTS"
     f" (SELECT 1 FROM workers w WHERE w.worker_id = q.worker_id AND {_PRESENT})))"
 )
-"""Is there anything to do? Nobody is dead while the server itself has just come back: the living
-could not renew their leases, and get one to do so."""
+"""What time is it, if there is anything to do? Nobody is dead while the server itself has just come
+back: the living could not renew their leases, and get one to do so."""
 _DECLARE = (
     "UPDATE workers w SET state = CASE d.state WHEN 'leaving' THEN 'left' ELSE 'dead' END,"
     " ended_at = clock_timestamp() FROM (SELECT worker_id, state FROM workers w"
-    f" WHERE {_PRESENT} AND worker_id <> $1::bigint AND lease_until < clock_timestamp()"
+    f" WHERE {_PRESENT} AND worker_id <> $1::bigint AND lease_until < {moment('$2::bigint')}"
     " ORDER BY worker_id FOR UPDATE SKIP LOCKED) d WHERE w.worker_id = d.worker_id"
     " RETURNING w.worker_id, d.state"
 )
@@ -90,9 +92,13 @@ class Running(NamedTuple):
         return self.tenant_id, self.subscription, self.message_id
 
 
-async def reap(tx: Tx, change: Change, *, me: Worker, crash_budget: int) -> Reclaimed:
-    """Declare workers dead whose lease is over; give back what they ran."""
-    gone = [worker_id for worker_id, _ in await tx.rows(_DECLARE, str(me.worker_id))]
+async def reap(tx: Tx, change: Change, *, me: Worker, seen_us: int, crash_budget: int) -> Reclaimed:
+    """Declare workers dead whose lease was over when that was looked at; give back what they ran.
+
+    Not by the time that it is now: the server may have stood still since.
+    """
+    declared = await tx.rows(_DECLARE, str(me.worker_id), str(seen_us))
+    gone = [worker_id for worker_id, _ in declared]
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))
     found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.core import records
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.clock import to_us
+from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord
 from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
 from holdfast.store.approval import of_row
@@ -24,7 +25,7 @@ from holdfast.store.seen import (
 )
 from holdfast.store.stored import UNCOMMON
 
-from . import approvals, quotas, views
+from . import approvals, delivery_desk, quotas, views
 from .arrays import moment, texts
 from .store import PostgresStore
 from .tail import Tail, position_of
@@ -252,6 +253,22 @@ class PostgresRecords:
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[records.Waiting]:
         """The broker's queue is elsewhere, and cannot be searched from here."""
         return []
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    async def deliveries(self, where: DeliveryFilter, *, limit: int) -> Sequence[DeliveryRecord]:
+        return await delivery_desk.listed(self._read, where, limit)
+
+    async def delivery_ids(self, where: DeliveryFilter, *, limit: int | None) -> Sequence[str]:
+        return await delivery_desk.ids(self._read, where, limit)
+
+    async def deliveries_named(
+        self, name: str, *, tenant_id: str | None, limit: int = 20
+    ) -> Sequence[DeliveryRecord]:
+        return await delivery_desk.named(self._read, name, tenant_id, limit)
+
+    async def paused_channels(self) -> frozenset[str]:
+        return await delivery_desk.paused(self._read)
 
     # -- counts -----------------------------------------------------------------------------------
 

@@ -60,8 +60,13 @@ _QUOTAS = _Rule(
 _DELIVERIES = _Rule(
     table="deliveries",
     key="id",
-    over=f"t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < {_BEFORE}",
+    over=(
+        f"(t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < {_BEFORE}"
+        f" OR t.status = 'discarded' AND t.due_at < {_BEFORE})"
+    ),
 )
+_WINDOWS = _Rule(table="send_windows", key="key", over=f"t.ends_at < {_BEFORE}")
+_WINDOWS_DAYS = 1.0
 _DEAD_LETTERS = _Rule(
     table="dead_letters", key="id", over=f"t.state <> 'open' AND t.settled_at < {_BEFORE}"
 )
@@ -106,6 +111,7 @@ class Retention:
                 (_APPROVALS, keep.tasks_days),
                 (_QUOTAS, keep.tasks_days),
                 (_DELIVERIES, keep.deliveries_days),
+                (_WINDOWS, _WINDOWS_DAYS),
                 (_DEAD_LETTERS, keep.dead_letters_days),
                 (_METRICS, keep.metrics_days),
             )

@@ -5,7 +5,9 @@ own: neither a busy event loop nor a pool without a free connection may look lik
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,18 +39,47 @@ _STATE = "SELECT state FROM workers WHERE worker_id = %s"
 
 
 class Pulse:
-    """Signs of life, from threads."""
+    """Signs of life, from threads.
+
+    They tell, too, how the server fares: while it does not take ours, it takes nobody's, and a
+    lease that ran out is nobody's death.
+    """
 
     def __init__(self, address: Address, lease_s: float) -> None:
         self._address = address
         self._lease_s = lease_s
         self._conn: psycopg.Connection[Any] | None = None
         self._lock = threading.Lock()
+        self._taken = time.monotonic()
+        self._missed = -math.inf
+
+    def begin(self) -> None:
+        """A worker was registered: its lease is new."""
+        self._taken = time.monotonic()
 
     def beat(self, worker: Worker) -> None:
         """Raises StoreUnavailable if it could not be given."""
-        with self._connection() as conn:
-            conn.execute(_RENEW, (self._lease_s, worker.worker_id))
+        try:
+            with self._connection() as conn:
+                conn.execute(_RENEW, (self._lease_s, worker.worker_id))
+        except BaseException:
+            self._missed = time.monotonic()
+            raise
+        now = time.monotonic()
+        if self._is_late(now):
+            self._missed = now
+        self._taken = now
+
+    @property
+    def is_steady(self) -> bool:
+        """For a whole lease no sign of life was missed or late: who gave none was free to."""
+        now = time.monotonic()
+        return not self._is_late(now) and now - self._missed >= self._lease_s
+
+    def _is_late(self, now: float) -> bool:
+        """They come every third of a lease: a server that takes none for longer than one of these
+        thirds may keep somebody else's from coming in time."""
+        return now - self._taken > self._lease_s * 2 / 3
 
     def is_alive(self, worker: Worker) -> bool:
         """May this number still claim? Not once it left, or was declared dead."""

@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.core import events
 from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
-from holdfast.store.outgoing import delivery_row
-from holdfast.store.stored import crc
+from holdfast.store.outgoing import created_event, delivery_row
+from holdfast.store.stored import crc, run_info
 
 from .change import Change
 from .database import Tx
@@ -37,6 +37,7 @@ _DONE = (
     f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
 )
 _CONSUMER = "SELECT name FROM workers WHERE worker_id = $1::bigint"
+_REPLY = f"{DELIVERIES} RETURNING 1"
 _CLEAR = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun'"
 
 
@@ -48,7 +49,7 @@ async def adopt(tx: Tx, run: Run, worker_id: int) -> bool:
         str(worker_id),
         str(run.token.epoch),
         run.body,
-        run.body_info,
+        run_info(run),
         str(crc(run.body)),
     )
     return bool(found)
@@ -97,7 +98,8 @@ async def heartbeat(tx: Tx, change: Change, run: Run, data: Mapping[str, Any]) -
 async def reply_now(tx: Tx, change: Change, run: Run, reply: Reply, n: int) -> str:
     await fence(tx, run)
     row = delivery_row(run, reply, n, await tx.moment())
-    tx.at_end(DELIVERIES, *delivery_values([row]))
+    if await tx.rows(_REPLY, *delivery_values([row])):  # else it was there before, and was told of
+        change.entries.append(created_event(row))
     change.topics.add(OUTGOING)
     return str(row[0])
 

@@ -27,6 +27,7 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
+from holdfast.core.subscribers import Subscribers
 from holdfast.store.halving import commit_in_halves, finish_in_halves
 from holdfast.store.outgoing import outbox_row
 
@@ -37,7 +38,7 @@ from .claims import NEXT_DUE, Claiming, Claims
 from .database import Database, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
-from .notices import Teller
+from .notices import Teller, tell_subscribers
 from .wake import OUTGOING, WORK, Bells
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ class PostgresStore:
 
     fused = False
     """The broker lives elsewhere."""
+    forgets_claims = True
+    """They are not synced, and workers outlive a crash of the server."""
 
     def __init__(
         self,
@@ -61,12 +64,15 @@ class PostgresStore:
         lease_s: float = 10.0,
         suspect_at: int = 2,
         notices: Callable[[str], Notices | None] | None = None,
+        subscribers: Subscribers | None = None,
     ) -> None:
-        """`notices`: by a subscription's name, who is told of its tasks' ends."""
+        """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
+        is told of events, by deliveries that are committed with them."""
         self._address = Address.from_url(url)
         self._lease_s = lease_s
         self._suspect_at = suspect_at
         self._teller = None if notices is None else Teller(notices)
+        self._subscribers = subscribers
         self._opened: Database | None = None
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
@@ -107,6 +113,7 @@ class PostgresStore:
 
         worker_id, started_at = await self.write(op, worker_id=0)
         self._ledger.begin(worker_id, to_us(started_at))
+        self._pulse.begin()
         return Worker(worker_id=worker_id, name=name)
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
@@ -131,10 +138,13 @@ class PostgresStore:
     async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
         me = worker.worker_id
         missing = await self.read(reaper.MISSING, str(me), str(lease_s))
-        if not missing or self.database.steady_s < lease_s:
+        if not missing or self.database.steady_s < lease_s or not self._pulse.is_steady:
             return Reclaimed()
+        seen_us = to_us(missing[0][0])
         return await self.write(
-            lambda tx, change: reaper.reap(tx, change, me=worker, crash_budget=crash_budget),
+            lambda tx, change: reaper.reap(
+                tx, change, me=worker, seen_us=seen_us, crash_budget=crash_budget
+            ),
             worker_id=me,
         )
 
@@ -200,7 +210,7 @@ class PostgresStore:
                 self._claiming(tx, change, sub, worker), limit, solo=solo
             ),
             worker_id=worker.worker_id,
-            durable=False,
+            durable=False,  # whatever it answers: the message is in the row that it was in before
         )
         self._claims.answered(sub, None)
         return verdicts
@@ -357,7 +367,7 @@ class PostgresStore:
 
     async def write(self, op: Operation[T], *, worker_id: int, durable: bool = True) -> T:
         """One transaction; what it wrote into the ledger is told once it is committed, and who
-        waits for what it let go is looked for."""
+        waits for what it let go is looked for. Not `durable`: only if the change asks for it."""
         change = Change()
 
         async def attempt(tx: Tx) -> T:
@@ -368,7 +378,12 @@ class PostgresStore:
         async def commit(tx: Tx, finish: Callable[[], Awaitable[None]]) -> None:
             if self._teller is not None:
                 await self._teller.tell(tx, change)
-            await self._ledger.commit(tx, worker_id, change.entries, finish, durable=durable)
+            if self._subscribers and change.entries:
+                await tell_subscribers(tx, change, self._subscribers)
+            if change.durable and not durable:
+                tx.sync_after_all()
+            synced = durable or change.durable
+            await self._ledger.commit(tx, worker_id, change.entries, finish, durable=synced)
 
         result = await self.database.write(
             attempt, worker_id=worker_id, durable=durable, commit=commit

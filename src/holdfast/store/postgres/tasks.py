@@ -178,7 +178,7 @@ def claimed_run(
         delivery=delivery,
         history=decode_history(history),
         body=delivery.body,
-        body_info=body_info(task.candidate),
+        codec=task.candidate.codec,
     )
 
 

@@ -31,7 +31,8 @@ EVENT = (
 )
 REPLY = (
     "SELECT id, tenant_id, subscription, task_id, channel, recipient, content, status, retry_count,"
-    f" {us('created_at')}, {us('last_attempt_at')}, last_error FROM deliveries"
+    f" {us('created_at')}, {us('last_attempt_at')}, last_error, in_doubt <> 0"
+    " FROM deliveries"
 )
 EFFECT = (
     f"SELECT name, state, value, worker_id, {us('created_at')}, {us('done_at')} FROM effects"

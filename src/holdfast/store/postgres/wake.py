@@ -24,6 +24,7 @@ WORK, OUTGOING = "w", "o"
 CHANNEL = "holdfast"
 PAUSE_S = 0.02
 _AGAIN_S = (0.1, 5.0)
+_CANCELLED_S = 0.5
 
 
 class Bells:
@@ -43,8 +44,11 @@ class Bells:
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
+        left = set(tasks)
+        while left:  # before Python 3.12 the driver may drop a cancellation while it connects
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=_CANCELLED_S)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def subscribe(self, topics: str = WORK) -> asyncio.Event:

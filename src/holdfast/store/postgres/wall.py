@@ -33,9 +33,11 @@ TABLES = (
     "quotas",
 )
 """Those with a tenant, in the order in which they are locked."""
-MACHINERY = ("workers", "sources", "roles")
+MACHINERY = ("workers", "sources", "roles", "send_windows")
 """Those without: they tell of workers and queues, not of messages."""
 NUMBERS = "workers_worker_id_seq"
+ARRIVALS = "deliveries_seq_seq"
+"""Counted by whoever adds a reply, without a right of their own."""
 API_RIGHTS: Mapping[str, Sequence[str]] = {
     # What pages show. Not queue_metrics: its rows count queues, which tenants share.
     "queue_executions": (
@@ -48,7 +50,8 @@ API_RIGHTS: Mapping[str, Sequence[str]] = {
         "SELECT",
         "UPDATE (state, first_by, first_at, answered_by, answered_at, note)",
     ),
-    "deliveries": ("SELECT",),
+    # An answer is an event, and who subscribed to it is told.
+    "deliveries": ("SELECT", "INSERT"),
     "effects": ("SELECT",),
     "quotas": ("SELECT",),
     # A no ends the message: its key is free, and whoever waits for its end is told.
@@ -101,6 +104,11 @@ SELECT CASE
     THEN 'it is a role of the workers, or a member of one'
 END FROM pg_roles r WHERE rolname = %(role)s
 """
+_NOT_YET = """
+SELECT role, name FROM unnest(%s::text[]) role, unnest(%s::text[]) name
+WHERE NOT has_table_privilege(role, to_regclass(name), 'INSERT')
+"""
+"""Machinery that came later than these roles."""
 _PASSING = """
 SELECT ARRAY(SELECT pg_get_userbyid(passes)::text FROM pg_policy, unnest(polroles) passes
              WHERE polrelid = to_regclass(%s) AND polname = 'workers')
@@ -153,6 +161,8 @@ def extend_pass(conn: psycopg.Connection[Any]) -> None:
         if _let_pass(conn, table, workers):
             for role in workers:
                 _grant(conn, _WORK, table, sql.Identifier(role))
+    for role, table in conn.execute(_NOT_YET, (workers, list(MACHINERY))).fetchall():
+        _grant(conn, _WORK, table, sql.Identifier(role))
 
 
 def _let_pass(conn: psycopg.Connection[Any], table: str, roles: Sequence[str]) -> bool:
@@ -202,7 +212,7 @@ def admit_api(conn: psycopg.Connection[Any], address: Address, role: str) -> Adm
         )
     name = sql.Identifier(role)
     partitions = [partition for (partition,) in conn.execute(_PARTITIONS)]
-    for table in (*TABLES, *MACHINERY, *partitions, "alembic_version", NUMBERS):
+    for table in (*TABLES, *MACHINERY, *partitions, "alembic_version", NUMBERS, ARRIVALS):
         conn.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(sql.SQL(table), name))
     for table, rights in API_RIGHTS.items():
         for right in rights:

@@ -18,6 +18,7 @@ from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.ids import uuid7_bytes
 from holdfast.core.outcome import Question, Status
 from holdfast.core.store import Approved, Finished
+from holdfast.core.text import storable
 from holdfast.store.approval import (
     BATCH,
     Answering,
@@ -29,7 +30,6 @@ from holdfast.store.approval import (
     of_row,
     why_not,
 )
-from holdfast.store.letter import storable
 from holdfast.store.seen import HIGHEST, id_bytes, text_id
 
 from . import parked

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple
+
+import msgspec
 
 from holdfast.core.broker import Subscription
 
 from .quotas import SqliteQuotaBook
 
 
-class Claiming(NamedTuple):
+class Claiming(msgspec.Struct, frozen=True):
     """One claim operation in the writer thread."""
 
     conn: sqlite3.Connection

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import Transactional
+from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
@@ -147,7 +148,7 @@ class Claims:
         known = append_to_lanes(claim, candidates)
         others = {id(candidate) for candidate in known}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-        self._append(claim, created(claim.sub, new))
+        self._append(claim, created(claim.sub, [(m, to_us(m.created_at)) for m in new]))
         for candidate in known:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
@@ -192,13 +193,10 @@ class Claims:
         """Write the rows; where one was there before, answer for its candidate instead."""
         if not new:
             return new
-        inserted = rows.insert(
+        inserted = rows.insert_columns(
             claim.conn,
             tasks.INSERT,
-            [
-                tasks.row(claim, task, row_id)
-                for (_, task), row_id in zip(new, uuid7_block(len(new)), strict=True)
-            ],
+            tasks.columns(claim, [task for _, task in new], uuid7_block(len(new))),
             shared=tasks.claimed(claim),
             alike=tasks.ALIKE,
         )
@@ -221,13 +219,13 @@ class Claims:
             if task.key is not None
         ]
         lost = take_keys(claim, keys) if keys else {}
-        entries = created(claim.sub, [task.message for _, task in new])
+        entries = created(claim.sub, [(task.message, task.created_us) for _, task in new])
         book = claim.book
-        token, foreign = Token(claim.worker_id, 1), claim.sub.codec == TASK
+        token, foreign, granted = Token(claim.worker_id, 1), claim.sub.codec == TASK, Answer.RUN
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = tasks.new_run(claim, task, token)
-            if foreign:
+            if foreign and message.metadata.get("retry_count"):
                 run = self._failed_elsewhere(claim, run)
             if delivery.taken_from is not None:
                 entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
@@ -244,7 +242,7 @@ class Claims:
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
                 entries.append(claimed(admitted))
-                verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
+                verdicts[at] = Verdict(answer=granted, run=admitted, delivery=delivery)
         if book is not None:
             book.save()
         self._append(claim, entries)
@@ -286,7 +284,8 @@ class Claims:
     def _reopen(
         self, claim: Claiming, candidate: Candidate, message: Message, row: tasks.Existing
     ) -> Verdict:
-        """The broker brings back what a dead worker ran: claim it, or keep it if it is suspect."""
+        """The broker brings back what a dead worker ran or a drain released: claim it, end it if
+        its time is over meanwhile, or keep it if it is suspect."""
         delivery = candidate.delivery
         if row.crashes >= self._suspect_at:
             tasks.hold(claim.conn, row.rowid, candidate)
@@ -309,11 +308,14 @@ class Claims:
             crashes=row.crashes,
         )
         run = self._failed_elsewhere(claim, run)
+        expires = expires_us(delivery, message)
+        if expires is not None and expires <= claim.expiry_us:
+            self._append(claim, ends.expired(claim, run))
+            return Verdict(answer=Answer.EXPIRED, delivery=delivery)
         if claim.book is not None:
             admitted = claim.book.admit(run)
             claim.book.save()
             if isinstance(admitted, PutOff):
-                expires = expires_us(delivery, message)
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted

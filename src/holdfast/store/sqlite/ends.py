@@ -11,7 +11,8 @@ from holdfast.core.ids import derived_id, uuid7_bytes
 from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run
-from holdfast.store.letter import Letter, letter_of, storable
+from holdfast.core.text import storable
+from holdfast.store.letter import Letter, letter_of
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import body_info, crc
 

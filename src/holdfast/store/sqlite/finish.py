@@ -1,7 +1,8 @@
 """Finish: outcome, dedup record, ledger, follow-ups and replies of a batch, in one transaction.
 
 Every row is written only if it still bears the run's token; the rest is refused (FENCED) or was
-written before (ALREADY). The common case, a batch of plain successes, is one statement.
+written before (ALREADY, or BURIED if it became a dead letter then). The common case, a batch of
+plain successes, is one statement.
 """
 
 from __future__ import annotations
@@ -25,28 +26,25 @@ from holdfast.core.outcome import (
     Status,
 )
 from holdfast.core.store import Commit, Finished
+from holdfast.core.text import storable
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
-from holdfast.store.letter import letter_of, storable
-from holdfast.store.outcomes import failure, failures_after, final_entry, runs_again
-from holdfast.store.outgoing import delivery_row, outbox_row
+from holdfast.store.letter import letter_of
+from holdfast.store.outcomes import failure, failures_after, final_entry, repeated, runs_again
+from holdfast.store.outgoing import created_event, delivery_row, outbox_row
 
 from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
 from .letters import bury
-from .outbox_rows import OUTBOX
+from .outbox_rows import DELIVERY, OUTBOX
 from .outcome_rows import ALL_DONE_ALIKE, all_done_statement, all_done_values, write_of
 from .quotas import SqliteQuotaBook
 
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
     " AND worker_id = ? AND epoch = ? AND status = 'running'"
-)
-DELIVERY = (
-    "INSERT OR IGNORE INTO deliveries (id, tenant_id, subscription, task_id, channel, recipient,"
-    " content, conversation, priority, due_at, created_at)"
 )
 
 
@@ -64,28 +62,32 @@ class Finisher:
     def finish(
         self, conn: sqlite3.Connection, batch: Sequence[Finished], *, worker_id: int, now_us: int
     ) -> list[Commit]:
-        commits: list[Commit] = [Commit.FENCED] * len(batch)
+        done, succeeded = Commit.COMMITTED, Status.SUCCEEDED
         plain = [n for n, item in enumerate(batch) if type(item.outcome) is Done]
         if plain and not self._all_done(conn, [batch[n] for n in plain], now_us):
             plain = []
-        for n in plain:
-            commits[n] = Commit.COMMITTED
+        commits: list[Commit] = []
         entries: list[Entry] = []
-        taken = set(plain)
-        for n, item in enumerate(batch):
-            if n not in taken:
-                commits[n] = self._one(conn, item, entries, now_us)
-            elif commits[n] is Commit.COMMITTED:
-                entries.append(final_entry(item, Status.SUCCEEDED, {}))
-        committed = [
-            item for item, commit in zip(batch, commits, strict=True) if commit is Commit.COMMITTED
-        ]
+        committed = batch
+        if len(plain) == len(batch):
+            commits = [done] * len(batch)
+            entries = [final_entry(item, succeeded, {}) for item in batch]
+        else:
+            taken = set(plain)
+            for n, item in enumerate(batch):
+                if n in taken:
+                    commits.append(done)
+                    entries.append(final_entry(item, succeeded, {}))
+                else:
+                    commits.append(self._one(conn, item, entries, now_us))
+            pairs = zip(batch, commits, strict=True)
+            committed = [item for item, commit in pairs if commit is done]
         self._keys(conn, committed, entries, now_us)
         counted = [item for item in committed if item.run.quotas]
         if counted:
             SqliteQuotaBook(conn, now_us).correct(counted)
         self._lanes(conn, committed, now_us)
-        self._follow_ups(conn, committed, now_us)
+        self._follow_ups(conn, committed, entries, now_us)
         told = {_identity(item) for item in committed if item.told_on_ack}
         if not plain:
             told -= _adopted(conn, told)
@@ -115,7 +117,7 @@ class Finisher:
         token = (run.token.worker_id, run.token.epoch)
         changed = conn.execute(_SET.format(assignments), (*values, *identity, *token)).rowcount
         if changed != 1:
-            return _why_not(conn, identity, token)
+            return _why_not(conn, item, identity, token)
         if status is Status.READY:
             self._wake()
         entries.extend(self._events_of(conn, item, status, now_us))
@@ -191,11 +193,14 @@ class Finisher:
         done: list[tuple[Any, ...]] = []
         for item in committed:
             run = item.run
-            if run.idem_key is None or isinstance(item.outcome, Park) or runs_again(item):
+            if run.idem_key is None:
+                continue
+            succeeded = type(item.outcome) is Done
+            if not succeeded and (isinstance(item.outcome, Park) or runs_again(item)):
                 continue
             key = (run.message.tenant_id, run.subscription, run.idem_key)
             over.append(key)
-            if type(item.outcome) is Done:
+            if succeeded:
                 expires = now_us + int(item.dedup_window_s * 1e6)
                 done.append((item.result, expires, *key, run.message.id))
             else:
@@ -215,7 +220,11 @@ class Finisher:
                     self._wake()
 
     def _follow_ups(
-        self, conn: sqlite3.Connection, committed: Sequence[Finished], now_us: int
+        self,
+        conn: sqlite3.Connection,
+        committed: Sequence[Finished],
+        entries: list[Entry],
+        now_us: int,
     ) -> None:
         replies: list[tuple[Any, ...]] = []
         sends: dict[str, list[Any]] = {}
@@ -233,6 +242,7 @@ class Finisher:
                     waiting.append(outbox_row(send, now_us))
         if replies:
             rows.insert(conn, DELIVERY, replies)
+            entries.extend(map(created_event, replies))
         if waiting:
             rows.insert(conn, OUTBOX, waiting)
         if replies or waiting:
@@ -263,7 +273,10 @@ def _adopted(
 
 
 def _why_not(
-    conn: sqlite3.Connection, identity: tuple[str, str, str], token: tuple[int, int]
+    conn: sqlite3.Connection,
+    item: Finished,
+    identity: tuple[str, str, str],
+    token: tuple[int, int],
 ) -> Commit:
     found = conn.execute(
         "SELECT worker_id, epoch, status FROM queue_executions WHERE tenant_id = ?"
@@ -271,4 +284,4 @@ def _why_not(
         identity,
     ).fetchone()
     mine = found is not None and (found[0], found[1]) == token and found[2] != Status.RUNNING
-    return Commit.ALREADY if mine else Commit.FENCED
+    return repeated(item, found[2]) if mine else Commit.FENCED

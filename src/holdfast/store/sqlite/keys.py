@@ -19,6 +19,10 @@ _TAKE = (
     "INSERT OR IGNORE INTO idempotency_keys (subscription, state, created_at, tenant_id, key,"
     " message_id)"
 )
+_TAKE_ALIKE = (0,)
+"""Tenant: a place in what `take_keys` is given."""
+_KEEP_ALIKE = (1, 2, 3)
+"""End of the window, tenant and subscription: places in what `keep_results` is given."""
 _ONE = " WHERE tenant_id = ? AND subscription = ? AND key = ?"
 
 
@@ -35,7 +39,8 @@ def take_keys(
 ) -> dict[tuple[str, str], Holder]:
     """Take (tenant, key, message) keys; returns the lost ones by (tenant, message)."""
     conn, name = claim.conn, claim.sub.name
-    inserted = rows.insert(conn, _TAKE, wanted, shared=(name, "running", claim.now_us))
+    shared = (name, "running", claim.now_us)
+    inserted = rows.insert(conn, _TAKE, wanted, shared=shared, alike=_TAKE_ALIKE)
     lost: dict[tuple[str, str], Holder] = {}
     if inserted == len(wanted):
         return lost
@@ -70,7 +75,7 @@ def keep_results(conn: sqlite3.Connection, done: Sequence[tuple[Any, ...]]) -> N
 
     Each one is (value, expires_us, tenant, subscription, key, message).
     """
-    rows.update(conn, _keep_statement, done)
+    rows.update(conn, _keep_statement, done, alike=_KEEP_ALIKE)
 
 
 def someone_waits(conn: sqlite3.Connection) -> bool:

@@ -63,8 +63,9 @@ def append_to_lanes(claim: Claiming, candidates: Sequence[Candidate]) -> list[Ca
         rowid += 1
         status = Status.QUEUED if busy[lane] else Status.READY
         place = tasks.waiting(claim, status, message.ordering_key, lane_seq)
-        row = tasks.row(claim, tasks.task(claim, candidate, message, rowid), uuid7_bytes())
-        if rows.insert(conn, tasks.INSERT, [row], shared=place) == 1:
+        task = tasks.task(claim, candidate, message, rowid)
+        columns = tasks.columns(claim, [task], [uuid7_bytes()])
+        if rows.insert_columns(conn, tasks.INSERT, columns, shared=place) == 1:
             busy[lane] = True
         else:
             known.append(candidate)

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Sequence
+from itertools import groupby, repeat
 
 import msgspec
 
 from holdfast.core import events
 from holdfast.core.ids import uuid7_block
+from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import SqliteFile
-from holdfast.store.chain import GENESIS, link
+from holdfast.sqlite.wake import OUTGOING
+from holdfast.store.chain import GENESIS, links
+from holdfast.store.outgoing import telling_rows
 
 from .notices import NoticeWriter
+from .outbox_rows import DELIVERY
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
@@ -33,13 +38,15 @@ Entry = events.Entry
 class Ledger:
     """Appends to the chains of this process. Used in the writer thread only."""
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, subscribers: Subscribers | None = None) -> None:
+        """`subscribers`: whoever is told of events, by deliveries that are committed with them."""
         self._file = file
         self._heads: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._given_out: set[int] = set()
         self._begun: set[tuple[str, int]] = set()
         self.notices: NoticeWriter | None = None
         """Tells others what ended, where a subscription asks for it."""
+        self.subscribers = subscribers
         self.heard: list[Entry] | None = None
         """While it is a list, what is appended is noted there, too."""
         file.on_rollback(self._heads.clear)
@@ -65,29 +72,49 @@ class Ledger:
         """Write the events, in order. `told`: tasks of which others hear by another way."""
         if not entries:
             return
-        written = []
-        seq, digest, tenant = 0, b"", None
-        for entry, row_id in zip(entries, uuid7_block(len(entries)), strict=True):
-            tenant_id, subscription, task_id, event_type, data = entry
-            if tenant_id != tenant:  # on to the chain of another tenant
-                if tenant is not None:
-                    self._heads[(tenant, worker_id)] = (seq, digest)
-                seq, digest = self._head(conn, (tenant_id, worker_id))
-                tenant = tenant_id
-            text = _encode(data).decode()
-            seq += 1
-            record = (seq, tenant_id, subscription, task_id, event_type, text, now_us, worker_id)
-            digest = link(digest, record)
-            written.append(
-                (seq, tenant_id, subscription, task_id, event_type, text, row_id, digest)
-            )
-        self._heads[(tenant or "", worker_id)] = (seq, digest)
-        rows.insert(conn, _INSERT, written, shared=(now_us, worker_id), alike=_ALIKE)
+        tenants, subscriptions, tasks, kinds, data = zip(*entries, strict=True)
+        texts = [_encode(each).decode() for each in data]
+        seqs: list[int] = []
+        hashes: list[bytes] = []
+        at = 0
+        for tenant, alike in groupby(tenants):  # one chain after the other
+            part = slice(at, at := at + len(list(alike)))
+            seq, digest = self._head(conn, (tenant, worker_id))
+            numbers = range(seq + 1, seq + 1 + part.stop - part.start)
+            seqs += numbers
+            records = zip(
+                numbers, tenants[part], subscriptions[part], tasks[part], kinds[part], texts[part],
+                repeat(now_us), repeat(worker_id),
+            )  # fmt: skip
+            hashes += links(digest, records)
+            self._heads[(tenant, worker_id)] = (seqs[-1], hashes[-1])
+        ids = uuid7_block(len(entries))
+        rows.insert_columns(
+            conn,
+            _INSERT,
+            (seqs, tenants, subscriptions, tasks, kinds, texts, ids, hashes),
+            shared=(now_us, worker_id),
+            alike=_ALIKE,
+        )
         if self.notices is not None:
             self.notices.tell(conn, entries, told, now_us)
+        if self.subscribers:
+            self._tell(conn, self.subscribers, entries, now_us)
         if self.heard is not None:
             self.heard.extend(entries)
-        self._file.ledger_head = digest
+        self._file.ledger_head = hashes[-1]
+
+    def _tell(
+        self,
+        conn: sqlite3.Connection,
+        subscribers: Subscribers,
+        entries: Sequence[Entry],
+        now_us: int,
+    ) -> None:
+        found = telling_rows(subscribers, entries, now_us)
+        if found:
+            rows.insert(conn, DELIVERY, found)
+            self._file.wake_after_commit(OUTGOING)
 
     def _head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
         """Where a chain ends; a first event costs no look at the table."""

@@ -10,7 +10,8 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.ids import uuid7_bytes
-from holdfast.store.letter import Letter, storable
+from holdfast.core.text import storable
+from holdfast.store.letter import Letter
 
 from .ledger import Entry
 

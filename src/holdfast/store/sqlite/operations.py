@@ -20,10 +20,10 @@ from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.store import Send
+from holdfast.core.text import storable
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.approval import Answering
-from holdfast.store.letter import storable
 from holdfast.store.operator import (
     Operator,
     effects_are_unknown,
@@ -33,7 +33,7 @@ from holdfast.store.operator import (
 )
 from holdfast.store.outgoing import outbox_row
 
-from . import approvals, orchestration, parked
+from . import approvals, delivery_desk, orchestration, parked
 from .ledger import Entry
 from .outbox_rows import OUTBOX
 from .store import SqliteStore
@@ -268,6 +268,53 @@ class SqliteOperations(Operator):
         self._append(conn, [entry], now_us)
         self._store.file.wake_after_commit()
         return True
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    async def retry_deliveries(self, ids: Sequence[str]) -> Sequence[HoldfastError | None]:
+        return await self._on_replies(
+            ids, lambda conn, each, now: delivery_desk.retry(conn, each, self._by, now)
+        )
+
+    async def edit_delivery(self, delivery_id: str, *, content: str) -> None:
+        def op(conn: sqlite3.Connection, now_us: int) -> None:
+            entry = delivery_desk.edit(conn, delivery_id, content, self._by)
+            self._append(conn, [entry], now_us)
+
+        await self._write(op)
+
+    async def discard_deliveries(
+        self, ids: Sequence[str], *, reason: str
+    ) -> Sequence[HoldfastError | None]:
+        return await self._on_replies(
+            ids, lambda conn, each, now: delivery_desk.discard(conn, each, reason, self._by, now)
+        )
+
+    async def _on_replies(
+        self, ids: Sequence[str], act: Callable[[sqlite3.Connection, str, int], Entry]
+    ) -> list[HoldfastError | None]:
+        def op(conn: sqlite3.Connection, now_us: int) -> list[HoldfastError | None]:
+            answers, entries = delivery_desk.each(ids, lambda each: act(conn, each, now_us))
+            self._append(conn, entries, now_us)
+            self._store.file.wake_after_commit(OUTGOING)
+            return answers
+
+        return await self._write(op)
+
+    async def pause_channel(self, channel: str) -> bool:
+        return await self._set_channel(channel, on=True)
+
+    async def unpause_channel(self, channel: str) -> bool:
+        return await self._set_channel(channel, on=False)
+
+    async def _set_channel(self, channel: str, *, on: bool) -> bool:
+        def op(conn: sqlite3.Connection, now_us: int) -> bool:
+            entry = delivery_desk.set_paused(conn, channel, self._by, on=on)
+            self._append(conn, [] if entry is None else [entry], now_us)
+            self._store.file.wake_after_commit(OUTGOING)
+            return entry is not None
+
+        return await self._write(op)
 
     # -- the transaction --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from .store import SqliteStore
 _COLUMNS = (
     "id, tenant_id, queue_name, message_id, headers, body, body_crc, priority, ordering_key, ttl_us"
 )
+_DUE = f"SELECT {_COLUMNS} FROM outbox WHERE due_at <= ? ORDER BY due_at, id LIMIT ?"
 
 
 class SqliteOutboxRows:
@@ -26,16 +27,18 @@ class SqliteOutboxRows:
         self._store = store
 
     async def due(self, limit: int) -> Sequence[Row]:
-        now = self._store.clock.now_us()
-        return await self._store.file.read(
-            lambda conn: [
-                Row(*values)
-                for values in conn.execute(
-                    f"SELECT {_COLUMNS} FROM outbox WHERE due_at <= ? ORDER BY due_at, id LIMIT ?",
-                    (now, limit),
-                )
-            ]
-        )
+        file = self._store.file
+
+        def op(conn: sqlite3.Connection) -> list[Row]:
+            # One snapshot for both: what is read here is published, nobody asks again.
+            conn.execute("BEGIN")
+            try:
+                found = conn.execute(_DUE, (file.now_us(conn), limit)).fetchall()
+            finally:
+                conn.execute("ROLLBACK")
+            return [Row(*values) for values in found]
+
+        return await file.read(op)
 
     async def settle(
         self,

@@ -19,9 +19,9 @@ from holdfast.core.outcome import (
     Status,
 )
 from holdfast.core.store import Finished, Run
-from holdfast.store.letter import storable
+from holdfast.core.text import storable
 from holdfast.store.outcomes import duration_ms, failure, failures_after, run_uuid, runs_again
-from holdfast.store.stored import crc
+from holdfast.store.stored import crc, run_info
 
 Write = tuple[str, tuple[Any, ...], Status]
 """`name = ?, …` of an UPDATE, the values for its marks, and what the task is then."""
@@ -74,13 +74,14 @@ ALL_DONE_ALIKE = (3, 4, 5, 8)
 def all_done_values(item: Finished) -> tuple[Any, ...]:
     """One row of `all_done_statement`; its `?1` is the time of now."""
     run = item.run
+    token, run_id = run.token, item.agent_run_id
     return (
         item.result,
         duration_ms(item),
-        run_uuid(item.agent_run_id),
+        None if run_id is None else run_uuid(run_id),
         0 if run.attempt == 1 else run.failures,
-        run.token.worker_id,
-        run.token.epoch,
+        token.worker_id,
+        token.epoch,
         run.message.id,
         run.row,
         "store" if run.delivery is None else "broker",
@@ -148,4 +149,4 @@ def _ended(status: Status, why: str, item: Finished, now_us: int) -> Write:
 
 
 def _held(run: Run) -> tuple[Any, ...]:
-    return run.body, run.body_info, crc(run.body)
+    return run.body, run_info(run), crc(run.body)

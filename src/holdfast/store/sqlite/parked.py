@@ -8,7 +8,8 @@ from typing import Any
 from holdfast.core import events
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.outcome import Status
-from holdfast.store.letter import Letter, storable
+from holdfast.core.text import storable
+from holdfast.store.letter import Letter
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import decode_history
 

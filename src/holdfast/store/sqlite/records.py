@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.core import records
 from holdfast.core.approvals import Approval, ApprovalFilter
+from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord
 from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
 from holdfast.sqlite.file import SqliteFile
@@ -14,7 +15,7 @@ from holdfast.sqlite.liveness import is_alive
 from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.quota_book import use_of_row
 
-from . import approvals, counts, quotas, views
+from . import approvals, counts, delivery_desk, quotas, views
 
 
 class SqliteRecords:
@@ -100,6 +101,24 @@ class SqliteRecords:
         self, name: str, *, tenant_id: str | None, limit: int
     ) -> Sequence[Approval]:
         return await self._file.read(lambda conn: approvals.named(conn, name, tenant_id, limit))
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    async def deliveries(self, where: DeliveryFilter, *, limit: int) -> Sequence[DeliveryRecord]:
+        return await self._file.read(lambda conn: delivery_desk.listed(conn, where, limit))
+
+    async def delivery_ids(self, where: DeliveryFilter, *, limit: int | None) -> Sequence[str]:
+        return await self._file.read(lambda conn: delivery_desk.ids(conn, where, limit))
+
+    async def deliveries_named(
+        self, name: str, *, tenant_id: str | None, limit: int = 20
+    ) -> Sequence[DeliveryRecord]:
+        return await self._file.read(lambda conn: delivery_desk.named(conn, name, tenant_id, limit))
+
+    async def paused_channels(self) -> frozenset[str]:
+        return await self._file.read(delivery_desk.paused)
+
+    # -- numbers ----------------------------------------------------------------------------------
 
     async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
         return await self._file.read(

@@ -6,7 +6,8 @@
 | tasks, effects   | ended `tasks_days` ago; not while a dead letter of theirs is open           |
 | approvals        | answered `tasks_days` ago, and their task is gone                           |
 | quotas           | nothing was counted under them for `tasks_days`                             |
-| deliveries       | sent `deliveries_days` ago                                                  |
+| deliveries       | sent or discarded `deliveries_days` ago                                     |
+| send windows     | they have said nothing any more for a day                                   |
 | dead letters     | replayed or discarded `dead_letters_days` ago                               |
 | metrics          | written `metrics_days` ago                                                  |
 | files of workers | their process is gone                                                       |
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -67,9 +69,14 @@ _APPROVALS = _Rule(
 _QUOTAS = _Rule(table="quotas", over="t.window_start + t.window_us < ?1", born="t.window_start")
 _DELIVERIES = _Rule(
     table="deliveries",
-    over="t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < ?1",
+    over=(
+        "(t.status = 'sent' AND coalesce(t.last_attempt_at, t.created_at) < ?1"
+        " OR t.status = 'discarded' AND t.due_at < ?1)"
+    ),
     born="t.created_at",
 )
+_WINDOWS = _Rule(table="send_windows", over="t.ends_at < ?1", born="t.ends_at")
+_WINDOWS_DAYS = 1.0
 _DEAD_LETTERS = _Rule(
     table="dead_letters", over="t.state != 'open' AND t.settled_at < ?1", born="t.failed_at"
 )
@@ -85,6 +92,7 @@ _EXPIRED_KEYS = (
     "SELECT rowid FROM idempotency_keys WHERE tenant_id = ? AND expires_at <= ?"
     " AND state = 'done' LIMIT ?"
 )
+_DELETE_EXPIRED_KEYS = f"DELETE FROM idempotency_keys WHERE rowid IN ({_EXPIRED_KEYS})"
 
 
 class Retention:
@@ -99,6 +107,7 @@ class Retention:
                 (_APPROVALS, keep.tasks_days),
                 (_QUOTAS, keep.tasks_days),
                 (_DELIVERIES, keep.deliveries_days),
+                (_WINDOWS, _WINDOWS_DAYS),
                 (_DEAD_LETTERS, keep.dead_letters_days),
                 (_METRICS, keep.metrics_days),
             )
@@ -109,8 +118,7 @@ class Retention:
         """Returns how many rows went, by table."""
         gone = {"idempotency_keys": await self._expired_keys()}
         for rule, days in self._rules:
-            before = self._store.clock.now_us() - int(days * DAY_US)
-            gone[rule.table] = await self._apply(rule, before)
+            gone[rule.table] = await self._apply(rule, int(days * DAY_US))
         await asyncio.to_thread(self._tidy)
         if any(gone.values()):
             log.info("retention: %s", ", ".join(f"{n} {t}" for t, n in gone.items() if n))
@@ -125,28 +133,30 @@ class Retention:
         )
         gone = 0
         for tenant in tenants:
-            # Asked each time: while the clock jumps about, nobody knows what is over.
-            while not store.expiry_paused:
-                now = store.clock.now_us()
-                n = await self._delete(
-                    f"DELETE FROM idempotency_keys WHERE rowid IN ({_EXPIRED_KEYS})",
-                    (tenant, now, BATCH),
-                )
+            n = BATCH
+            while n == BATCH:
+                n = await self._delete(partial(self._delete_keys, tenant=tenant))
                 gone += n
-                if n < BATCH:
-                    break
         return gone
+
+    def _delete_keys(self, conn: sqlite3.Connection, now_us: int, *, tenant: str) -> int:
+        # Asked in the transaction: before it, what waits may not have moved with the clock yet.
+        over_us = self._store.expiry_us(now_us)
+        return conn.execute(_DELETE_EXPIRED_KEYS, (tenant, over_us, BATCH)).rowcount
 
     # -- tables -----------------------------------------------------------------------------------
 
-    async def _apply(self, rule: _Rule, before_us: int) -> int:
+    async def _apply(self, rule: _Rule, keep_us: int) -> int:
         """From the oldest row on, page by page, until a whole page is too young."""
         gone = after = 0
         while True:
-            page = await self._page(rule, before_us, after)
+            page = await self._page(rule, self._store.clock.now_us() - keep_us, after)
             over = [rowid for rowid, may_go, _ in page if may_go]
             for at in range(0, len(over), BATCH):
-                gone += await self._delete_rows(rule, over[at : at + BATCH], before_us)
+                some = over[at : at + BATCH]
+                gone += await self._delete(
+                    partial(_delete_rows, rule=rule, rowids=some, keep_us=keep_us)
+                )
             if len(page) < PAGE or all(young for _, _, young in page):
                 return gone
             after = page[-1][0]
@@ -161,23 +171,11 @@ class Retention:
             ).fetchall()
         )
 
-    async def _delete_rows(self, rule: _Rule, rowids: Sequence[int], before_us: int) -> int:
-        values = (before_us, msgspec.json.encode(rowids).decode())
-        these = f"t.rowid IN (SELECT value FROM json_each(?2)) AND {rule.over}"
-        if rule is _TASKS:
-            await self._delete(
-                "DELETE FROM effects WHERE (tenant_id, subscription, message_id) IN (SELECT"
-                " t.tenant_id, t.subscription, t.message_id FROM queue_executions t"
-                f" WHERE {these})",
-                values,
-            )
-        return await self._delete(f"DELETE FROM {rule.table} AS t WHERE {these}", values)
-
-    async def _delete(self, statement: str, values: tuple[Any, ...]) -> int:
+    async def _delete(self, op: Callable[[sqlite3.Connection, int], int]) -> int:
+        """`op` is given the time of its transaction: what it looks at has moved with the clock."""
+        store = self._store
         # Not synced: a deletion that a power cut takes back is made again.
-        return await self._store.file.write(
-            lambda conn: conn.execute(statement, values).rowcount, durable=False
-        )
+        return await store.file.write(lambda conn: op(conn, store.clock.now_us()), durable=False)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -189,3 +187,17 @@ class Retention:
             }
         )
         file.tidy(known)
+
+
+def _delete_rows(
+    conn: sqlite3.Connection, now_us: int, *, rule: _Rule, rowids: Sequence[int], keep_us: int
+) -> int:
+    values = (now_us - keep_us, msgspec.json.encode(rowids).decode())
+    these = f"t.rowid IN (SELECT value FROM json_each(?2)) AND {rule.over}"
+    if rule is _TASKS:
+        conn.execute(
+            "DELETE FROM effects WHERE (tenant_id, subscription, message_id) IN (SELECT"
+            f" t.tenant_id, t.subscription, t.message_id FROM queue_executions t WHERE {these})",
+            values,
+        )
+    return conn.execute(f"DELETE FROM {rule.table} AS t WHERE {these}", values).rowcount

@@ -54,6 +54,7 @@ class Roll:
             for worker_id in made:  # not committed: the number goes to whoever asks next
                 self.stop_beat(worker_id)
             raise
+        self.beat(worker)  # the commit may have taken longer than a lease
         self._ledger.begin(worker.worker_id)
         return worker
 

@@ -10,10 +10,10 @@ from holdfast.core import events
 from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
 from holdfast.sqlite import rows
-from holdfast.store.outgoing import delivery_row
+from holdfast.store.outgoing import created_event, delivery_row
 
-from .finish import DELIVERY
 from .ledger import Ledger
+from .outbox_rows import DELIVERY
 
 
 class RunWriter:
@@ -78,7 +78,8 @@ class RunWriter:
     ) -> str:
         fence(conn, run)
         row = delivery_row(run, reply, n, now_us)
-        rows.insert(conn, DELIVERY, [row])
+        if rows.insert(conn, DELIVERY, [row]):  # else it was there before, and was told of
+            self._ledger.append(conn, run.token.worker_id, [created_event(row)], now_us)
         return str(row[0])
 
     def _event(

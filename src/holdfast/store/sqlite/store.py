@@ -32,13 +32,15 @@ from holdfast.core.store import (
     Taken,
     Verdict,
     Worker,
+    lets_go,
 )
+from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
-from holdfast.sqlite.wake import OUTGOING
+from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import UNCOMMON, UNENDED, crc
+from holdfast.store.stored import UNCOMMON, UNENDED, crc, run_info
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -84,6 +86,9 @@ class SqliteStore:
     commit then.
     """
 
+    forgets_claims = False
+    """They are not synced, but what takes one back is a power cut, and takes the workers, too."""
+
     def __init__(
         self,
         path: Path,
@@ -92,13 +97,16 @@ class SqliteStore:
         clock: Clock | None = None,
         suspect_at: int = 2,
         notices: Callable[[str], Notices | None] | None = None,
+        subscribers: Subscribers | None = None,
     ) -> None:
-        """`notices`: by a subscription's name, who is told of its tasks' ends."""
+        """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
+        is told of events, by deliveries that are committed with them."""
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
         self._suspect_at = suspect_at
         self._notices = notices
+        self._subscribers = subscribers
         self._opened: SqliteFile | None = None
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
@@ -109,7 +117,7 @@ class SqliteStore:
     async def open(self) -> None:
         if self._opened is None:
             file = await asyncio.to_thread(open_file, self.path, self.clock)
-            self._ledger = Ledger(file)
+            self._ledger = Ledger(file, self._subscribers)
             if self._notices is not None:
                 self._ledger.notices = NoticeWriter(
                     self._notices, self._queue, file.wake_after_commit
@@ -182,16 +190,22 @@ class SqliteStore:
             self._wake_for_next(taken.verdicts)
             return taken
 
-        # A claim need not be synced: if a power cut takes it back, its run is refused at the end.
+        # Need not be synced, whatever it answers: a power cut that takes a verdict back puts the
+        # message back into the queue, which was the same commit.
         return await self._commit(op, durable=False)
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]:
-        return await self._commit(
-            lambda conn: self._claims.admit(self._claiming(conn, sub, worker, "broker"), batch),
-            durable=False,
-        )
+        def op(conn: sqlite3.Connection) -> list[Verdict]:
+            verdicts = self._claims.admit(self._claiming(conn, sub, worker, "broker"), batch)
+            if lets_go(verdicts):
+                self.file.sync_commit()
+                self._wake_for_next(verdicts)
+            return verdicts
+
+        # A lost claim of nothing but runs only runs again: the broker still has the messages.
+        return await self._commit(op, durable=False)
 
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
@@ -220,6 +234,7 @@ class SqliteStore:
             self._wake_for_next(verdicts)
             return verdicts
 
+        # Not synced, whatever it answers: the message is in the row that it was in before.
         return await self._commit(op, durable=False)
 
     def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
@@ -265,7 +280,7 @@ class SqliteStore:
                     " AND worker_id = ? AND epoch = ? AND status = 'running'",
                     (
                         run.body,
-                        run.body_info,
+                        run_info(run),
                         crc(run.body),
                         run.message.tenant_id,
                         run.subscription,
@@ -445,7 +460,7 @@ class SqliteStore:
     def look_again(self) -> None:
         """Whoever waits for due work looks now: the clock was moved."""
         if self._opened is not None:
-            self._opened._set_waiters()
+            self._opened._set_waiters(WORK + OUTGOING)
 
     async def write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
         """One durable operation, given the time of now; listeners hear what it told the ledger."""

@@ -31,7 +31,7 @@ INSERT = (
     " body_info, body_crc, body_sha256)"
 )
 ALIKE = (2, 4, 5, 12)
-"""Tenant, type, priority and form of the body: places in `row`."""
+"""Tenant, type, priority and form of the body: places in `columns`."""
 RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
     " body, body_info, body_crc"
@@ -45,7 +45,7 @@ class Task(msgspec.Struct):
     message: Message
     rowid: int
     form: str
-    """How the stored body is read again."""
+    """How the stored body is read again; empty where the broker keeps it."""
     key: str | None
     created_us: int
     expires_us: int | None
@@ -84,38 +84,40 @@ def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) ->
         key = idem_key(claim.sub, message)
     if message.expires_at is not None:
         expires = expires_us(candidate.delivery, message)
-    return Task(
-        candidate, message, rowid, body_info(candidate), key, to_us(message.created_at), expires
-    )
+    form = body_info(candidate) if claim.held == "store" else ""
+    return Task(candidate, message, rowid, form, key, to_us(message.created_at), expires)
 
 
-def row(claim: Claiming, task: Task, row_id: bytes) -> tuple[Any, ...]:
+def columns(
+    claim: Claiming, tasks: Sequence[Task], row_ids: Sequence[bytes]
+) -> tuple[Sequence[Any], ...]:
     """Values for `INSERT`. The body and its form stay only where the store holds the message."""
-    candidate, message = task.candidate, task.message
-    body: bytes | None = None
-    info: str | None = None
-    body_crc: int | None = None
+    messages = [task.message for task in tasks]
+    bodies: Sequence[bytes | None]
+    forms: Sequence[str | None]
+    checks: Sequence[int | None]
+    bodies = forms = checks = (None,) * len(tasks)
     if claim.held == "store":
-        delivery = candidate.delivery
-        body, info, body_crc = delivery.body, task.form, delivery.crc
-        if body_crc is None:
-            body_crc = crc(body)
+        deliveries = [task.candidate.delivery for task in tasks]
+        bodies = [delivery.body for delivery in deliveries]
+        forms = [task.form for task in tasks]
+        checks = [crc(d.body) if d.crc is None else d.crc for d in deliveries]
     return (
-        task.rowid,
-        row_id,
-        message.tenant_id,
-        message.id,
-        message.type,
-        message.priority,
-        task.key,
-        task.created_us,
-        task.expires_us,
-        message.correlation_id,
-        None if message.trace is None else message.trace_id,
-        body,
-        info,
-        body_crc,
-        candidate.sha256,
+        [task.rowid for task in tasks],
+        row_ids,
+        [message.tenant_id for message in messages],
+        [message.id for message in messages],
+        [message.type for message in messages],
+        [message.priority for message in messages],
+        [task.key for task in tasks],
+        [task.created_us for task in tasks],
+        [task.expires_us for task in tasks],
+        [message.correlation_id for message in messages],
+        [None if message.trace is None else message.trace_id for message in messages],
+        bodies,
+        forms,
+        checks,
+        [task.candidate.sha256 for task in tasks],
     )
 
 
@@ -161,6 +163,7 @@ def new_run(claim: Claiming, task: Task, token: Token) -> Run:
         delivery=delivery if claim.held == "broker" else None,
         body=delivery.body,
         body_info=task.form,
+        codec=task.candidate.codec,
     )
 
 

@@ -49,7 +49,7 @@ _EVENT = (
 )
 _REPLY = (
     "SELECT id, tenant_id, subscription, task_id, channel, recipient, content, status, retry_count,"
-    " created_at, last_attempt_at, last_error FROM deliveries"
+    " created_at, last_attempt_at, last_error, in_doubt FROM deliveries"
 )
 _STATES = ("ready", "delayed", "taken")
 
@@ -283,7 +283,8 @@ def replies_of(conn: sqlite3.Connection, tenant_id: str, message_id: str) -> lis
         f"{_REPLY} WHERE tenant_id = ? AND task_id = ? ORDER BY created_at, id",
         (tenant_id, message_id),
     )
-    return [Reply(**dict(zip(Reply.__struct_fields__, row, strict=True))) for row in found]
+    names = Reply.__struct_fields__
+    return [Reply(**dict(zip(names, (*row, bool(doubt)), strict=True))) for *row, doubt in found]
 
 
 def waiting_with(conn: sqlite3.Connection, text: str, limit: int) -> list[Waiting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.events import EXPIRED, FAILED
-from holdfast.core.outcome import Dead, Done
+from holdfast.core.outcome import Dead, Done, Released
 from holdfast.core.store import Answer, Commit
 from holdfast.testing.harness import expect
 from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
@@ -116,6 +116,30 @@ async def time_to_live(trial: StoreTrial) -> None:
     expect(trial.finals("late") == [EXPIRED], f"{trial.finals('late')}")
     trial.store.expiry_paused = True
     expect_answers(await trial.claim(worker, doubtful), Answer.RUN)
+
+
+async def time_to_live_of_what_comes_again(trial: StoreTrial) -> None:
+    """Handed back or left by a dead worker, it stayed with the broker until its time was over."""
+    worker = await trial.worker()
+    released = trial.candidate("released", ttl_s=60, idempotency_key="k")
+    crashed = trial.candidate("crashed", ttl_s=60)
+    doubtful = trial.candidate("doubtful", ttl_s=60)
+    victim = await trial.worker()
+    await trial.claim(victim, crashed)
+    for verdict in await trial.claim(worker, released, doubtful):
+        await trial.committed(worker, trial.granted(verdict), Released())
+    await trial.die(victim)
+    await trial.reap(worker)
+    trial.clock.advance(61)
+    trial.store.expiry_paused = True
+    expect_answers(await trial.claim(worker, doubtful), Answer.RUN)
+    trial.store.expiry_paused = False
+    verdicts = await trial.claim(worker, released, crashed)
+    expect_answers(verdicts, Answer.EXPIRED, Answer.EXPIRED)
+    for message_id in ("released", "crashed"):
+        expect(trial.finals(message_id) == [EXPIRED], f"{trial.finals(message_id)}")
+    expect_answers(await trial.claim(worker, released), Answer.FINAL)
+    await trial.run(worker, "next", idempotency_key="k")  # what is over has let go of its key
 
 
 async def adoption(trial: StoreTrial) -> None:

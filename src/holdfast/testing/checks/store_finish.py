@@ -16,7 +16,7 @@ from holdfast.core.outcome import (
     Released,
     Retry,
 )
-from holdfast.core.store import Answer, Commit, Run
+from holdfast.core.store import Answer, Commit, Reply, Run
 from holdfast.testing.harness import expect
 from holdfast.testing.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
@@ -33,6 +33,45 @@ async def a_repeat_is_already(trial: StoreTrial) -> None:
     expect(await trial.finish(worker, *ends) == [Commit.COMMITTED] * 3, "the first time")
     expect(await trial.finish(worker, *ends) == [Commit.ALREADY] * 3, "the repeat")
     trial.expect_one_final_each()
+
+
+async def a_run_that_ends_twice_in_one_batch_ends_once(trial: StoreTrial) -> None:
+    """A claim that a crash of the database took back may be granted again while its run goes on:
+    two runs with one token."""
+    worker = await trial.worker()
+    runs = [await trial.run(worker, f"m{n}") for n in range(4)]
+    commits = await trial.finish(
+        worker,
+        (runs[0], Done()),
+        (runs[1], Done()),
+        (runs[0], Done()),
+        (runs[1], Retry(5.0, "later")),
+        (runs[2], Retry(5.0, "later")),
+        (runs[2], Done()),
+        (runs[3], Done()),
+    )
+    first, repeat = Commit.COMMITTED, Commit.ALREADY
+    wanted = [first, first, repeat, repeat, first, repeat, first]
+    expect(commits == wanted, f"{commits}")
+    finals = [trial.finals(f"m{n}") for n in range(4)]
+    expect(finals == [[SUCCEEDED], [SUCCEEDED], [], [SUCCEEDED]], f"{finals}")
+
+
+async def an_old_and_a_new_claim_in_one_batch(trial: StoreTrial) -> None:
+    """Only the new one may commit, whichever comes first."""
+    worker = await trial.worker()
+    for name, old_first in (("a", True), ("b", False)):
+        old = await trial.run(worker, name)
+        await trial.committed(worker, old, Retry(0.0, "again"))
+        new = await trial.one_ready(worker)
+        ends: list[tuple[Run, Outcome]] = [(old, Done()), (new, Done())]
+        wanted = [Commit.FENCED, Commit.COMMITTED]
+        if not old_first:
+            ends.reverse()
+            wanted.reverse()
+        commits = await trial.finish(worker, *ends)
+        expect(commits == wanted, f"{name}: {commits}")
+        expect(trial.finals(name) == [SUCCEEDED], f"{name}: {trial.finals(name)}")
 
 
 async def the_first_outcome_stands(trial: StoreTrial) -> None:
@@ -97,9 +136,25 @@ async def one_unstorable_item_harms_no_other(trial: StoreTrial) -> None:
     ends: list[tuple[Run, Outcome]] = [(run, Done()) for run in runs]
     ends.insert(2, (bad, Retry(after_s=1e300, reason="never")))
     commits = await trial.finish(worker, *ends)
-    expect(commits == [Commit.COMMITTED] * 6, f"{commits}")
+    wanted = [Commit.COMMITTED] * 6
+    wanted[2] = Commit.BURIED
+    expect(commits == wanted, f"{commits}")
     expect(trial.finals("bad") == [FAILED], f"{trial.finals('bad')}")
     expect(all(trial.finals(run.message.id) == [SUCCEEDED] for run in runs), "a neighbour")
+
+
+async def a_repeat_of_what_was_buried_is_buried(trial: StoreTrial) -> None:
+    """Whoever repeats a success that became a dead letter must not hear that it was committed."""
+    worker = await trial.worker()
+    good, bad = await trial.run(worker, "good"), await trial.run(worker, "bad")
+    reply = Reply(channel="no text \ud800", recipient="ann", content="hi")
+    for wanted in ([Commit.BURIED], [Commit.BURIED]):
+        commits = await trial.finish(worker, (bad, Done()), replies=[reply])
+        expect(commits == wanted, f"{commits}")
+    mixed = await trial.finish(worker, (good, Done()), (bad, Done()))
+    expect(mixed == [Commit.COMMITTED, Commit.BURIED], f"{mixed}")
+    expect(trial.finals("bad") == [FAILED], f"{trial.finals('bad')}")
+    trial.expect_one_final_each()
 
 
 async def a_retry_waits_in_the_store(trial: StoreTrial) -> None:

@@ -57,6 +57,11 @@ class Breaker:
         """How long a message that may not run should wait."""
         return max(0.05, self._probe_at - self._monotonic())
 
+    @property
+    def next_probe_s(self) -> float:
+        """In how many seconds there may be another probe, if the one under way changes nothing."""
+        return self._policy.probe_s if self._probing else self.wait_s
+
     def succeeded(self) -> bool:
         """True: this closed the breaker."""
         was_open = self.is_open

@@ -1,0 +1,389 @@
+"""A queue of replies in a folder: one JSON file for each, readable and editable by people.
+
+`<id>.json` waits, `failed/<id>.json` was given up, `discarded/` holds what a person gave up and
+`broken/` what is no delivery. A file is written beside its place, synced, and put there in one
+step; it moves between folders in one step, too. So whenever this process is killed, every delivery
+is in exactly one place, old or new. Who reads a file to write it again does so alone: a sender and
+a person at a desk never write over each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.delivery import DIRECT
+from holdfast.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError
+
+from . import whole_files
+from .filed import filed
+from .paused_channels import PausedChannels
+from .queued import QueuedDelivery
+
+log = logging.getLogger("holdfast.delivery")
+
+SETTLED_S = 2.0
+"""A file that cannot be read is set aside when nobody has touched it for so long: before that, an
+editor may be writing it."""
+
+
+class DeliveryQueue:
+    """The folder. Any number of threads and processes may put deliveries in; one runner takes them.
+
+    People may edit a waiting file, remove it or drop one in: what stands in the folder counts.
+    """
+
+    def __init__(self, queue_dir: Path | str | None = None) -> None:
+        """None: `workspace/delivery-queue` below `HOLDFAST_HOME`."""
+        self.queue_dir = _usual_dir() if queue_dir is None else Path(queue_dir)
+        self.failed_dir = self.queue_dir / "failed"
+        self.discarded_dir = self.queue_dir / "discarded"
+        self.broken_dir = self.queue_dir / "broken"
+        self.paused = PausedChannels(self.queue_dir / "paused")
+        for folder in (self.queue_dir, self.failed_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.added = threading.Event()
+        """Set when this process puts something in: its runner need not wait for its next look."""
+        self._read_before: dict[str, tuple[tuple[int, int, int], QueuedDelivery]] = {}
+        for folder in (self.queue_dir, self.failed_dir):
+            whole_files.sweep(folder)
+
+    # -- the way of a delivery --------------------------------------------------------------------
+
+    def enqueue(
+        self, channel: str, recipient: str, content: str, *, priority: int = DIRECT
+    ) -> QueuedDelivery:
+        """Returns when the delivery is on the disk. Raises, and has taken nothing, otherwise."""
+        for name, value in (("channel", channel), ("recipient", recipient), ("content", content)):
+            if not isinstance(value, str):
+                raise InvalidMessage(f"{name} is text, not {type(value).__name__}")
+        delivery = QueuedDelivery(
+            id=str(uuid.uuid4()),
+            channel=channel,
+            recipient=recipient,
+            content=content,
+            created_at=time.time(),
+            priority=priority,
+        )
+        try:
+            self._write_atomic(delivery)
+        except BaseException:  # it may be in its place already, but nobody was promised that
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(delivery.id))
+            raise
+        self.added.set()
+        log.info("[delivery] enqueued: %s -> %s", delivery.short_id, channel)
+        return delivery
+
+    def begin(self, delivery_id: str) -> QueuedDelivery | None:
+        """Read it again and mark that an attempt begins; None: somebody took it out meanwhile."""
+        with whole_files.alone(self.queue_dir):
+            delivery = self.read(delivery_id)
+            if delivery is None:
+                return None
+            delivery.resent += delivery.sending_since > 0
+            # Later than the last one, whatever the clock says: a start must see a cut.
+            delivery.sending_since = max(time.time(), delivery.last_attempt_at + 1e-6)
+            delivery.extra.pop("status", None)  # the doubt that it told of has been counted
+            self._write_atomic(delivery)
+        return delivery
+
+    def ack(self, delivery_id: str) -> None:
+        """It arrived."""
+        with whole_files.alone(self.queue_dir):
+            _remove(self._path(delivery_id))
+
+    def fail(
+        self,
+        delivery: QueuedDelivery,
+        error: str,
+        *,
+        unknown: bool = False,
+        not_before: float = 0.0,
+    ) -> None:
+        """It did not arrive: wait for the next attempt, or give up after the last one.
+
+        `unknown`: it may have arrived; the next attempt is marked as a repeat. `not_before`: the
+        other side asked to be left alone until then, if that is later than the table says.
+        """
+
+        def failed(now: QueuedDelivery) -> None:
+            now.retry_count += 1
+            now.last_attempt_at = max(time.time(), now.sending_since)
+            now.last_error = _text(error)
+            now.not_before = not_before
+            now.extra.pop("wait_s", None)  # of another sender's attempt
+            if not unknown:
+                now.sending_since = 0.0
+
+        with whole_files.alone(self.queue_dir):
+            self._change(delivery, failed)
+            if delivery.retry_count > delivery.max_retries:
+                self._give_up(delivery.id)
+
+    def fail_for_good(self, delivery: QueuedDelivery, error: str) -> None:
+        """No further attempt could help: it is given up at once."""
+
+        def failed(now: QueuedDelivery) -> None:
+            now.last_attempt_at = time.time()
+            now.last_error = _text(error)
+            now.not_before = now.sending_since = 0.0
+
+        with whole_files.alone(self.queue_dir):
+            self._change(delivery, failed)
+            self._give_up(delivery.id)
+
+    def put_off(self, delivery: QueuedDelivery, until: float, error: str) -> None:
+        """The channel takes nothing just now. That is nobody's failure, and costs no retry."""
+
+        def waits(now: QueuedDelivery) -> None:
+            now.not_before = until
+            now.last_error = _text(error)
+            now.sending_since = 0.0
+
+        with whole_files.alone(self.queue_dir):
+            self._change(delivery, waits)
+
+    def recover(self) -> int:
+        """What a sender that died was sending waits, in doubt; how many these were.
+
+        For the one who sends now: what says that it is being sent is being sent from here on.
+        """
+        with whole_files.alone(self.queue_dir):
+            left = 0
+            for delivery in self.load_pending():
+                with contextlib.suppress(ValueError):  # what it says besides is no matter of ours
+                    found = filed(delivery)
+                    if found.is_cut_off:
+                        found.cut_off()
+                        self._write_atomic(found.delivery)
+                        left += 1
+        return left
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def load_pending(self) -> list[QueuedDelivery]:
+        """All that wait, the oldest first. What is no delivery is set aside, and said so."""
+        found: list[QueuedDelivery] = []
+        seen = dict(self._read_before)
+        self._read_before = {}
+        for name, stamp in whole_files.listed(self.queue_dir):
+            known = seen.get(name)
+            delivery = known[1] if known and known[0] == stamp else self._load(name)
+            if delivery is None:
+                continue
+            self._read_before[name] = (stamp, delivery)
+            found.append(replace(delivery, extra=dict(delivery.extra)))
+        found.sort(key=lambda delivery: delivery.created_at)
+        return found
+
+    def load_failed(self) -> list[QueuedDelivery]:
+        """All that were given up, the oldest first."""
+        found = []
+        for name, _ in whole_files.listed(self.failed_dir):
+            delivery = parsed(self.failed_dir / name)
+            if isinstance(delivery, QueuedDelivery):
+                found.append(delivery)
+            elif delivery is not None:
+                self._set_aside(self.failed_dir / name, delivery)
+        return sorted(found, key=lambda delivery: delivery.created_at)
+
+    def broken(self) -> list[str]:
+        """Names of the files that were set aside."""
+        return sorted(name for name, _ in whole_files.listed(self.broken_dir, ending=""))
+
+    def read(self, delivery_id: str) -> QueuedDelivery | None:
+        """One that waits, as it stands in its file now."""
+        return self._load(self._path(delivery_id).name)
+
+    def set_aside(self, delivery_id: str, why: str) -> None:
+        """One that waits cannot be sent as it is: people mend it and move it back."""
+        self._set_aside(self._path(delivery_id), why)
+
+    # -- what people do ---------------------------------------------------------------------------
+
+    def retry(self, prefix: str) -> QueuedDelivery:
+        """One that was given up waits again, with all its attempts before it."""
+        with whole_files.alone(self.queue_dir):
+            delivery = _one(self.load_failed(), prefix, "failed")
+            try:
+                again = filed(delivery)
+            except ValueError as error:
+                raise InvalidMessage(f"the file of {delivery.id} is not right: {error}") from None
+            again.retry()
+            # In its own folder first: whatever happens between the two, it is in one place.
+            whole_files.write(self.failed_dir / f"{delivery.id}.json", again.to_bytes())
+            _move(self.failed_dir / f"{delivery.id}.json", self.queue_dir)
+        self.added.set()
+        return delivery
+
+    def edit(self, prefix: str, content: str) -> QueuedDelivery:
+        """Another text for one that waits or was given up."""
+        with whole_files.alone(self.queue_dir):
+            delivery, folder = self._found(prefix)
+            delivery.content = content
+            self._write_atomic(delivery, folder)
+        return delivery
+
+    def discard(self, prefix: str) -> QueuedDelivery:
+        """One that waits or was given up is removed for good."""
+        with whole_files.alone(self.queue_dir):
+            delivery, folder = self._found(prefix)
+            _remove(folder / f"{delivery.id}.json")
+        return delivery
+
+    def _found(self, prefix: str) -> tuple[QueuedDelivery, Path]:
+        waiting, given_up = self.load_pending(), self.load_failed()
+        found = _one([*waiting, *given_up], prefix, "waiting or failed")
+        return found, self.queue_dir if found in waiting else self.failed_dir
+
+    # -- one runner -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def only_runner(self) -> Iterator[None]:
+        """Two that send from one folder would send everything twice. Raises StoreError."""
+        path = self.queue_dir / ".runner.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                with whole_files.alone(self.queue_dir):  # who only asks holds it for a moment, too
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(
+                    f"another process delivers from {self.queue_dir} already; stop it first, or "
+                    "give this one a folder of its own"
+                ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    def has_runner(self) -> bool:
+        """Somebody sends from this folder. To be asked by who is alone in it."""
+        path = self.queue_dir / ".runner.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _path(self, delivery_id: str) -> Path:
+        if "/" in delivery_id:
+            raise NotFound(f"{delivery_id!r:.60} is no delivery's id")
+        return self.queue_dir / f"{delivery_id}.json"
+
+    def _write_atomic(self, delivery: QueuedDelivery, folder: Path | None = None) -> None:
+        """The file is the old one or the new one, whole, whatever happens; then it is on disk."""
+        folder = folder or self.queue_dir
+        whole_files.write(folder / f"{delivery.id}.json", delivery.to_bytes())
+        whole_files.sync(folder)
+
+    def _change(self, delivery: QueuedDelivery, change: Callable[[QueuedDelivery], None]) -> None:
+        """Change the delivery, and its file as it is now: somebody may have edited it meanwhile.
+
+        A file that was taken out of the folder does not come back.
+        """
+        change(delivery)
+        now = self.read(delivery.id)
+        if now is not None:
+            change(now)
+            self._write_atomic(now)
+
+    def _give_up(self, delivery_id: str) -> None:
+        _move(self._path(delivery_id), self.failed_dir)
+
+    def _load(self, name: str) -> QueuedDelivery | None:
+        path = self.queue_dir / name
+        found = parsed(path)
+        if isinstance(found, QueuedDelivery):
+            if found.retry_count > found.max_retries:  # killed between its last failure and this
+                self._give_up(found.id)
+                return None
+            return found
+        if found is not None:
+            self._set_aside(path, found)
+        return None
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime < SETTLED_S:
+                return
+            self.broken_dir.mkdir(exist_ok=True, mode=0o700)
+            target = self.broken_dir / path.name
+            while target.exists():
+                target = target.with_name(f"{target.name}.{uuid.uuid4().hex[:4]}")
+            os.replace(path, target)
+            whole_files.sync(self.broken_dir, path.parent)
+            log.error(
+                "%s is no delivery (%s) and was set aside as %s; mend it and move it back",
+                path.name,
+                why,
+                target,
+            )
+
+
+def _usual_dir() -> Path:
+    home = os.environ.get("HOLDFAST_HOME") or ".holdfast"
+    return Path(home) / "workspace" / "delivery-queue"
+
+
+def _remove(path: Path) -> None:
+    """For good; gone already is gone."""
+    if whole_files.remove(path):
+        whole_files.sync(path.parent)
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Into another folder, in one step; gone already is gone."""
+    if whole_files.move(path, folder):
+        whole_files.sync(folder, path.parent)
+
+
+def parsed(path: Path) -> QueuedDelivery | str | None:
+    """The delivery; why it is none; or None, if the file is gone."""
+    try:
+        found: Any = json.loads(path.read_bytes())
+        delivery = QueuedDelivery.from_dict(found)
+    except FileNotFoundError:
+        return None
+    except KeyError as error:
+        return f"it has no {error.args[0]}"
+    except (ValueError, TypeError, RecursionError) as error:
+        return str(error) or type(error).__name__
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if f"{delivery.id}.json" != path.name:
+        return f"it says that its id is {delivery.id!r:.60}"
+    return delivery
+
+
+def _one(found: list[QueuedDelivery], prefix: str, what: str) -> QueuedDelivery:
+    matches = [delivery for delivery in found if prefix and delivery.id.startswith(prefix)]
+    if not matches:
+        raise NotFound(f"there is no {what} delivery {prefix!r:.60}")
+    if len(matches) > 1:
+        names = [delivery.id for delivery in matches]
+        raise Ambiguous(f"{prefix!r} fits {len(names)} deliveries; say more of the id", names)
+    return matches[0]
+
+
+def _text(error: str) -> str:
+    """An error's text as a file can hold it."""
+    return str(error).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,17 @@
+"""The app of the limits test: a bot whose Bot API server is the test's own."""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.app import App
+from holdfast.delivery.telegram_channel import TelegramChannel
+
+app = App(name="bot")
+app.channel(
+    TelegramChannel(
+        "123456:test-token",
+        base_url=os.environ["HOLDFAST_BOT_API"],
+        merge="HOLDFAST_BOT_MERGES" in os.environ,
+    )
+)

@@ -1,0 +1,186 @@
+"""Replies in the SQLite file: what an older version wrote, a clock that is set, idle senders."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.delivery import Again, Limit, New, Outbound, Sent, Settled, Taken, unlimited
+from holdfast.core.parcels import AHEAD_US
+from holdfast.core.store import Worker
+from holdfast.store import migrate
+from holdfast.store.migrate import ensure_schema
+from holdfast.store.sqlite.deliveries import SqliteDeliveries
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing import FakeClock
+
+DAY_S = 86_400
+UNTIL_GIVEN_UP_S = 130
+"""A call without an answer counts no longer."""
+
+
+def one_in_ten_seconds(reply: Outbound) -> Sequence[Limit]:
+    return [Limit(reply.recipient, 1, 10.0)]
+
+
+class Counter:
+    """A file with a queue of replies, and one who sends them."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = FakeClock()
+        self.store = SqliteStore(path, clock=self.clock)
+        self.queue = SqliteDeliveries(self.store)
+        self.limits = {"c": unlimited}
+        self.worker = Worker(worker_id=0)
+
+    async def put(self, *ids: str, expires_s: float | None = None) -> None:
+        await self.queue.put(
+            [
+                New(
+                    id=each,
+                    tenant_id="acme",
+                    channel="c",
+                    recipient="ann",
+                    content="x",
+                    conversation=each,
+                    expires_s=expires_s,
+                )
+                for each in ids
+            ]
+        )
+
+    async def take(self) -> Taken:
+        return await self.queue.take(self.limits, limit=10, worker=self.worker)
+
+    async def ids(self) -> list[str]:
+        return [reply.id for reply in (await self.take()).replies]
+
+    async def settle(self, reply: Outbound, result: Sent | Again) -> None:
+        settled = Settled(reply=reply, result=result)
+        await self.queue.settle(self.limits, [settled], worker=self.worker)
+
+    def commits(self) -> int:
+        """Durable ones."""
+        return int(
+            self.store.file.read_sync(
+                lambda conn: conn.execute("SELECT commits FROM witness").fetchone()[0]
+            )
+        )
+
+
+@pytest.fixture
+async def counter(home: Path) -> AsyncIterator[Counter]:
+    ensure_schema(home / "holdfast.db")
+    found = Counter(home / "holdfast.db")
+    await found.store.open()
+    found.worker = await found.store.register("sender")
+    yield found
+    await found.store.close()
+
+
+async def test_a_look_at_nothing_costs_no_commit(counter: Counter) -> None:
+    counter.limits = {"c": one_in_ten_seconds}
+    before = counter.commits()
+    assert (await counter.take()) == Taken((), None)
+    assert await counter.queue.recover(worker=counter.worker) == 0
+    assert counter.commits() == before
+    await counter.put("a", "b")
+    assert await counter.ids() == ["a"]
+    before = counter.commits()
+    for _ in range(3):
+        taken = await counter.take()
+        assert not taken.replies
+        assert taken.next_s == 10.0 - AHEAD_US / 1e6
+    assert counter.commits() == before, "b waits for its place, and stands there already"
+
+
+async def test_a_channel_at_its_limit_costs_no_commit(counter: Counter) -> None:
+    counter.limits = {"c": lambda reply: [Limit("bot", 1, 10.0, whole_channel=True)]}
+    await counter.put("a", "b")
+    assert await counter.ids() == ["a"]
+    before = counter.commits()
+    assert (await counter.take()).next_s == 10.0 - AHEAD_US / 1e6
+    assert counter.commits() == before
+
+
+@pytest.mark.parametrize("jump_s", [-DAY_S, DAY_S])
+async def test_waits_and_limits_move_with_the_clock(counter: Counter, jump_s: float) -> None:
+    counter.limits = {"c": one_in_ten_seconds}
+    await counter.put("a", "b")
+    (reply,) = (await counter.take()).replies
+    await counter.settle(reply, Sent())
+    await counter.put("short", expires_s=60.0)
+    counter.clock.jump_wall(jump_s)
+    assert await counter.ids() == []
+    counter.clock.advance(9)
+    assert await counter.ids() == []
+    counter.clock.advance(1)
+    assert await counter.ids() == ["b"]
+    counter.clock.advance(49)
+    assert await counter.ids() == [], "b's call is under way"
+    counter.clock.advance(UNTIL_GIVEN_UP_S)
+    await counter.ids()
+    found = counter.store.file.read_sync(
+        lambda conn: conn.execute("SELECT status FROM deliveries WHERE id = 'short'").fetchone()
+    )
+    assert found == ("failed",), "its time was over as it would have been"
+
+
+async def test_a_sender_that_died_before_the_clock_was_set_blocks_nobody(counter: Counter) -> None:
+    counter.limits = {"c": one_in_ten_seconds}
+    await counter.put("a")
+    dead = await counter.store.register("dead")
+    await counter.queue.take(counter.limits, limit=1, worker=dead)
+    await counter.store.leave(dead)
+    counter.clock.jump_wall(-DAY_S)
+    await counter.put("b")  # the clock's move is noticed
+    assert await counter.queue.recover(worker=counter.worker) == 1
+    assert await counter.ids() == []
+    counter.clock.advance(10)
+    assert await counter.ids() == ["a"]
+
+
+async def test_recovery_reads_only_windows_that_count(counter: Counter) -> None:
+    """There may be one for each chat of a year, and this is the only writer."""
+    await counter.put("a")
+    dead = await counter.store.register("dead")
+    await counter.queue.take(counter.limits, limit=1, worker=dead)
+    await counter.store.leave(dead)
+
+    def plant(conn: sqlite3.Connection, now: int) -> None:
+        conn.execute("INSERT INTO send_windows (key, state, ends_at) VALUES ('k', '[]', ?)", (now,))
+
+    await counter.store.write(plant)
+    assert await counter.queue.recover(worker=counter.worker) == 1
+
+
+async def test_replies_of_an_older_version_are_sent(home: Path) -> None:
+    path = home / "holdfast.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.executescript(f"BEGIN;\n{migrate.render('sqlite', '0004')}\nCOMMIT;")
+        for name, status in (("a", "pending"), ("b", "pending"), ("c", "sent"), ("d", "sending")):
+            conn.execute(
+                "INSERT INTO deliveries (id, channel, recipient, content, status, due_at,"
+                " created_at, worker_id) VALUES (?, 'c', 'ann', 'x', ?, 1, 1, 77)",
+                (name, status),
+            )
+    assert ensure_schema(path) is True
+    counter = Counter(path)
+    await counter.store.open()
+    counter.worker = await counter.store.register("sender")
+    assert await counter.ids() == ["a", "b"], "each in a line of its own"
+    assert await counter.queue.recover(worker=counter.worker) == 1
+    (reply,) = (await counter.take()).replies
+    assert (reply.id, reply.in_doubt) == ("d", True)
+    await counter.store.close()
+
+
+async def test_a_head_that_nobody_follows_costs_no_commit(counter: Counter) -> None:
+    await counter.put("a", "b")
+    (head, _) = (await counter.take()).replies
+    before = counter.commits()
+    found = await counter.queue.follow(head, lambda _: True, limit=10, worker=counter.worker)
+    assert not found
+    assert counter.commits() == before
