@@ -23,7 +23,11 @@ def test_poison(make_fleet: MakeFleet, soak: bool) -> None:
     each = 5 if soak else 1
     fleet = make_fleet(WORKER__SLOTS=20)
     poison = [
-        {"type": "poison", "id": f"{kind}-{n}", "payload": {"kind": kind}}
+        {
+            "type": "hang" if kind == "hang" else "poison",
+            "id": f"{kind}-{n}",
+            "payload": {"kind": kind},
+        }
         for kind in REASONS
         for n in range(each)
     ]
@@ -41,11 +45,13 @@ def test_poison(make_fleet: MakeFleet, soak: bool) -> None:
     supervisor = fleet.supervise(workers=2)
     fleet.wait_until_final()
     report = fleet.check(replies_per_run=1)
+    letters = fleet.rows("SELECT message_id, reason, error, history FROM dead_letters")
+    innocent = [letter for letter in letters if letter[0].startswith("good")]
+    assert innocent == []
     assert report.ends == {"task.succeeded": GOOD, "task.failed": len(poison)}
     for message in poison:
         ends_as_planned(fleet, str(message["id"]))
-    letters = fleet.rows("SELECT message_id FROM dead_letters")
-    assert {letter for (letter,) in letters} == {message["id"] for message in poison}
+    assert {letter[0] for letter in letters} == {message["id"] for message in poison}
     assert supervisor.poll() is None, "the supervisor outlives its workers"
     restarts = (fleet.home / "worker-1.log").read_text().count("another one starts")
     innocents = fleet.one(

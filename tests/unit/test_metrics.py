@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ async def test_every_end_is_counted_once_under_its_status(home, broker):
     async with running(app) as worker:
         for kind in ("ok", "ok", "dead", "flaky", "denied"):
             await app.send(kind, {}, queue="q")
-        await app.send("ok", {}, queue="q", ttl_s=0.001, delay_s=0.05)
+        over = datetime.now(UTC) - timedelta(seconds=1)
+        await app.send_message(Message(type="ok", payload={}, expires_at=over), queue="q")
         await app.send("slow", {}, queue="q", idempotency_key="k")
         await app.send("ok", {}, queue="q", idempotency_key="k")  # waits for the slow one
         read = counted(app)
