@@ -8,9 +8,8 @@ import logging
 import os
 import socket
 import sys
-import threading
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
@@ -39,14 +38,16 @@ from holdfast.engine.handlers import Handler, Handlers
 from holdfast.engine.isolation import Children
 from holdfast.engine.relays import Relay
 from holdfast.engine.sender import Receipt, Sender, SendPolicy
+from holdfast.engine.shared_keys import SharedKeys
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
 from holdfast.governance.rulebook import RuleFile, ask_in_turn
+from holdfast.key_memory import shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
 from holdfast.storage import Storage, storage_of
+from holdfast.sync_loop import LoopThread
 
 log = logging.getLogger("holdfast.app")
-T = TypeVar("T")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -88,7 +89,7 @@ class App:
             timeout_s=self.config.send_timeout_s,
             hold_back=self._hold_back,
         )
-        self._sync: _LoopThread | None = None
+        self._sync: LoopThread | None = None
 
     # -- what runs --------------------------------------------------------------------------------
 
@@ -264,10 +265,11 @@ class App:
         self._store = store
 
     def _broker_url_now(self) -> str:
-        """As the configuration has it by now: a password in a file may have been changed."""
-        if self.config.file is None:
-            return self.config.broker_url
-        return load_config(self.config.file).broker_url
+        return self._config_now().broker_url
+
+    def _config_now(self) -> Config:
+        """As it is by now: a password in a file may have been changed."""
+        return self.config if self.config.file is None else load_config(self.config.file)
 
     @functools.cached_property
     def storage(self) -> Storage:
@@ -368,7 +370,7 @@ class App:
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""
         if self._sync is None:
-            self._sync = _LoopThread()
+            self._sync = LoopThread()
         return self._sync.run(self._open_and_send(type, payload, options))
 
     def close_sync(self) -> None:
@@ -454,6 +456,8 @@ class App:
         """
         config = self.config
         settings = config.worker
+        subscriptions = self.subscriptions()
+        shared_keys = shared_keys_of(subscriptions, self._config_now, self.metrics)
         self.store.governed = self._guards is not None
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
@@ -463,10 +467,10 @@ class App:
             broker=self.broker,
             fused=self.store.fused,
             handlers=self.handlers,
-            subscriptions=self.subscriptions(),
+            subscriptions=subscriptions,
             slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
             paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
-            make_executor=functools.partial(self._executor, self._children()),
+            make_executor=functools.partial(self._executor, self._children(), shared_keys),
             clock=self.clock,
             settings=WorkerSettings(
                 slots=settings.slots,
@@ -481,21 +485,25 @@ class App:
             ),
             relays=relays,
             meter=self.metrics,
+            shared_keys=shared_keys,
             end_process=end_process,
         )
         if self.metrics is not None:
             self.metrics.watch(worker.serving)
         return worker
 
-    def _executor(self, isolated: Children | None, **hooks: Any) -> Executor:
+    def _executor(
+        self, isolated: Children | None, shared_keys: SharedKeys | None, **hooks: Any
+    ) -> Executor:
         settings, breaker = self.config.worker, self.config.breaker
+        around = () if shared_keys is None else (shared_keys.around,)
         return Executor(
             handlers=self.handlers,
             store=self.store,
             make_send=self._follow_up,
             clock=self.clock,
             guard=self._guards,
-            middleware=tuple(self._middleware),
+            middleware=(*around, *self._middleware),
             breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
             threads=settings.slots,
             crash_budget=settings.crash_budget,
@@ -566,25 +574,6 @@ class App:
             for found in await self.broker.stats(queues)
             if found.queue in queues
         )
-
-
-class _LoopThread:
-    """A loop in a thread, for callers without one."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="holdfast-sync", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _path(config: Path | str | None) -> Path | None:

@@ -12,6 +12,7 @@ import redis
 from redis.asyncio import Redis
 
 from holdfast import ConfigError, IdempotencyStore, RedisIdempotencyStore
+from holdfast.core.events import FINAL_EVENTS, Entry
 from tests.integration.test_queue_trigger import Kit, raw
 from tests.servers.redis import RedisServer
 
@@ -163,6 +164,8 @@ async def test_an_outage_is_warned_of_counted_shown_and_loses_nothing(
         kit.keys = RedisIdempotencyStore(theirs, timeout_s=0.3)
         trigger = kit.trigger()
         await trigger.start()
+        written: list[Entry] = []
+        trigger.store.on_events(written.extend)
         if outage == "killed":
             server.kill()
         elif outage == "full":
@@ -191,6 +194,12 @@ async def test_an_outage_is_warned_of_counted_shown_and_loses_nothing(
         assert (await trigger.health_check())["status"] == "healthy"
         await trigger.stop()
     assert client.get("idempotency:c") is not None
+    flagged = {
+        data["message_id"]: data.get("without_dedup", False)
+        for _, _, _, kind, data in written
+        if kind in FINAL_EVENTS
+    }
+    assert flagged == {"a": True, "b": True, "c": False}
 
 
 async def test_a_memory_that_cannot_tell_its_health_is_judged_by_its_last_answer():

@@ -121,8 +121,10 @@ def check_queues(queues: Sequence[QueueState]) -> list[Check]:
     return findings
 
 
-def check_settings(*, in_memory: bool, dedup_may_stop: bool) -> list[Check]:
-    """Settings that give up a promise."""
+def check_settings(
+    *, in_memory: bool, dedup_may_stop: bool, keys_in_redis: Sequence[str] = ()
+) -> list[Check]:
+    """Settings that give up a promise. `keys_in_redis`: queues whose keys no store remembers."""
     findings = []
     if in_memory:
         findings.append(
@@ -140,6 +142,14 @@ def check_settings(*, in_memory: bool, dedup_may_stop: bool) -> list[Check]:
                 "write on_dedup_unavailable: stop",
             )
         )
+    findings += [
+        warning(
+            "dedup",
+            f"queue {queue}: redis-only dedup does not commit with the outcome (P4 off)",
+            f"write queues.{queue}.dedup: true",
+        )
+        for queue in keys_in_redis
+    ]
     return findings or [ok("settings", "none gives up a promise")]
 
 

@@ -37,7 +37,16 @@ class MakeSend(Protocol):
 class Context:
     """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
 
-    __slots__ = ("_make_send", "_now_replies", "_replies", "_run", "_sends", "_store", "_usage")
+    __slots__ = (
+        "_make_send",
+        "_now_replies",
+        "_replies",
+        "_run",
+        "_sends",
+        "_store",
+        "_usage",
+        "_without_dedup",
+    )
 
     def __init__(self, run: Run, store: RunStore, make_send: MakeSend) -> None:
         self._run = run
@@ -47,6 +56,8 @@ class Context:
         self._sends: list[Send] = []
         self._usage: Usage | None = None
         self._now_replies = 0
+        self._without_dedup = False
+        """Nobody could say whether its key was done: its end tells so."""
 
     @property
     def message(self) -> Message:

@@ -215,7 +215,7 @@ class Executor:
                 stopped = await self._ask(active.run)
                 if stopped is not None:
                     return stopped
-            return _done(await self._call(active, handler, context))
+            return outcome_of(await self._call(active, handler, context))
         except ParkMessage as error:
             return Park(kind=error.kind, reason=str(error))
         except EffectUnknown as error:
@@ -332,6 +332,10 @@ class Executor:
             if isinstance(outcome.result, dict):
                 found = outcome.result.get("run_id")
                 agent_run_id = None if found is None else str(found)
+        elif type(outcome) is Duplicate:
+            result = outcome.result
+        if context._without_dedup:
+            details["without_dedup"] = True
         handler = active.handler
         return Finished(
             run=run,
@@ -409,7 +413,7 @@ _OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
 _DONE = Done()
 
 
-def _done(result: Any) -> Outcome:
+def outcome_of(result: Any) -> Outcome:
     """A handler may return an outcome itself; anything else is its result."""
     if result is None:  # most often; and not to be any of those costs as much as the call
         return _DONE

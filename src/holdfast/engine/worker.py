@@ -36,6 +36,7 @@ from .lease import Lease
 from .pulse import Pulse
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
+from .shared_keys import SharedKeys
 from .twins import Twins
 
 log = logging.getLogger("holdfast.engine")
@@ -96,6 +97,7 @@ class EngineWorker:
         settings: WorkerSettings,
         relays: Sequence[Relay] = (),
         meter: Meter | None = None,
+        shared_keys: SharedKeys | None = None,
         end_process: Callable[[], NoReturn] | None = None,
     ) -> None:
         """`end_process` is called when the event loop is stuck for good. Without it the lease is
@@ -110,6 +112,7 @@ class EngineWorker:
         self._settings = settings
         self._extra_relays = list(relays)
         self._meter = meter
+        self._shared_keys = shared_keys
         self._end_process = end_process
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
@@ -272,6 +275,8 @@ class EngineWorker:
         if self._twins is not None:
             for finished in done:
                 self._twins.end(finished.run)
+        if self._shared_keys is not None:
+            self._shared_keys.committed(done)
         if self._meter is not None:
             self._meter.ran(done)
         if log.isEnabledFor(logging.DEBUG):
@@ -481,6 +486,8 @@ class EngineWorker:
             except StoreError as error:
                 log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
         await self._executor.close()
+        if self._shared_keys is not None:
+            await self._shared_keys.close()
         self.phase = Phase.STOPPED
         self.stopped.set()
 

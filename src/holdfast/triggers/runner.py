@@ -58,7 +58,7 @@ class AgentRunner:
         """The engine's handler: a result, or the outcome that the message ends with."""
         envelope = envelope_of(ctx.message, self._config)
         try:
-            known = await self._known(envelope)
+            known = await self._known(ctx, envelope)
             if known is not None:
                 return known
             try:
@@ -121,7 +121,9 @@ class AgentRunner:
 
     # -- the foreign dedup memory -----------------------------------------------------------------
 
-    async def _known(self, envelope: MessageEnvelope) -> Duplicate | Done | Released | None:
+    async def _known(
+        self, ctx: Context, envelope: MessageEnvelope
+    ) -> Duplicate | Done | Released | None:
         """What the foreign memory says of this key; None: run it."""
         keys = self._keys
         if keys is None:
@@ -139,6 +141,7 @@ class AgentRunner:
         except Exception as error:
             if self._may_miss_dedup:
                 self._without_dedup("check", error, _GOES_ON)
+                ctx._without_dedup = True
                 return None
             self._without_dedup("check", error, f"message {envelope.message_id} waits for it")
             return Released(after_s=DEDUP_AWAY_S)

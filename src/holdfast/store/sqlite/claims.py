@@ -218,7 +218,7 @@ class Claims:
             for _, task in new
             if task.key is not None
         ]
-        lost = take_keys(claim, keys) if keys else {}
+        lost = take_keys(claim, keys)
         entries = created(claim.sub, [(task.message, task.created_us) for _, task in new])
         book = claim.book
         token, foreign, granted = Token(claim.worker_id, 1), claim.sub.codec == TASK, Answer.RUN
@@ -335,8 +335,7 @@ class Claims:
         ).fetchall()
         if not found:
             return []
-        keys = [(row[1], row[7], row[2]) for row in found if row[7] is not None]
-        lost = take_keys(claim, keys) if keys else {}
+        lost = take_keys(claim, [(row[1], row[7], row[2]) for row in found if row[7] is not None])
         yes = approved_of(claim, [(row[1], row[2]) for row in found]) if claim.governed else {}
         entries: list[Entry] = []
         verdicts = [self._ready(claim, row, lost, yes, entries) for row in found]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core import events
+from holdfast.core.broker import Keys
 from holdfast.core.outcome import Status
 from holdfast.sqlite import rows
 from holdfast.store.outcomes import final_data
@@ -39,9 +40,11 @@ def take_keys(
 ) -> dict[tuple[str, str], Holder]:
     """Take (tenant, key, message) keys; returns the lost ones by (tenant, message)."""
     conn, name = claim.conn, claim.sub.name
+    lost: dict[tuple[str, str], Holder] = {}
+    if not wanted or claim.sub.keys is Keys.REDIS_ONLY:
+        return lost
     shared = (name, "running", claim.now_us)
     inserted = rows.insert(conn, _TAKE, wanted, shared=shared, alike=_TAKE_ALIKE)
-    lost: dict[tuple[str, str], Holder] = {}
     if inserted == len(wanted):
         return lost
     for tenant, key, message_id in wanted:
