@@ -33,6 +33,10 @@ class Bench:
         """A count at this run's scale."""
         return max(least, round(full * self.scale))
 
+    def seconds(self, full: float) -> float:
+        """A time at this run's scale, a second at least."""
+        return max(1.0, min(1.0, self.scale) * full)
+
     @contextlib.contextmanager
     def home(self) -> Iterator[Path]:
         """A new folder with a short name (sockets are bound below it), gone afterwards."""
@@ -47,18 +51,19 @@ class Bench:
             print(f"· {text}", file=sys.stderr, flush=True)
 
     def take_turns(
-        self, contenders: Mapping[str, Callable[[], dict[str, float]]]
+        self, contenders: Mapping[str, Callable[[], dict[str, float]]], *, times: int = 1
     ) -> dict[str, tuple[float, ...]]:
-        """Let each contender run once per round; the figures of each name, round by round.
+        """Let each contender run `times` per round; the figures of each name, turn by turn.
 
         Taking turns spreads whatever else the machine does over all of them.
         """
         found: dict[str, list[float]] = {}
-        for turn in range(self.rounds):
+        turns = self.rounds * times
+        for turn in range(turns):
             for name, run in contenders.items():
                 figures = run()
                 shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
-                self.say(f"round {turn + 1}/{self.rounds}  {name}: {shown}")
+                self.say(f"round {turn + 1}/{turns}  {name}: {shown}")
                 for key, value in figures.items():
                     found.setdefault(key, []).append(value)
         return {name: tuple(values) for name, values in found.items()}

@@ -43,6 +43,11 @@ class Stage:
     def servers_cpu_s(self) -> float:
         return self.server.cpu_s() + self.others_cpu_s()
 
+    @property
+    def waiting(self) -> int:
+        """Tasks that are on the stream, taken by a worker or not."""
+        return int(self.server.client.xlen(TASKS))
+
     def fill(self, count: int, *, first: int = 0) -> None:
         """So many tasks, each with a key of its own."""
         asyncio.run(self._fill(range(first, first + count)))
