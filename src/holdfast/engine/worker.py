@@ -64,7 +64,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     extend_s: float = 30.0
     """At least so often a broker with leases, and the ledger of tasks, hear of what runs."""
     solo: bool = False
-    """Run suspects only, one at a time."""
+    """Run suspects only, one at a time of all queues, each after the end of the last one is
+    committed."""
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +124,9 @@ class EngineWorker:
             fenced=self._fenced,
             failed=lambda error: self._fail("the settler", error),
         )
+        alone = Slots(1) if settings.solo else None
         self._slots = {
-            sub.name: Slots(1 if settings.solo else (slots or {}).get(sub.name, settings.slots))
+            sub.name: alone or Slots((slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
         self._twins = Twins() if store.forgets_claims else None
@@ -261,8 +263,12 @@ class EngineWorker:
     # -- ends of runs -----------------------------------------------------------------------------
 
     def _ended(self, finished: Finished, sub: Subscription) -> None:
-        """The run is over: its slot is free for the next, its outcome waits for its commit."""
-        self._slots[sub.name].give(1)
+        """The run is over: its slot is free for the next, its outcome waits for its commit.
+
+        Not so of a suspect: the next one may kill the process, and what is not committed with it.
+        """
+        if not self._settings.solo:
+            self._slots[sub.name].give(1)
         self._settler.add(finished, sub)
 
     def _committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
@@ -272,6 +278,9 @@ class EngineWorker:
             for finished, commit in zip(items, commits, strict=True)
             if commit is not fenced
         ]
+        if self._settings.solo:
+            for finished in done:
+                self._slots[finished.run.subscription].give(1)
         if self._twins is not None:
             for finished in done:
                 self._twins.end(finished.run)
@@ -284,10 +293,12 @@ class EngineWorker:
                 _stage("message.executed", finished.run)
                 _stage("message.acked", finished.run)
         self.finished += len(done)
-        log.info("finished %d messages", len(done))
+        log.info("finished %d %s", len(done), "message" if len(done) == 1 else "messages")
 
     def _fenced(self, finished: Finished, sub: Subscription) -> None:
         run = finished.run
+        if self._settings.solo:
+            self._slots[sub.name].give(1)
         second = None if self._twins is None else self._twins.end(run)
         if run.token.worker_id != self.worker.worker_id:
             return
