@@ -113,7 +113,10 @@ def _show(
 ) -> None:
     if rows:
         print(f"\n{table(rows)}\n")
-        print(f"best of {bench.rounds}; a ratio is best against best, both of this run")
+        print(
+            f"best of {bench.rounds}; a ratio is best against best, both of this run, or the middle"
+            " one of all turns where it says so"
+        )
     for text in profiles:
         print(f"\n{text}")
     if bench.scale < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,6 +58,9 @@ class Row:
     beside: Row | None = None
     goal: Goal | None = None
     note: str = ""
+    paired: bool = False
+    """Its ratio is the middle one of all turns, each against the turn of the other beside it: for
+    many short turns, of which the best says more of the machine's best second than of either."""
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -73,9 +77,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Best against best: how many times the figure beside it."""
+        """How many times the figure beside it: best against best, or turn by turn."""
         if self.beside is None or self.beside.best == 0:
             return None
+        if self.paired:
+            turns = zip(self.values, self.beside.values, strict=True)
+            return statistics.median(own / other for own, other in turns)
         return self.best / self.beside.best
 
     @property

@@ -48,6 +48,10 @@ class Stage:
         """Tasks that are on the stream, taken by a worker or not."""
         return int(self.server.client.xlen(TASKS))
 
+    def change_store(self) -> None:
+        """The group is another store's from now on; its workers are gone."""
+        self.server.client.delete(f"{{{TASKS}}}:store:{GROUP}")
+
     def fill(self, count: int, *, first: int = 0) -> None:
         """So many tasks, each with a key of its own."""
         asyncio.run(self._fill(range(first, first + count)))

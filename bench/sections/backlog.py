@@ -52,6 +52,8 @@ def section(bench: Bench) -> list[Row]:
             name=f"drain, {many:,} waiting",
             unit="msg/s",
             values=seen["long"],
+            note="turn by turn",
+            paired=True,
             beside=base,
             goal=at_least(0.9),
         ),

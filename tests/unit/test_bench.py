@@ -52,6 +52,13 @@ def test_a_ratio_is_best_against_best() -> None:
     assert row("ours", 5, beside=row("none", 0)).ratio is None
 
 
+def test_a_paired_ratio_is_the_middle_one_of_the_turns() -> None:
+    base = row("base", 100, 200, 400)
+    ours = row("ours", 90, 240, 200, beside=base, paired=True)
+    assert ours.ratio == 0.9
+    assert ours.best == 240
+
+
 def test_goals_are_met_or_not() -> None:
     base = row("base", 100)
     assert row("ours", 1000, beside=base, goal=at_least(10)).reached is True
