@@ -43,11 +43,6 @@ class Stage:
     def servers_cpu_s(self) -> float:
         return self.server.cpu_s() + self.others_cpu_s()
 
-    @property
-    def waiting(self) -> int:
-        """Tasks that are on the stream, taken by a worker or not."""
-        return int(self.server.client.xlen(TASKS))
-
     def change_store(self) -> None:
         """The group is another store's from now on; its workers are gone."""
         self.server.client.delete(f"{{{TASKS}}}:store:{GROUP}")
