@@ -12,11 +12,19 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context, Orchestrator
+from holdfast import App, Context, Message, Orchestrator
 from holdfast.brokers.redis.key_memory import RedisKeyMemory
 from holdfast.config import Config, Queue, Tasks, load_config
-from holdfast.core.errors import BrokerUnavailable, ConfigError, FinalError, StoreUnavailable
+from holdfast.core.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    FinalError,
+    LeaseLost,
+    StoreUnavailable,
+)
 from holdfast.core.key_memory import KeyHolder, SharedKey
+from holdfast.core.store import Run, Token
+from holdfast.engine import shared_keys
 from tests.integration.test_task_protocol import entries, task, until_idle
 from tests.servers.redis import RedisServer
 
@@ -301,6 +309,39 @@ async def test_an_end_without_result_gives_the_key_back(
     await until_idle(app)
     assert [status for _, status, _, _ in told(client)] == ["failed"]
     assert client.exists(KEY, CLAIM) == 0
+
+
+async def test_a_run_that_lost_its_claim_frees_no_key(home: Path, server: RedisServer, client: Any):
+    """The message goes on elsewhere, under the same name."""
+    app, lost = make_app(home, server, "redis-only"), asyncio.Event()
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        asyncio.get_running_loop().call_soon(lost.set)
+        raise LeaseLost("another worker has it")
+
+    client.xadd("stream:task", task("t-1", key="same"))
+    async with app:
+        worker = app.worker()
+        await worker.begin()
+        await asyncio.wait_for(lost.wait(), LIMIT_S)
+        await worker.drain(1.0)
+    assert client.get(CLAIM) == b"t-1"
+
+
+@pytest.mark.parametrize(("waited_s", "wait_s"), [(0, 1), (2, 1), (40, 10), (3600, 30), (-5, 1)])
+def test_the_longer_it_waited_the_less_it_asks(waited_s: int, wait_s: int):
+    run = Run(
+        subscription="q",
+        queue="q",
+        message=Message(type="t", payload=None),
+        token=Token(1, 1),
+        attempt=1,
+        crashes=0,
+        claimed_at_us=10_000_000_000 + waited_s * 1_000_000,
+        created_at_us=10_000_000_000,
+    )
+    assert shared_keys._wait_s(run) == wait_s
 
 
 async def test_a_result_whose_commit_never_came_is_not_run_again(

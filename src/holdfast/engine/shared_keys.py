@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.broker import Keys, Subscription
-from holdfast.core.errors import DecodeError, HoldfastError, InvalidMessage
+from holdfast.core.errors import DecodeError, HoldfastError, InvalidMessage, LeaseLost
 from holdfast.core.json_text import dumps, loads
 from holdfast.core.key_memory import KeyHolder, KeyMemory, SharedKey
 from holdfast.core.outcome import Done, Duplicate, Park, Released, Retry
@@ -28,8 +28,9 @@ from .executor import CallNext, outcome_of
 
 log = logging.getLogger("holdfast.engine")
 
-HELD_ELSEWHERE_S = 1.0
-"""Before a message asks again whose key another one has."""
+HELD_ELSEWHERE_S, LONGEST_S = 1.0, 30.0
+"""Before a message asks again whose key another one has: at first, and at most. Each look is two
+events in the ledger, and what has the key may run for hours."""
 AWAY_S = 5.0
 """Before a message asks again while nobody answers."""
 _NULL = b"null"
@@ -99,10 +100,12 @@ class SharedKeys:
         if holder.result is not None:
             return Done(_value(key, holder.result)) if is_own else _duplicate(key, holder)
         if not is_own:
-            return Released(after_s=HELD_ELSEWHERE_S)
+            return Released(after_s=_wait_s(ctx._run))
         try:
             result = await call_next(ctx)
-        except Exception:  # not if it was cancelled: then it may go on elsewhere
+        except LeaseLost:  # nor if it is cancelled: it may go on elsewhere
+            raise
+        except Exception:
             await self._freeing.add(key)
             raise
         outcome = outcome_of(result)
@@ -156,6 +159,12 @@ class SharedKeys:
         return SharedKey(
             message.tenant_id, run.subscription, run.idem_key, message.id, sub.dedup_window_s
         )
+
+
+def _wait_s(run: Run) -> float:
+    """A quarter of the time that it has waited already."""
+    age_s = (run.claimed_at_us - run.created_at_us) / 1e6
+    return min(LONGEST_S, max(HELD_ELSEWHERE_S, age_s / 4))
 
 
 def _duplicate(key: SharedKey, holder: KeyHolder) -> Duplicate:
