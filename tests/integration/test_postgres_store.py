@@ -658,7 +658,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "ready": (claims.CLAIM_READY, 5),
         "next due": (claims.NEXT_DUE, 1),
         "done": (finish.ALL_DONE, 9),
-        "others": (finish.OTHERS, 20),
+        "others": (finish.OTHERS, 21),
         "keep": (keys.KEEP, 6),
         "free": (keys.FREE, 4),
         "waiting": (keys.WAITING_FOR, 3),

@@ -116,7 +116,7 @@ def test_statements_are_planned_as_for_the_owner(place: Estate, worker_url: str)
         (tasks.FIND, 3),
         (claims.CLAIM_READY, 5),
         (finish.ALL_DONE, 9),
-        (finish.OTHERS, 20),
+        (finish.OTHERS, 21),
         (keys.KEEP, 6),
         (keys.WAITING_FOR, 3),
         (lanes.STUCK, 0),
