@@ -505,7 +505,8 @@ class App:
             guard=self._guards,
             middleware=(*around, *self._middleware),
             breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
-            threads=settings.slots,
+            # A thread for each slot of each queue: who waits for one sees its time pass meanwhile.
+            threads=sum(self.config.slots(sub.queue) for sub in self.subscriptions()),
             crash_budget=settings.crash_budget,
             guard_timeout_s=settings.guard_timeout_s,
             recycle_grace_s=settings.recycle_grace_s,

@@ -228,6 +228,34 @@ async def test_many_threads_run_side_by_side(one_file: Lab) -> None:
     assert await one_file.ends(*ids) == ["succeeded"] * 8
 
 
+async def test_threads_of_one_queue_hold_up_no_other(one_file: Lab) -> None:
+    """Each queue has slots of its own: whoever waits for the thread of another one's run would
+    see its time pass before it began."""
+    app = await one_file.open(worker={"slots": 2, "recycle_grace_s": 60.0})
+    release = threading.Event()
+    held = threading.Barrier(3)
+
+    @app.on("long", queue="a")
+    def long(ctx: SyncContext) -> None:
+        held.wait(30)
+        release.wait(60)
+
+    @app.on("short", queue="b", retries=0, timeout_s=1.0)
+    def short(ctx: SyncContext) -> str:
+        return "done"
+
+    for _ in range(2):
+        await app.send("long", queue="a")
+    await one_file.start(app)
+    await asyncio.to_thread(held.wait, 30)
+    try:
+        receipt = await app.send("short", queue="b")
+        async with asyncio.timeout(20):
+            await one_file.becomes(receipt.id, "succeeded")
+    finally:
+        release.set()
+
+
 class Outage:
     """A store that is away for a while: what it is asked raises, and nothing was done."""
 

@@ -204,6 +204,26 @@ async def test_who_is_answered_does_not_time_out_with_the_others() -> None:
     assert flusher.batches == [[1], [2], [3]]
 
 
+async def test_who_comes_after_all_others_timed_out_has_a_deadline_too() -> None:
+    """They share a batch that still waits for its turn, and nobody is left for whom to ring."""
+    flusher = Flusher()
+    batcher = Batcher(flusher, timeout_s=0.02)
+    flusher.gate.clear()
+    in_flight = batcher.add(1)
+    await flusher.begun.wait()
+    waiting = batcher.add(2)
+    for late in (in_flight, waiting):
+        with pytest.raises(TimeoutError):
+            await late
+    last = batcher.add(3)
+    await asyncio.wait({last}, timeout=5)
+    flusher.gate.set()
+    with pytest.raises(TimeoutError):
+        await last
+    await batcher.drain()
+    assert flusher.batches == [[1], [2, 3]]
+
+
 async def _await(future: asyncio.Future[int]) -> int:
     return await future
 

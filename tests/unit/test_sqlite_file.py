@@ -15,7 +15,7 @@ import pytest
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.broker import Outgoing, Subscription
 from holdfast.core.codec import CODECS
-from holdfast.core.errors import StoreFull
+from holdfast.core.errors import StoreFull, StoreUnavailable
 from holdfast.core.message import Message
 from holdfast.core.outcome import Done, Retry
 from holdfast.core.store import Finished, Worker
@@ -108,6 +108,22 @@ def test_what_is_committed_is_never_called_a_failure(
     close_file(file)
     with closing(sqlite3.connect(database)) as conn:
         assert conn.execute("SELECT count(*) FROM roles WHERE role = 'test'").fetchone() == (1,)
+
+
+def test_a_reader_that_cannot_be_opened_is_a_store_that_is_away(
+    file: SqliteFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file handle left, say: whoever waits a store out waits that out, too."""
+
+    def refused(*args: Any, **options: Any) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with monkeypatch.context() as full:
+        full.setattr(sqlite3, "connect", refused)
+        with pytest.raises(StoreUnavailable, match="unable to open"):
+            file.read_sync(lambda conn: conn.execute("SELECT 1").fetchone())
+    assert file.read_sync(lambda conn: conn.execute("SELECT 1").fetchone()) == (1,)
+    close_file(file)
 
 
 class NoRoom:

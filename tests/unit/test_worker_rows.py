@@ -12,6 +12,7 @@ from holdfast.core.events import Entry
 from holdfast.sqlite.file import SqliteFile
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.clock import FakeClock
 
 
 @pytest.fixture
@@ -78,3 +79,59 @@ async def test_the_owner_of_taken_messages_goes_with_its_broker(home: Path) -> N
     again = await witness.receive(Subscription(name="q", queue="q"), limit=1, wait=0)
     assert len(again) == 1, "and the message is free again"
     await witness.close()
+
+
+# -- a machine that slept -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def neighbours(home: Path) -> AsyncIterator[tuple[FakeClock, SqliteStore, SqliteStore]]:
+    """Two processes on one file, whose time a test moves."""
+    path = home / "holdfast.db"
+    ensure_schema(path)
+    clock = FakeClock()
+    one, other = SqliteStore(path, clock=clock), SqliteStore(path, clock=clock)
+    await one.open()
+    await other.open()
+    yield clock, one, other
+    await other.close()
+    await one.close()
+
+
+async def test_who_stood_still_with_the_reaper_gets_time_to_beat_again(
+    neighbours: tuple[FakeClock, SqliteStore, SqliteStore],
+) -> None:
+    """A laptop that slept: whoever wakes first must not take the others for dead, and count a
+    crash against what they run."""
+    clock, one, other = neighbours
+    me, neighbour = await one.register("me"), await other.register("neighbour")
+
+    async def dead() -> list[int]:
+        one.beat(me)
+        found = await one.reap(worker=me, lease_s=10.0, crash_budget=3)
+        return list(found.workers)
+
+    assert await dead() == []
+    clock.advance(3600.0)  # all of it stops
+    assert await dead() == []
+    other.beat(neighbour)
+    for _ in range(3):
+        clock.advance(4.0)
+        other.beat(neighbour)
+        assert await dead() == []
+    for _ in range(3):  # from now on it stands still alone
+        clock.advance(4.0)
+        found = await dead()
+    assert found == [neighbour.worker_id]
+
+
+async def test_who_is_gone_after_a_standstill_is_dead_at_once(
+    neighbours: tuple[FakeClock, SqliteStore, SqliteStore],
+) -> None:
+    clock, one, other = neighbours
+    me, neighbour = await one.register("me"), await other.register("neighbour")
+    await one.reap(worker=me, lease_s=10.0, crash_budget=3)
+    clock.advance(3600.0)
+    other._roll.stop_beat(neighbour.worker_id)
+    found = await one.reap(worker=me, lease_s=10.0, crash_budget=3)
+    assert list(found.workers) == [neighbour.worker_id]

@@ -67,6 +67,8 @@ class Batcher(Generic[Item, Answer]):
         batch.futures.append(future)
         if self._timeout_s is not None:
             batch.deadlines.append(loop.time() + self._timeout_s)
+            if self._timer is None:  # it rang for all others of the batch
+                self._timer = loop.call_later(self._timeout_s, self._time_out)
         if len(batch.items) >= self._limit:
             self._collecting = None
         return future

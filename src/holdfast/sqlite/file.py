@@ -115,8 +115,11 @@ class SqliteFile:
 
     def read_sync(self, op: Op[T]) -> T:
         """Run `op` on a connection of its own, seeing what is committed; it cannot write."""
-        conn = self._reader()
         kept = False
+        try:
+            conn = self._reader()
+        except sqlite3.DatabaseError as error:  # no file handle left, say
+            raise translate(error, self.path) from error
         try:
             result = op(conn)
             kept = not conn.in_transaction and not self._closing

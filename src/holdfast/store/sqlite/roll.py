@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from collections.abc import Iterable
@@ -25,6 +26,9 @@ class Roll:
         self._beats: dict[int, Beat] = {}
         self._lock = threading.Lock()
         """Beats are given by a thread of their own: a busy event loop must not look dead."""
+        self._looked: float | None = None
+        self._late = -math.inf
+        """When a look for the dead last came late: this process stood still before it."""
 
     def close(self) -> None:
         with self._lock:
@@ -96,6 +100,10 @@ class Roll:
 
     async def is_someone_missing(self, me: Worker, lease_s: float) -> bool:
         """A look without the write lock: most often everyone is there."""
+        now = self._clock.monotonic()
+        if self._looked is not None and now - self._looked > lease_s * 2 / 3:
+            self._late = now
+        self._looked = now
         known = await self._file.read(lambda conn: conn.execute(reaper.PRESENT).fetchall())
         return any(n != me.worker_id and not self._lives(n, lease_s) for n, _, _ in known)
 
@@ -120,6 +128,10 @@ class Roll:
             forget(self._file.workers_folder, worker_id)
 
     def _lives(self, worker_id: int, lease_s: float) -> bool:
+        if self._clock.monotonic() - self._late < lease_s:
+            # A machine that slept stopped all of them: each gets the time to beat again. Whose
+            # lock is free is gone all the same.
+            lease_s = math.inf
         return is_alive(self._file.workers_folder, worker_id, lease_s=lease_s, clock=self._clock)
 
 
