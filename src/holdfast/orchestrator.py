@@ -191,12 +191,14 @@ class Orchestrator:
 
     async def _read(self, sub: Subscription) -> None:
         broker, pause = self._app.broker, 0.05
+        found: Sequence[Delivery] = ()  # kept while the store is away: they come again only by age
         while True:
             try:
-                found = await broker.receive(sub, limit=BATCH, wait=1.0)
+                found = found or await broker.receive(sub, limit=BATCH, wait=1.0)
                 if found:
                     await self._write_down(found)
                     acks = [Settlement(delivery=each, verb=Verb.ACK) for each in found]
+                    found = ()
                     await broker.settle(sub, acks)
                 pause = 0.05
             except HoldfastError as error:

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import App, Cancelled, Context, Message, Orchestrator, TemporaryError
 from holdfast.config import Config, Retry, Tasks
+from holdfast.core.errors import StoreUnavailable
 from holdfast.services import relays_of
 from tests.servers.redis import RedisServer
 
@@ -198,3 +199,59 @@ async def test_the_result_of_somebody_elses_worker_is_written_down(
         assert kinds == ["task.created", "task.succeeded"]
         (row,) = await records.tasks("default", task.id)
         assert (row.status, row.retry_count, row.result) == ("succeeded", 1, b'{"n": 1}')
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=ON_POSTGRES)])
+@pytest.mark.parametrize(
+    "field", ["task_id", "tenant_id", "tool_name", "idempotency_key", "error", "consumer"]
+)
+async def test_a_result_that_no_row_takes_holds_up_no_other(
+    home: Path,
+    server: RedisServer,
+    client: Any,
+    kind: str,
+    field: str,
+    request: pytest.FixtureRequest,
+):
+    store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    app = App(Config(home=home, broker=server.url, store=store), name="boss")
+    async with Orchestrator(app) as tasks:
+        client.xadd("stream:result", {"task_id": "bad", "status": "succeeded", field: "a\0b"})
+        client.xadd("stream:result", {"task_id": "good", "status": "succeeded", "result": "1"})
+        assert (await tasks.wait("good", timeout_s=LIMIT_S)).result == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=ON_POSTGRES)])
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00+10:00", "9999-12-31T23:59:59-10:00"])
+async def test_a_result_of_the_end_of_time_can_be_read(
+    home: Path,
+    server: RedisServer,
+    client: Any,
+    kind: str,
+    when: str,
+    request: pytest.FixtureRequest,
+):
+    store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    app = App(Config(home=home, broker=server.url, store=store), name="boss")
+    async with Orchestrator(app) as tasks:
+        client.xadd("stream:result", {"task_id": "t", "status": "succeeded", "finished_at": when})
+        assert (await tasks.wait("t", timeout_s=LIMIT_S)).ok
+
+
+async def test_results_are_written_down_as_soon_as_the_store_is_back(
+    home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    app = App(Config(home=home, broker=server.url), name="boss")
+    async with Orchestrator(app) as tasks:
+        record, away = tasks._desk.record, [True]
+
+        async def fails_once(ends: Any) -> int:
+            if away:
+                away.clear()
+                raise StoreUnavailable("away")
+            return await record(ends)
+
+        monkeypatch.setattr(tasks._desk, "record", fails_once)
+        client.xadd("stream:result", {"task_id": "t", "status": "succeeded", "result": "1"})
+        assert (await tasks.wait("t", timeout_s=LIMIT_S)).result == 1
+    assert not away

@@ -270,6 +270,29 @@ async def test_a_full_server_can_be_emptied_by_a_worker_that_starts_then(
     await late.close()
 
 
+async def test_however_many_results_a_full_server_owes_it_hears_of_all(
+    broker: RedisBroker, client: Any
+):
+    many = 8500  # more than Lua unpacks
+    for _ in range(0, many, 500):
+        await broker.publish("jobs", [out() for _ in range(500)])
+    came: list[Any] = []
+    while len(came) < many:
+        came += await broker.receive(SUB, limit=1000, wait=PATIENCE_S)
+
+    def done(n: int) -> Settlement:
+        headers, fields = {FLAT: "1", ONCE: f"t-{n}"}, {"task_id": f"t-{n}", "status": "succeeded"}
+        told = Outgoing(id=f"t-{n}", body=b"", headers=headers, fields=fields)
+        return Settlement(delivery=came[n], verb=Verb.ACK, notices=(("told", told),))
+
+    client.config_set("maxmemory", 1)
+    await broker.settle(SUB, [done(n) for n in range(many)])
+    assert (client.xlen("told"), client.xlen("jobs")) == (0, many)
+    client.config_set("maxmemory", 0)
+    assert await broker.receive(SUB, limit=1, wait=0) == []
+    assert (client.xlen("told"), client.xlen("jobs")) == (many, 0)
+
+
 async def test_a_replica_that_takes_no_writes_says_so(broker: RedisBroker, client: Any):
     client.replicaof("127.0.0.1", 1)
     try:

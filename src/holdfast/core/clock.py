@@ -44,3 +44,5 @@ def from_us(us: int) -> datetime:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST = datetime.max.replace(microsecond=0, tzinfo=UTC)
+"""The last moment that every store can keep."""

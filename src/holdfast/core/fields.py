@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from .broker import Delivery, Subscription
-from .clock import from_us
+from .clock import LAST, from_us
 from .errors import DecodeError
 from .ids import derived_id, new_id
 from .message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, NAME, Raw
@@ -39,8 +39,11 @@ def id_of(value: Any, delivery: Delivery, sub: Subscription) -> str:
 
 def tenant_of(value: Any, sub: Subscription) -> str:
     """Whose message it is: the subscription says so, else the message, else nobody."""
-    if sub.tenant is not None:
-        return sub.tenant
+    return named_tenant(value) if sub.tenant is None else sub.tenant
+
+
+def named_tenant(value: Any) -> str:
+    """The tenant that a wire form names; the usual one if it names none."""
     if value in (None, "", DEFAULT_TENANT):
         return DEFAULT_TENANT
     if not isinstance(value, str) or len(value) > MAX_TENANT or not NAME.match(value):
@@ -110,8 +113,18 @@ def moment(name: str, value: Any) -> datetime | None:
             found = datetime.fromisoformat(value)
         except ValueError:
             raise DecodeError(f"{name} is no ISO 8601 time: {value!r:.60}") from None
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+        return found if 1 < found.year < 9999 else _in_utc(found)
     raise DecodeError(f"{name} is no ISO 8601 time: {value!r:.60}")
+
+
+def _in_utc(found: datetime) -> datetime:
+    """At either end of time UTC has no year for it, or a database none once it has rounded it: its
+    row could not be read again. It means "for ever", and is the last moment that all can tell."""
+    try:
+        return min(found.astimezone(UTC), LAST)
+    except OverflowError:
+        return LAST if found.year > 1 else datetime.min.replace(tzinfo=UTC)
 
 
 def sent_at(delivery: Delivery) -> datetime:

@@ -17,10 +17,11 @@ import msgspec
 from .broker import FLAT, ONCE, Notices, Outgoing
 from .clock import to_us
 from .errors import DecodeError, InvalidMessage
-from .fields import iso_us, moment
+from .fields import iso_us, key, moment, named_tenant, short
 from .json_text import dumps, loads
 from .message import DEFAULT_TENANT, MAX_ID
 from .outcome import Status
+from .text import storable
 
 Notice = tuple[str, Outgoing]
 """A queue, and what goes there."""
@@ -154,6 +155,7 @@ def read_result(body: bytes, subscription: str) -> End:
     task_id, word = found.get("task_id", ""), found.get("status", "")
     if not 0 < len(task_id) <= MAX_ID:
         raise DecodeError("a result names its task in task_id")
+    short("task_id", task_id)
     if word not in ("succeeded", "failed"):
         raise DecodeError(f"the result of task {task_id} has the status {word!r:.40}")
     result = found.get("result", "").encode()
@@ -165,15 +167,15 @@ def read_result(body: bytes, subscription: str) -> End:
     finished = moment("finished_at", found.get("finished_at")) or datetime.now(UTC)
     count = found.get("retry_count", "")
     return End(
-        tenant_id=found.get("tenant_id") or DEFAULT_TENANT,
+        tenant_id=named_tenant(found.get("tenant_id")),
         subscription=subscription,
         task_id=task_id,
-        tool_name=found.get("tool_name", ""),
+        tool_name=storable(found.get("tool_name", ""))[:MAX_ID],
         status=Status.DUPLICATE if first else Status(word),
         result=result,
         error=found.get("error", ""),
         retry_count=int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0,
-        idempotency_key=found.get("idempotency_key") or None,
+        idempotency_key=key("idempotency_key", found.get("idempotency_key")),
         finished_at_us=to_us(finished),
         consumer=found.get("consumer", ""),
         duplicate_of=first,

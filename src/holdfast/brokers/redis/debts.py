@@ -22,6 +22,8 @@ log = logging.getLogger("holdfast.brokers.redis")
 
 Place = tuple[int, bytes]
 """Level and entry id."""
+ACKED_AT_ONCE = 5000
+"""Lua unpacks at most 8,000 values, and more may be owed while a full server takes no results."""
 
 
 class Debts:
@@ -96,8 +98,9 @@ class Debts:
 
     def _ack_commands(self, places: Iterable[Place]) -> list[Sequence[Any]]:
         return [
-            ("EVAL", ACK, 1, self._keys[level], self._group, self._delete_acked, *ids)
+            ("EVAL", ACK, 1, self._keys[level], self._group, self._delete_acked, *some)
             for level, ids in by_level(places).items()
+            for some in (ids[n : n + ACKED_AT_ONCE] for n in range(0, len(ids), ACKED_AT_ONCE))
         ]
 
     def extend_commands(self, places: Iterable[Place]) -> list[Sequence[Any]]:

@@ -14,10 +14,14 @@ from typing import Any
 import msgspec
 
 from holdfast.core.broker import FLAT, Delivery, Outgoing
+from holdfast.core.clock import LAST, to_us
 from holdfast.core.errors import InvalidMessage
 
 _MARK, _VERSION = b"hf", b"1"
 _MARK_NAME = _MARK.decode()
+_LAST_US = to_us(LAST)
+MOST_DIGITS = 18
+"""Of a time to live: 30,000 years."""
 _FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -101,9 +105,17 @@ def _ours(
         sent_at_us=sent_at_us,
         priority=level,
         key=None if key is None else key.decode("utf-8", "replace"),
-        # By the server's clock, which made the entry's id.
-        expires_at_us=sent_at_us + int(ttl) if ttl is not None and ttl.isdigit() else None,
+        expires_at_us=None if ttl is None else _expiry(sent_at_us, ttl),
     )
+
+
+def _expiry(sent_at_us: int, ttl: bytes) -> int | None:
+    """By the server's clock, which made the entry's id. Others may write a number of any length:
+    what no store could keep, or Python read, is no end at all."""
+    if not ttl.isdigit() or len(ttl) > MOST_DIGITS:
+        return None
+    expires_us = sent_at_us + int(ttl)
+    return expires_us if expires_us <= _LAST_US else None
 
 
 def _named(fields: list[bytes]) -> dict[str, str] | None:
