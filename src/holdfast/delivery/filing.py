@@ -153,9 +153,9 @@ class Filing:
         paused = self._folder.queue.paused.names()
         return [channel for channel in channels if channel not in paused]
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: Sequence[Outbound]) -> None:
         """Nobody was told of these: they are looked at again, as what a dead process left."""
-        for reply in taken.replies:
+        for reply in taken:
             found = self._folder.shelf.sending.get(reply.id)
             if found is not None:
                 found.worker_id = NOBODY
