@@ -287,6 +287,49 @@ async def test_what_is_no_delivery_is_set_aside_and_others_go(folder: Folder) ->
     assert folder.deliveries.queue.broken() == ["a.json"]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"content": "cut \ud83d"},
+        {"created_at": float("inf")},
+        {"expires_at": float("inf")},
+        {"wait_s": float("nan"), "retry_count": 1},
+    ],
+    ids=["half an emoji", "no time", "no end", "no wait"],
+)
+async def test_what_could_not_be_reckoned_with_or_written_stops_nobody(
+    folder: Folder, odd: dict[str, Any]
+) -> None:
+    folder.drop("a", **odd)
+    folder.drop("b", recipient="bob")
+    os.utime(folder.path / "a.json", (1, 1))
+    assert ids(await folder.take()) == ["b"]
+    assert folder.deliveries.queue.broken() == ["a.json"]
+
+
+async def test_a_log_of_acts_that_cannot_be_read_now_is_read_later(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await folder.put("a")
+    desk = FileDeliveries(folder.path).desk(by="ann")
+    await desk.pause_channel("chat")
+    is_open = Path.open
+    met: list[Path] = []
+
+    def too_many(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "acts.log" and not met:
+            met.append(path)
+            raise OSError(24, "Too many open files")
+        return is_open(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", too_many)
+    async with asyncio.timeout(30):
+        assert not await folder.take()
+        assert not await folder.take()
+    assert met
+    assert [kind for *_, kind, _ in folder.told] == [events.DELIVERY_PAUSED]
+
+
 # -- restarts -------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ a person at a desk never write over each other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -35,6 +36,7 @@ log = logging.getLogger("holdfast.delivery")
 SETTLED_S = 2.0
 """A file that cannot be read is set aside when nobody has touched it for so long: before that, an
 editor may be writing it."""
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DeliveryQueue:
@@ -323,20 +325,21 @@ class DeliveryQueue:
 
     def _set_aside(self, path: Path, why: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime < SETTLED_S:
+            # A time of the future is none of an editor's: a clock was set, or it was copied here.
+            if abs(time.time() - path.stat().st_mtime) < SETTLED_S:
                 return
             self.broken_dir.mkdir(exist_ok=True, mode=0o700)
             target = self.broken_dir / path.name
             while target.exists():
                 target = target.with_name(f"{target.name}.{uuid.uuid4().hex[:4]}")
             os.replace(path, target)
-            whole_files.sync(self.broken_dir, path.parent)
             log.error(
                 "%s is no delivery (%s) and was set aside as %s; mend it and move it back",
                 path.name,
                 why,
                 target,
             )
+            whole_files.sync(self.broken_dir, path.parent)
 
 
 def _usual_dir() -> Path:
@@ -357,10 +360,12 @@ def _move(path: Path, folder: Path) -> None:
 
 
 def parsed(path: Path) -> QueuedDelivery | str | None:
-    """The delivery; why it is none; or None, if the file is gone."""
+    """The delivery; why it is none; or None, if the file is gone. Raises StoreError where this
+    process has no room to read any file: that says nothing of this one."""
     try:
         found: Any = json.loads(path.read_bytes())
         delivery = QueuedDelivery.from_dict(found)
+        json.dumps(found, ensure_ascii=False).encode()  # half an emoji could not be written again
     except FileNotFoundError:
         return None
     except KeyError as error:
@@ -368,6 +373,8 @@ def parsed(path: Path) -> QueuedDelivery | str | None:
     except (ValueError, TypeError, RecursionError) as error:
         return str(error) or type(error).__name__
     except OSError as error:
+        if error.errno in _OURS:
+            raise whole_files.unreadable(error, path) from error
         return f"it cannot be read: {error.strerror}"
     if f"{delivery.id}.json" != path.name:
         return f"it says that its id is {delivery.id!r:.60}"

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -327,7 +328,8 @@ class Filing:
         """What jobs have to tell, and whether to ring. What they changed is no reason to look."""
         self._folder.has_written()
         if self._is_open:
-            self.entries += self._folder.acts.news()
+            with contextlib.suppress(StoreError):  # read next time
+                self.entries += self._folder.acts.news()
         found = self.entries, self._folder.rings
         self.entries, self._folder.rings = [], False
         return found
