@@ -126,7 +126,7 @@ class DeliveryQueue:
             now.not_before = not_before
             now.extra.pop("wait_s", None)  # of another sender's attempt
             if not unknown:
-                now.sending_since = 0.0
+                _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, failed)
@@ -137,9 +137,10 @@ class DeliveryQueue:
         """No further attempt could help: it is given up at once."""
 
         def failed(now: QueuedDelivery) -> None:
-            now.last_attempt_at = time.time()
+            now.last_attempt_at = max(time.time(), now.sending_since)
             now.last_error = _text(error)
-            now.not_before = now.sending_since = 0.0
+            now.not_before = 0.0
+            _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, failed)
@@ -151,7 +152,10 @@ class DeliveryQueue:
         def waits(now: QueuedDelivery) -> None:
             now.not_before = until
             now.last_error = _text(error)
-            now.sending_since = 0.0
+            _end_attempt(now)
+            if now.sending_since:  # it ended; and it has waited by the table before that
+                now.last_attempt_at = max(now.last_attempt_at, now.sending_since)
+                now.extra["wait_s"] = 0.0
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, waits)
@@ -389,6 +393,13 @@ def _one(found: list[QueuedDelivery], prefix: str, what: str) -> QueuedDelivery:
         names = [delivery.id for delivery in matches]
         raise Ambiguous(f"{prefix!r} fits {len(names)} deliveries; say more of the id", names)
     return matches[0]
+
+
+def _end_attempt(delivery: QueuedDelivery) -> None:
+    """It did not arrive this time. That it may have arrived before stays in its file: whoever sends
+    it next, of whatever kind, has to mark it."""
+    if not delivery.resent:
+        delivery.sending_since = 0.0
 
 
 def _text(error: str) -> str:
