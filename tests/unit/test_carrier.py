@@ -276,6 +276,19 @@ async def test_a_channel_that_hangs_is_given_up(desk: Desk) -> None:
     assert (row["resent"], row["retry_count"]) == (1, 1)
 
 
+async def test_a_channel_that_cancels_itself_has_failed_and_no_more(desk: Desk) -> None:
+    def cancelled(reply: Outbound) -> None:
+        raise asyncio.CancelledError  # of a task of its own, say
+
+    channel = Script("chat", cancelled)
+    desk.carry(channel)
+    await desk.put()
+    await desk.put("next")
+    row = await desk.ends()
+    assert (row["resent"], row["retry_count"]) == (1, 1)
+    await desk.ends("next")
+
+
 async def test_what_may_have_arrived_is_held_if_its_channel_must_not_repeat_itself(
     desk: Desk,
 ) -> None:
@@ -378,6 +391,27 @@ async def test_a_destination_that_is_down_stops_the_clock(desk: Desk) -> None:
     rows = [await desk.row(f"to{n}") for n in range(6)]
     assert sum(row["retry_count"] for row in rows) == 3
     assert all(row["status"] == "sent" for row in rows)
+
+
+async def test_what_is_held_back_is_no_answer_of_a_destination_that_is_down(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = await desk.store.register("dead")
+    await desk.put("doubt", recipient="bob")
+    await desk.deliveries.take({"chat": lambda reply: ()}, limit=1, worker=dead)
+    await desk.store.leave(dead)
+    await desk.put("down", max_retries=0)
+    channel = Script("chat", TemporaryError("down"))
+    desk.carry(
+        channel,
+        slots=1,
+        policy=Policy(wait_scale=0.0, hold_unknown=True),
+        breaker=BreakerPolicy(failures=1, probe_s=0.1),
+    )
+    await desk.ends("down", status="failed")
+    await desk.ends("doubt", status="unknown")
+    assert len(channel.calls) == 1
+    assert "chat is back" not in caplog.text
 
 
 async def test_while_a_probe_hangs_the_others_wait_and_nothing_is_told_of_them(

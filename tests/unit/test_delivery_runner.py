@@ -341,6 +341,39 @@ def test_a_disk_that_fills_up_is_waited_out(
     assert "no room left" in caplog.text
 
 
+def test_a_moment_without_room_to_look_is_waited_out(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "LOOK_S", 0.01)
+    refused: queues.Queue[object] = queues.Queue()
+
+    def too_many(path: object) -> None:
+        refused.put(path)
+        raise OSError(24, "Too many open files")
+
+    channel = Channel()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.scandir", too_many)
+        runner = run(channel)
+        refused.get(timeout=LIMIT_S)
+    queue.enqueue("telegram", "1", "a")
+    assert channel.wait_for(1) == ["a"]
+    assert runner.failure is None
+
+
+def test_a_file_that_could_not_be_written_again_stops_nobody(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
+) -> None:
+    path = queue.queue_dir / "x.json"
+    body = {**QueuedDelivery("x", "c", "r", "text", 1.0).to_dict(), "content": "cut \ud83d"}
+    path.write_text(json.dumps(body))
+    channel = Channel()
+    runner = run(channel)
+    queue.enqueue("telegram", "1", "a")
+    assert channel.wait_for(1) == ["a"]
+    assert runner.failure is None
+
+
 def test_whoever_takes_it_is_told_of_a_doubt(
     queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
 ) -> None:

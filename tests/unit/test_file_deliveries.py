@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +28,16 @@ from holdfast.core.delivery import (
     Settled,
     unlimited,
 )
-from holdfast.core.errors import InvalidMessage, StoreError, StoreFull, StoreUnavailable
+from holdfast.core.errors import (
+    FinalError,
+    InvalidMessage,
+    RateLimited,
+    SendUnknown,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TemporaryError,
+)
 from holdfast.core.events import Entry
 from holdfast.core.store import Worker
 from holdfast.delivery import whole_files
@@ -287,6 +297,49 @@ async def test_what_is_no_delivery_is_set_aside_and_others_go(folder: Folder) ->
     assert folder.deliveries.queue.broken() == ["a.json"]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"content": "cut \ud83d"},
+        {"created_at": float("inf")},
+        {"expires_at": float("inf")},
+        {"wait_s": float("nan"), "retry_count": 1},
+    ],
+    ids=["half an emoji", "no time", "no end", "no wait"],
+)
+async def test_what_could_not_be_reckoned_with_or_written_stops_nobody(
+    folder: Folder, odd: dict[str, Any]
+) -> None:
+    folder.drop("a", **odd)
+    folder.drop("b", recipient="bob")
+    os.utime(folder.path / "a.json", (1, 1))
+    assert ids(await folder.take()) == ["b"]
+    assert folder.deliveries.queue.broken() == ["a.json"]
+
+
+async def test_a_log_of_acts_that_cannot_be_read_now_is_read_later(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await folder.put("a")
+    desk = FileDeliveries(folder.path).desk(by="ann")
+    await desk.pause_channel("chat")
+    is_open = Path.open
+    met: list[Path] = []
+
+    def too_many(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "acts.log" and not met:
+            met.append(path)
+            raise OSError(24, "Too many open files")
+        return is_open(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", too_many)
+    async with asyncio.timeout(30):
+        assert not await folder.take()
+        assert not await folder.take()
+    assert met
+    assert [kind for *_, kind, _ in folder.told] == [events.DELIVERY_PAUSED]
+
+
 # -- restarts -------------------------------------------------------------------------------------
 
 
@@ -382,6 +435,37 @@ async def test_the_runner_goes_on_where_this_stopped(folder: Folder) -> None:
     assert begun is not None
     await folder.open()
     assert await folder.deliveries.recover(worker=folder.worker) == 1
+    (again,) = await folder.take()
+    assert (again.id, again.in_doubt) == (waiting.id, True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RateLimited("slow", retry_after_s=1), TemporaryError("away"), FinalError("no")],
+    ids=["put off", "failed", "refused"],
+)
+async def test_a_doubt_of_the_runner_stays_whatever_came_after_it(
+    folder: Folder, error: Exception
+) -> None:
+    await folder.deliveries.close()
+    queue = DeliveryQueue(folder.path)
+    waiting = queue.enqueue("chat", "ann", "hello")
+    errors: list[Exception] = [SendUnknown("silence"), error]
+    tried: Signal[str] = Signal("tried")
+
+    def send(channel: str, to: str, text: str) -> None:
+        tried.emit(text)
+        raise errors.pop(0)
+
+    runner = DeliveryRunner(queue, send, wait_scale=0.0)
+    runner.start()
+    await tried.wait(2)
+    runner.stop()
+    folder.clock.jump_wall(time.time() + 3600 - folder.clock.now_us() / 1e6)
+    await folder.open()
+    if isinstance(error, FinalError):
+        await folder.deliveries.desk(by="ann").retry_deliveries([waiting.id])
+    assert await folder.deliveries.recover(worker=folder.worker) == 0, "nobody died"
     (again,) = await folder.take()
     assert (again.id, again.in_doubt) == (waiting.id, True)
 

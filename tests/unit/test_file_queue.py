@@ -252,6 +252,11 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "true for a number": (but(max_retries=True), "max_retries is a number"),
     "another id": (but(id="../../y"), "its id is '../../y'"),
     "deep": (b"[" * 200_000, "recursion"),
+    "half an emoji": (but(content="cut \ud83d"), "surrogates not allowed"),
+    "half an emoji in a field of its own": (but(mine=["\ud83d"]), "surrogates not allowed"),
+    "no number": (but(created_at=float("nan")), "created_at is a number within reason, not nan"),
+    "no end": (but(last_attempt_at=float("inf")), "last_attempt_at is a number within reason"),
+    "no float": (but(not_before=10**400), "not_before is a number within reason, not 1000"),
 }
 
 
@@ -268,6 +273,31 @@ def test_what_is_no_delivery_is_set_aside_whole_and_reported(
     (line,) = [r.getMessage() for r in caplog.records if "no delivery" in r.getMessage()]
     assert re.search(why, line)
     assert "Broken:  1 file (set aside in broken/ directory)" in recovery_report(queue)
+
+
+def test_a_broken_file_from_the_future_is_set_aside_too(queue: DeliveryQueue) -> None:
+    """A clock was set back, or it was copied here with its time."""
+    path = drop_in(queue, "x.json", b"{")
+    os.utime(path, (time.time() + 3600, time.time() + 3600))
+    assert queue.load_pending() == []
+    assert queue.broken() == ["x.json"]
+
+
+def test_a_process_without_room_to_read_sets_nothing_aside(
+    queue: DeliveryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivery = queue.enqueue("telegram", "1", "a")
+    old(queue.queue_dir / f"{delivery.id}.json")
+
+    def too_many(*args: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    for owner, name in ((Path, "read_bytes"), (os, "scandir")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, too_many)
+            with pytest.raises(StoreError, match="cannot be read: Too many open files"):
+                queue.load_pending()
+    assert [d.id for d in queue.load_pending()] == [delivery.id]
 
 
 def test_two_broken_files_of_one_name_are_both_kept(queue: DeliveryQueue) -> None:

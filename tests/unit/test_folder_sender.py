@@ -19,6 +19,7 @@ from holdfast.core.events import Event
 from holdfast.core.store import Worker
 from holdfast.delivery import whole_files
 from holdfast.delivery.attempts import Policy
+from holdfast.delivery.filed import Filed
 from holdfast.observe.observers import Observers
 from holdfast.testing import Signal
 
@@ -180,6 +181,34 @@ async def test_what_waits_goes_by_one_call(tmp_path: Path) -> None:
     async with FolderSender(deliveries, [chat]):
         await heard.of(events.DELIVERY_SENT, "c")
     assert [reply.content for reply in chat.got.seen] == ["text of a + text of b + text of c"]
+
+
+async def test_what_was_to_go_by_one_call_goes_though_the_disk_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind are marked in their files, and their sender was told that they are not."""
+    deliveries, chat = FileDeliveries(tmp_path), Joining()
+    heard = Heard(deliveries)
+    await deliveries.put([new("a"), new("b")])
+    begin, sync = Filed.begin, whole_files.sync
+    begun: list[str] = []
+
+    def begins(filed: Filed, now_us: int) -> None:
+        begin(filed, now_us)
+        begun.append(filed.delivery.id)
+
+    def fails_once(*folders: Path) -> None:
+        if begun == ["a", "b"]:
+            begun.append("")
+            raise StoreError("the disk failed")
+        sync(*folders)
+
+    monkeypatch.setattr(Filed, "begin", begins)
+    monkeypatch.setattr(whole_files, "sync", fails_once)
+    async with FolderSender(deliveries, [chat], policy=FAST):
+        await heard.of(events.DELIVERY_SENT, "a")
+        await heard.of(events.DELIVERY_SENT, "b")
+    assert [(reply.id, reply.in_doubt) for reply in chat.got.seen] == [("a", False), ("b", True)]
 
 
 async def test_a_second_sender_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

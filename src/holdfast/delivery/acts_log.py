@@ -65,6 +65,8 @@ class ActsLog:
             return self._path.stat().st_size
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise whole_files.unreadable(error, self._path) from error
 
     def _read(self, offset: int) -> tuple[list[dict[str, Any]], int]:
         """What stands behind this place, and where it ends."""
@@ -74,6 +76,8 @@ class ActsLog:
                 text, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return [], 0
+        except OSError as error:
+            raise whole_files.unreadable(error, self._path) from error
         found = []
         for line in text.splitlines():
             try:

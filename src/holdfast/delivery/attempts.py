@@ -89,7 +89,7 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
         )
         return Attempted([waits for _ in replies])
     try:
-        result = await _call(merged, route)
+        result = await _unbroken(merged, route)
     except asyncio.CancelledError:
         breaker.cancelled()
         raise
@@ -110,10 +110,25 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
             )
         return Attempted([_after_failure(reply, error, route) for reply in replies])
     results = [result for _ in replies]
+    if isinstance(result, Held) and not result.called:  # nobody was asked, so nobody answered
+        breaker.cancelled()
+        return Attempted(results)
     if not breaker.succeeded():
         return Attempted(results)
     log.warning("[delivery] %s is back", _place(route.destination))
     return Attempted(results, frees=route.destination)
+
+
+async def _unbroken(reply: Outbound, route: Route) -> Result:
+    """As `_call`. What a channel cancels inside of itself is its failure, and does not end us: a
+    reply of a worker that lives would be taken back by nobody."""
+    try:
+        return await _call(reply, route)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise SendUnknown("its channel broke the call off") from None
 
 
 async def _call(reply: Outbound, route: Route) -> Result:

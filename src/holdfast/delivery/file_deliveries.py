@@ -134,13 +134,17 @@ class FileDeliveries:
         if limit < 1:
             return Taken((), await self.due_in_s(channels))
         return await self._run(
-            lambda: filing.take(channels, limit, worker.worker_id), undo=filing.give_back
+            lambda: filing.take(channels, limit, worker.worker_id),
+            undo=lambda taken: filing.give_back(taken.replies),
         )
 
     async def follow(
         self, head: Outbound, fits: Fits, *, limit: int, worker: Worker
     ) -> Sequence[Outbound]:
-        return await self._run(lambda: self._filing.follow(head, fits, limit, worker.worker_id))
+        filing = self._filing
+        return await self._run(
+            lambda: filing.follow(head, fits, limit, worker.worker_id), undo=filing.give_back
+        )
 
     async def settle(
         self, channels: Mapping[str, Limits], batch: Sequence[Settled], *, worker: Worker

@@ -10,6 +10,7 @@ a person at a desk never write over each other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -35,6 +36,7 @@ log = logging.getLogger("holdfast.delivery")
 SETTLED_S = 2.0
 """A file that cannot be read is set aside when nobody has touched it for so long: before that, an
 editor may be writing it."""
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DeliveryQueue:
@@ -124,7 +126,7 @@ class DeliveryQueue:
             now.not_before = not_before
             now.extra.pop("wait_s", None)  # of another sender's attempt
             if not unknown:
-                now.sending_since = 0.0
+                _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, failed)
@@ -135,9 +137,10 @@ class DeliveryQueue:
         """No further attempt could help: it is given up at once."""
 
         def failed(now: QueuedDelivery) -> None:
-            now.last_attempt_at = time.time()
+            now.last_attempt_at = max(time.time(), now.sending_since)
             now.last_error = _text(error)
-            now.not_before = now.sending_since = 0.0
+            now.not_before = 0.0
+            _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, failed)
@@ -149,7 +152,10 @@ class DeliveryQueue:
         def waits(now: QueuedDelivery) -> None:
             now.not_before = until
             now.last_error = _text(error)
-            now.sending_since = 0.0
+            _end_attempt(now)
+            if now.sending_since:  # it ended; and it has waited by the table before that
+                now.last_attempt_at = max(now.last_attempt_at, now.sending_since)
+                now.extra["wait_s"] = 0.0
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, waits)
@@ -323,20 +329,21 @@ class DeliveryQueue:
 
     def _set_aside(self, path: Path, why: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime < SETTLED_S:
+            # A time of the future is none of an editor's: a clock was set, or it was copied here.
+            if abs(time.time() - path.stat().st_mtime) < SETTLED_S:
                 return
             self.broken_dir.mkdir(exist_ok=True, mode=0o700)
             target = self.broken_dir / path.name
             while target.exists():
                 target = target.with_name(f"{target.name}.{uuid.uuid4().hex[:4]}")
             os.replace(path, target)
-            whole_files.sync(self.broken_dir, path.parent)
             log.error(
                 "%s is no delivery (%s) and was set aside as %s; mend it and move it back",
                 path.name,
                 why,
                 target,
             )
+            whole_files.sync(self.broken_dir, path.parent)
 
 
 def _usual_dir() -> Path:
@@ -357,10 +364,12 @@ def _move(path: Path, folder: Path) -> None:
 
 
 def parsed(path: Path) -> QueuedDelivery | str | None:
-    """The delivery; why it is none; or None, if the file is gone."""
+    """The delivery; why it is none; or None, if the file is gone. Raises StoreError where this
+    process has no room to read any file: that says nothing of this one."""
     try:
         found: Any = json.loads(path.read_bytes())
         delivery = QueuedDelivery.from_dict(found)
+        json.dumps(found, ensure_ascii=False).encode()  # half an emoji could not be written again
     except FileNotFoundError:
         return None
     except KeyError as error:
@@ -368,6 +377,8 @@ def parsed(path: Path) -> QueuedDelivery | str | None:
     except (ValueError, TypeError, RecursionError) as error:
         return str(error) or type(error).__name__
     except OSError as error:
+        if error.errno in _OURS:
+            raise whole_files.unreadable(error, path) from error
         return f"it cannot be read: {error.strerror}"
     if f"{delivery.id}.json" != path.name:
         return f"it says that its id is {delivery.id!r:.60}"
@@ -382,6 +393,13 @@ def _one(found: list[QueuedDelivery], prefix: str, what: str) -> QueuedDelivery:
         names = [delivery.id for delivery in matches]
         raise Ambiguous(f"{prefix!r} fits {len(names)} deliveries; say more of the id", names)
     return matches[0]
+
+
+def _end_attempt(delivery: QueuedDelivery) -> None:
+    """It did not arrive this time. That it may have arrived before stays in its file: whoever sends
+    it next, of whatever kind, has to mark it."""
+    if not delivery.resent:
+        delivery.sending_since = 0.0
 
 
 def _text(error: str) -> str:

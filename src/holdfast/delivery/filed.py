@@ -19,7 +19,7 @@ from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.parcels import SENDER_DIED, Ending, Parcel, lane_of
 from holdfast.core.text import storable
 
-from .queued import QueuedDelivery
+from .queued import QueuedDelivery, check_number
 from .waits import due_at
 
 LONGEST_ID = 200
@@ -185,7 +185,11 @@ class Filed:
 def filed(delivery: QueuedDelivery) -> Filed:
     """Raises ValueError for a key that is not what it should be."""
     known = {name: delivery.extra[name] for name in _KEYS if name in delivery.extra}
-    return Filed(delivery, msgspec.convert(known, Details) if known else Details())
+    details = msgspec.convert(known, Details) if known else Details()
+    for name, value in (("expires_at", details.expires_at), ("wait_s", details.wait_s)):
+        if value is not None:
+            check_number(name, value)
+    return Filed(delivery, details)
 
 
 def filed_new(new: New, now_us: int) -> Filed:

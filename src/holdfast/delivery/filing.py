@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -153,9 +154,9 @@ class Filing:
         paused = self._folder.queue.paused.names()
         return [channel for channel in channels if channel not in paused]
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: Sequence[Outbound]) -> None:
         """Nobody was told of these: they are looked at again, as what a dead process left."""
-        for reply in taken.replies:
+        for reply in taken:
             found = self._folder.shelf.sending.get(reply.id)
             if found is not None:
                 found.worker_id = NOBODY
@@ -327,7 +328,8 @@ class Filing:
         """What jobs have to tell, and whether to ring. What they changed is no reason to look."""
         self._folder.has_written()
         if self._is_open:
-            self.entries += self._folder.acts.news()
+            with contextlib.suppress(StoreError):  # read next time
+                self.entries += self._folder.acts.news()
         found = self.entries, self._folder.rings
         self.entries, self._folder.rings = [], False
         return found

@@ -61,7 +61,8 @@ class QueuedDelivery:
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> QueuedDelivery:
-        """Raises KeyError for a field that is missing, TypeError for one of another kind."""
+        """Raises KeyError for a field that is missing, TypeError for one of another kind,
+        ValueError for a number that is none to reckon with."""
         if not isinstance(d, dict):
             raise TypeError("a delivery is a JSON object")
         known: dict[str, Any] = {name: d[name] for name in _REQUIRED}
@@ -71,10 +72,19 @@ class QueuedDelivery:
             if isinstance(value, bool) or not isinstance(value, kind):
                 expected = "a text" if kind is str else "a number"
                 raise TypeError(f"{name} is {expected}, not {value!r:.60}")
+            if kind is not str:
+                check_number(name, value)
         extra = {name: value for name, value in d.items() if name not in known}
         return QueuedDelivery(**known, extra=extra)
 
 
+def check_number(name: str, value: float) -> None:
+    """Raises ValueError for one that is not finite, which JSON's readers let pass, or too large."""
+    if not -_LARGEST < value < _LARGEST:
+        raise ValueError(f"{name} is a number within reason, not {value!s:.60}")
+
+
+_LARGEST = 10**15
 _REQUIRED = ("id", "channel", "recipient", "content", "created_at")
 _NINE = (*_REQUIRED, "retry_count", "last_attempt_at", "last_error", "max_retries")
 _RARE: dict[str, Any] = {

@@ -59,11 +59,16 @@ class SentLog:
             self._read()
 
     def _read(self) -> None:
-        """What was added since; only whole lines count."""
+        """What was added since; only whole lines count. Raises StoreError."""
         try:
-            stat = self._path.stat()
+            self._read_on()
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise whole_files.unreadable(error, self._path) from error
+
+    def _read_on(self) -> None:
+        stat = self._path.stat()
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._inode, self._offset = stat.st_ino, 0
         if stat.st_size == self._offset:

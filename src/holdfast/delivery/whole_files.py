@@ -75,15 +75,18 @@ def sync(*folders: Path) -> None:
 
 
 def listed(folder: Path, ending: str = ".json") -> list[tuple[str, Stamp]]:
-    """Names, and what changes with their content."""
+    """Names, and what changes with their content. Raises StoreError."""
     found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(ending) and not entry.name.startswith("."):
-                with contextlib.suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    if entry.is_file():
-                        found.append((entry.name, _stamp(stat)))
+    try:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(ending) and not entry.name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = entry.stat()
+                        if entry.is_file():
+                            found.append((entry.name, _stamp(stat)))
+    except OSError as error:
+        raise unreadable(error, folder) from error
     return found
 
 
@@ -93,6 +96,8 @@ def stamp_of(path: Path) -> Stamp | None:
         return _stamp(path.stat())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise unreadable(error, path) from error
 
 
 def listed_at(folder: Path) -> int:
@@ -100,7 +105,11 @@ def listed_at(folder: Path) -> int:
     try:
         return folder.stat().st_mtime_ns
     except OSError as error:
-        raise StoreError(f"{folder} cannot be read: {error.strerror}") from error
+        raise unreadable(error, folder) from error
+
+
+def unreadable(error: OSError, path: Path) -> StoreError:
+    return StoreError(f"{path} cannot be read: {error.strerror}")
 
 
 def translated(error: OSError, path: Path) -> StoreError:
@@ -122,7 +131,7 @@ def alone(folder: Path) -> Iterator[None]:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
         except FileNotFoundError as error:
-            raise StoreError(f"{folder} cannot be read: {error.strerror}") from error
+            raise unreadable(error, folder) from error
         except OSError as error:
             raise translated(error, path) from error
         yield
