@@ -108,6 +108,8 @@ def test_a_subject_is_found() -> None:
     [
         {"subject": "x\r\nBcc: all@example.com"},
         {"subject": "x\ny"},
+        {"subject": "x\u2028y"},
+        {"subject": "x\x85y"},
         {"in_reply_to": "<a@b>\r\nBcc: all@example.com"},
         {"references": ["<a@b>\nX: y"]},
         {"reply_to": "a@example.com\nBcc: all@example.com"},
@@ -124,7 +126,8 @@ async def test_nothing_adds_a_header(server: SmtpServer, options: dict[str, Any]
     [
         "", "jo", "jo@", "@example.org", "jo@example.org\r\nRCPT TO:<all@example.org>",
         "jo@exämple.org", "jö@example.org", "jo@example.org>", "a b@example.org",
-        "a@example.org; b@example.org",
+        "a@example.org; b@example.org", "jo..e@example.org", ".jo@example.org", "jo@example..org",
+        "jo@example.org.",
     ],
 )  # fmt: skip
 async def test_what_is_no_address_is_refused(server: SmtpServer, recipient: str) -> None:
