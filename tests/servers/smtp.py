@@ -26,6 +26,8 @@ class SmtpServer:
         self.answer = "250 OK"
         """To the end of DATA."""
         self.after_data: AfterData = "yes"
+        self.never_ends = False
+        """It says nothing to a QUIT."""
         self.port = 0
         self._login = (user.encode(), password.encode())
         self._released = asyncio.Event()
@@ -54,6 +56,11 @@ class SmtpServer:
             assert isinstance(server.transport, asyncio.WriteTransport)
             server.transport.abort()
         return self.answer
+
+    async def handle_QUIT(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        if self.never_ends:
+            await self._released.wait()
+        return "221 Bye"
 
     def authenticate(
         self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -209,6 +210,14 @@ async def test_silence_after_the_message(server: SmtpServer) -> None:
     server.after_data = "hang"
     with pytest.raises(SendUnknown):
         await channel_to(server, timeout_s=2.0).send(reply())
+    assert len(server.got) == 1
+
+
+async def test_who_has_the_message_may_be_silent_then(server: SmtpServer) -> None:
+    """What arrived must not be in doubt, and sent again, because of how the call ended."""
+    server.never_ends = True
+    async with asyncio.timeout(10):  # whoever calls has a patience of its own
+        assert await channel_to(server).send(reply())
     assert len(server.got) == 1
 
 

@@ -21,6 +21,7 @@ from .email_message import addresses_of, message_for
 log = logging.getLogger("holdfast.delivery")
 
 TIMEOUT_S = 30.0
+QUIT_S = 1.0
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
@@ -72,7 +73,10 @@ class EmailChannel:
             await self._prepare(smtp, to)
             await self._data(smtp, message.as_bytes())
             with contextlib.suppress(aiosmtplib.SMTPException, OSError):
-                await smtp.quit()  # it has the message: how the call ends is of no matter
+                # It has the message: how the call ends is of no matter, and must not outlast the
+                # caller's patience, or what arrived would be in doubt.
+                async with asyncio.timeout(QUIT_S):
+                    await smtp.quit()
         finally:
             smtp.close()
         return str(message["Message-ID"])
