@@ -21,6 +21,8 @@ class SmtpServer:
 
     def __init__(self, user: str = "", password: str = "") -> None:
         self.got: list[tuple[list[str], EmailMessage]] = []
+        self.sender_answer = "250 OK"
+        """To MAIL."""
         self.recipients: dict[str, str] = {}
         """What is answered to a RCPT, where it is not yes."""
         self.answer = "250 OK"
@@ -35,6 +37,13 @@ class SmtpServer:
     def release(self) -> None:
         """Ends what hangs."""
         self._released.set()
+
+    async def handle_MAIL(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if self.sender_answer.startswith("250"):
+            envelope.mail_from = address
+        return self.sender_answer
 
     async def handle_RCPT(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]

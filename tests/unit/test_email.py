@@ -186,6 +186,15 @@ async def test_nobody_is_left(server: SmtpServer) -> None:
 # -- answers --------------------------------------------------------------------------------------
 
 
+async def test_a_server_that_wants_a_login_loses_no_reply(server: SmtpServer) -> None:
+    server.sender_answer = "530 5.7.0 Authentication required"
+    with pytest.raises(TemporaryError, match="Authentication required: it wants a login"):
+        await channel_to(server).send(reply())
+    server.sender_answer = "550 5.7.1 not from you"
+    with pytest.raises(FinalError, match="not from you"):
+        await channel_to(server).send(reply())
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [("452 4.3.1 disk full", TemporaryError), ("554 5.7.1 that is spam", FinalError)],

@@ -22,6 +22,8 @@ log = logging.getLogger("holdfast.delivery")
 
 TIMEOUT_S = 30.0
 QUIT_S = 1.0
+_OPERATOR = frozenset({530, 534, 535, 538})
+"""The channel is set up wrongly (RFC 4954): what waits must not be lost until that is mended."""
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
@@ -150,6 +152,8 @@ class EmailChannel:
 
     def _refuse(self, error: aiosmtplib.SMTPResponseException) -> NoReturn:
         why = f"{self._place}: {_answer(error)}"
+        if error.code in _OPERATOR:
+            raise TemporaryError(f"{why}: it wants a login, or another one") from None
         raise (FinalError if 500 <= error.code < 600 else TemporaryError)(why) from None
 
     @property
