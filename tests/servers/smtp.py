@@ -21,11 +21,15 @@ class SmtpServer:
 
     def __init__(self, user: str = "", password: str = "") -> None:
         self.got: list[tuple[list[str], EmailMessage]] = []
+        self.sender_answer = "250 OK"
+        """To MAIL."""
         self.recipients: dict[str, str] = {}
         """What is answered to a RCPT, where it is not yes."""
         self.answer = "250 OK"
         """To the end of DATA."""
         self.after_data: AfterData = "yes"
+        self.never_ends = False
+        """It says nothing to a QUIT."""
         self.port = 0
         self._login = (user.encode(), password.encode())
         self._released = asyncio.Event()
@@ -33,6 +37,13 @@ class SmtpServer:
     def release(self) -> None:
         """Ends what hangs."""
         self._released.set()
+
+    async def handle_MAIL(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if self.sender_answer.startswith("250"):
+            envelope.mail_from = address
+        return self.sender_answer
 
     async def handle_RCPT(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
@@ -54,6 +65,11 @@ class SmtpServer:
             assert isinstance(server.transport, asyncio.WriteTransport)
             server.transport.abort()
         return self.answer
+
+    async def handle_QUIT(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        if self.never_ends:
+            await self._released.wait()
+        return "221 Bye"
 
     def authenticate(
         self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any

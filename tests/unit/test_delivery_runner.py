@@ -26,6 +26,7 @@ from holdfast.delivery import runner as runner_module
 from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.runner import DeliveryRunner, SendFn
+from holdfast.delivery.waits import due_at
 
 LIMIT_S = 20.0
 FAST = 0.001
@@ -314,6 +315,32 @@ def test_a_clock_that_was_set_back_holds_nothing_up(
     channel = Channel()
     run(channel, wait_scale=1.0)
     assert channel.wait_for(1) == ["a"]
+
+
+def test_a_clock_that_was_set_back_holds_up_nobody_who_was_told_to_wait(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time() + 86_400
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now)
+        delivery = queue.enqueue("telegram", "1", "a")
+        queue.begin(delivery.id)
+        queue.put_off(delivery, now + 30, "slow down")
+    channel = Channel()
+    run(channel, wait_scale=1.0)
+    assert channel.wait_for(1) == ["a"]
+
+
+def test_being_told_to_wait_after_a_failure_is_no_further_wait_of_the_table(
+    queue: DeliveryQueue,
+) -> None:
+    delivery = queue.enqueue("telegram", "1", "a")
+    queue.fail(delivery, "away")
+    queue.begin(delivery.id)
+    queue.put_off(delivery, time.time() + 1, "slow down")
+    found = queue.read(delivery.id)
+    assert found is not None
+    assert due_at(found) == found.not_before
 
 
 def test_a_disk_that_fills_up_is_waited_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -108,6 +109,8 @@ def test_a_subject_is_found() -> None:
     [
         {"subject": "x\r\nBcc: all@example.com"},
         {"subject": "x\ny"},
+        {"subject": "x\u2028y"},
+        {"subject": "x\x85y"},
         {"in_reply_to": "<a@b>\r\nBcc: all@example.com"},
         {"references": ["<a@b>\nX: y"]},
         {"reply_to": "a@example.com\nBcc: all@example.com"},
@@ -124,7 +127,8 @@ async def test_nothing_adds_a_header(server: SmtpServer, options: dict[str, Any]
     [
         "", "jo", "jo@", "@example.org", "jo@example.org\r\nRCPT TO:<all@example.org>",
         "jo@exämple.org", "jö@example.org", "jo@example.org>", "a b@example.org",
-        "a@example.org; b@example.org",
+        "a@example.org; b@example.org", "jo..e@example.org", ".jo@example.org", "jo@example..org",
+        "jo@example.org.",
     ],
 )  # fmt: skip
 async def test_what_is_no_address_is_refused(server: SmtpServer, recipient: str) -> None:
@@ -182,6 +186,15 @@ async def test_nobody_is_left(server: SmtpServer) -> None:
 # -- answers --------------------------------------------------------------------------------------
 
 
+async def test_a_server_that_wants_a_login_loses_no_reply(server: SmtpServer) -> None:
+    server.sender_answer = "530 5.7.0 Authentication required"
+    with pytest.raises(TemporaryError, match="Authentication required: it wants a login"):
+        await channel_to(server).send(reply())
+    server.sender_answer = "550 5.7.1 not from you"
+    with pytest.raises(FinalError, match="not from you"):
+        await channel_to(server).send(reply())
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [("452 4.3.1 disk full", TemporaryError), ("554 5.7.1 that is spam", FinalError)],
@@ -206,6 +219,14 @@ async def test_silence_after_the_message(server: SmtpServer) -> None:
     server.after_data = "hang"
     with pytest.raises(SendUnknown):
         await channel_to(server, timeout_s=2.0).send(reply())
+    assert len(server.got) == 1
+
+
+async def test_who_has_the_message_may_be_silent_then(server: SmtpServer) -> None:
+    """What arrived must not be in doubt, and sent again, because of how the call ended."""
+    server.never_ends = True
+    async with asyncio.timeout(10):  # whoever calls has a patience of its own
+        assert await channel_to(server).send(reply())
     assert len(server.got) == 1
 
 

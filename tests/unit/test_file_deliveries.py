@@ -491,6 +491,17 @@ async def test_a_clock_that_is_set_back_holds_nothing_up(folder: Folder) -> None
     assert ids(await folder.take()) == ["a"]
 
 
+async def test_a_clock_that_is_set_forward_opens_no_limit(folder: Folder) -> None:
+    folder.limits = {"chat": lambda reply: [Limit("bot", 1, 60.0, whole_channel=True)]}
+    await folder.put("a", "b")
+    (reply,) = await folder.take()
+    await folder.settle(reply)
+    folder.clock.jump_wall(86400)
+    assert not await folder.take()
+    folder.clock.advance(60)
+    assert ids(await folder.take()) == ["b"]
+
+
 # -- the disk -------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,15 @@ def test_a_delivery_goes_its_way(queue: DeliveryQueue) -> None:
     assert (given_up.id, given_up.retry_count, given_up.last_error) == (second.id, 6, "attempt 6")
 
 
+def test_a_clock_that_is_set_back_changes_no_order(
+    queue: DeliveryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queue.enqueue("telegram", "1", "a")
+    monkeypatch.setattr(time, "time", lambda: first.created_at - 60)
+    second = queue.enqueue("telegram", "1", "b")
+    assert [d.id for d in queue.load_pending()] == [first.id, second.id]
+
+
 def test_retrying_gives_all_attempts_back_and_keeps_the_reason(queue: DeliveryQueue) -> None:
     delivery = queue.enqueue("telegram", "1", "a")
     queue.fail_for_good(delivery, "chat not found")

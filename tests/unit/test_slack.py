@@ -100,6 +100,24 @@ async def test_blocks_go_in_one_message(receiver: Receiver, channel: SlackChanne
     assert bodies(receiver)[0]["blocks"] == blocks
 
 
+@pytest.mark.parametrize("recipient", ["C1", "alerts"])
+async def test_a_repeat_of_blocks_is_marked_where_people_see_it(
+    receiver: Receiver, channel: SlackChannel, recipient: str
+) -> None:
+    if recipient == "alerts":
+        receiver.says(200, "ok")
+    blocks = [{"type": "divider"}]
+    again = reply(recipient=recipient, options={"blocks": blocks}, in_doubt=True)
+    for part in channel.parts(again):
+        await channel.send(part)
+    (body,) = bodies(receiver)
+    mark = {"type": "plain_text", "text": "(may be a repeat)"}
+    assert body["blocks"] == [{"type": "context", "elements": [mark]}, *blocks]
+    full = [{"type": "divider"}] * 50
+    await channel.send(reply(recipient=recipient, options={"blocks": full}, in_doubt=True))
+    assert bodies(receiver)[1]["blocks"] == full, "Slack takes no more than these"
+
+
 async def test_a_repeat_has_the_same_key_and_a_mark(
     receiver: Receiver, channel: SlackChannel
 ) -> None:

@@ -173,14 +173,47 @@ async def test_parts_that_arrived_are_not_sent_again() -> None:
     assert parrot.said[3:] == ["one"], "nothing is remembered of what is done"
 
 
+class Marking(Parrot):
+    """Says of a word that it may be a repeat."""
+
+    def parts(self, reply: Outbound) -> list[Outbound]:
+        return doubt_placed(reply, super().parts(reply))
+
+    async def send(self, reply: Outbound) -> str:
+        return await super().send(marked(reply))
+
+
+async def test_what_another_process_may_have_sent_is_marked_part_by_part() -> None:
+    parrot = Marking()
+    channels = Channels(parrot)  # of a process that was started after a crash
+    parrot.fails = [TemporaryError("later")]
+    with pytest.raises(TemporaryError):
+        await channels("parrot", "roof", "one two three", delivery_id="1", in_doubt=True)
+    await channels("parrot", "roof", "one two three", delivery_id="1", in_doubt=True)
+    assert parrot.said == [f"(may be a repeat) {word}" for word in ("one", "two", "three")]
+
+
+async def test_the_first_part_that_is_in_doubt_is_marked_and_no_other() -> None:
+    parrot = Marking()
+    channels = Channels(parrot)
+    silence = parrot.send
+    errors: list[Exception] = [SendUnknown("no answer"), TemporaryError("later")]
+
+    async def send(reply: Outbound) -> str:
+        if errors:
+            raise errors.pop(0)
+        return await silence(reply)
+
+    parrot.send = send  # type: ignore[method-assign]
+    with pytest.raises(SendUnknown):
+        await channels("parrot", "roof", "one two", delivery_id="1")
+    with pytest.raises(TemporaryError):
+        await channels("parrot", "roof", "one two", delivery_id="1", in_doubt=True)
+    await channels("parrot", "roof", "one two", delivery_id="1", in_doubt=True)
+    assert parrot.said == ["(may be a repeat) one", "two"]
+
+
 async def test_the_part_that_is_in_doubt_is_marked_and_no_other() -> None:
-    class Marking(Parrot):
-        def parts(self, reply: Outbound) -> list[Outbound]:
-            return doubt_placed(reply, super().parts(reply))
-
-        async def send(self, reply: Outbound) -> str:
-            return await super().send(marked(reply))
-
     parrot = Marking()
     channels = Channels(parrot)
     parrot.fails = [TemporaryError("later"), SendUnknown("no answer")]

@@ -305,7 +305,8 @@ async def test_limits_of_the_server_say_how_long() -> None:
     ("fault", "error"),
     [
         (Fault("answer", code=500), TemporaryError),
-        (Fault("answer", code=502, description="Bad Gateway"), TemporaryError),
+        (Fault("answer", code=502, description="Bad Gateway"), SendUnknown),
+        (Fault("answer", code=504, description="Gateway Timeout"), SendUnknown),
         (Fault("garbage", code=502), SendUnknown),
         (Fault("garbage", code=503), TemporaryError),
         (Fault("garbage", code=504), SendUnknown),

@@ -286,7 +286,8 @@ def test_answers(status: int, error: type[Exception] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "wait_s"),
     [("30", 30.0), ("0", 0.0), ("-5", 0.0), ("1.5", 1.5), ("1e9", LONGEST_WAIT_S), ("nan", None),
-     ("soon", None), ("", None), ("Wed, 99 Foo", None)],
+     ("soon", None), ("", None), ("Wed, 99 Foo", None),
+     ("Thu, 31 Dec 2026 23:59:59 +99999999999999", None)],
 )  # fmt: skip
 def test_how_long_to_wait(text: str, wait_s: float | None) -> None:
     assert retry_after_s({"Retry-After": text}) == wait_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,7 @@ class ActsLog:
         if not entries:
             return
         text = "".join(f"{_line(entry, now_us)}\n" for entry in entries)
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                end = os.fstat(fd).st_size
-                if end and os.pread(fd, 1, end - 1) != b"\n":  # a kill left half a line
-                    text = f"\n{text}"
-                os.write(fd, text.encode("utf-8", "backslashreplace"))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise whole_files.translated(error, self._path) from error
+        whole_files.append(self._path, text.encode("utf-8", "backslashreplace"))
         whole_files.sync(self._path.parent)
 
     def skip(self) -> None:

@@ -72,8 +72,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         wait_s = float(text)
     except ValueError:
         try:
-            moment = email.utils.parsedate_to_datetime(text)
-        except ValueError:
+            wait_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, OverflowError):
             return None
-        wait_s = moment.timestamp() - time.time()
     return None if math.isnan(wait_s) else min(LONGEST_WAIT_S, max(0.0, wait_s))

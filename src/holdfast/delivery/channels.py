@@ -18,13 +18,15 @@ class _Unfinished(NamedTuple):
     receipts: tuple[str, ...]
     in_doubt: bool
     """The next part may have arrived, too."""
+    all_in_doubt: bool
+    """So may those behind it: another process sent it before."""
 
 
 class Channels:
     """Sends each reply by the channel that it names; a `send_fn` for `DeliveryRunner`.
 
     Long replies go in parts. Which of them arrived is known to this process alone: after a restart
-    all of them are sent again.
+    all of them are sent again, and marked if their sender died in mid-send.
     """
 
     def __init__(self, *channels: Channel) -> None:
@@ -60,15 +62,19 @@ class Channels:
 
     async def _send_parts(self, channel: Channel, splits: Splits, reply: Outbound) -> None:
         key = (reply.id, reply.recipient, reply.content)  # people may change a file that waits
-        receipts, in_doubt = self._unfinished.pop(key, _Unfinished((), reply.in_doubt))
+        known = self._unfinished.pop(key, None)
+        before = known or _Unfinished((), reply.in_doubt, reply.in_doubt)
+        receipts, in_doubt, all_in_doubt = before
         now = msgspec.structs.replace(reply, receipts=receipts, in_doubt=in_doubt)
         for part in splits.parts(now)[len(receipts) :]:
+            doubt = part.in_doubt or all_in_doubt
+            this = msgspec.structs.replace(part, receipts=receipts, in_doubt=doubt)
             try:
-                receipt = await channel.send(msgspec.structs.replace(part, receipts=receipts))
+                receipt = await channel.send(this)
             except BaseException as error:
-                if receipts:
-                    doubt = part.in_doubt or isinstance(error, SendUnknown)
-                    self._unfinished[key] = _Unfinished(receipts, doubt)
+                silent = isinstance(error, SendUnknown)
+                if receipts or silent or known:
+                    self._unfinished[key] = _Unfinished(receipts, doubt or silent, all_in_doubt)
                     if len(self._unfinished) > UNFINISHED:
                         del self._unfinished[next(iter(self._unfinished))]
                 raise

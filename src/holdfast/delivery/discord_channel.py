@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -61,8 +61,8 @@ _decode = msgspec.json.Decoder(_Said, strict=False).decode
 class DiscordChannel(HttpChannel):
     """The recipient is a channel's id (by the bot), a webhook's name, or its URL.
 
-    The bot's messages have a key by which Discord knows a repeat, for some minutes; those of
-    webhooks are marked.
+    The bot's messages have a key by which Discord knows a repeat, for some minutes. Repeats are
+    marked.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class DiscordChannel(HttpChannel):
         place = options.thread or reply.recipient
         if not place.isdecimal():
             raise FinalError(f"Discord: a channel is a number, not {place!r:.60}")
-        if self.merges:
-            # It may have arrived by another's call, of which Discord knows another key.
-            reply = marked(reply)
+        # Discord knows the key for some minutes only, and not at all if it arrived by another's
+        # call. While it does, the first copy stays, and nobody sees the mark.
+        reply = marked(reply)
         headers = {"authorization": f"Bot {self._token.reveal()}"}
         answer = await self._post(
             f"{self._base_url}/channels/{place}/messages",
@@ -187,11 +187,14 @@ def _hook_message(reply: Outbound, options: Options) -> dict[str, Any]:
 
 
 def _waiting(url: str, thread: str | None) -> str:
-    """The webhook's URL, told to answer once the message is there."""
+    """The webhook's URL, told to answer once the message is there. What else it asks for stays: it
+    may name a thread itself."""
     if thread is not None and not thread.isdecimal():
         raise FinalError(f"Discord: a thread is a number, not {thread!r:.60}")
-    query = "wait=true" + (f"&thread_id={thread}" if thread is not None else "")
-    return urlunsplit(urlsplit(url)._replace(query=query, fragment=""))
+    ours = {"wait": "true"} if thread is None else {"wait": "true", "thread_id": thread}
+    parts = urlsplit(url)
+    query = urlencode({**ours, **dict(parse_qsl(parts.query)), **ours})
+    return urlunsplit(parts._replace(query=query, fragment=""))
 
 
 def _receipt(answer: Answer, *, bot: bool) -> str:

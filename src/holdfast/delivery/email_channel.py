@@ -21,6 +21,9 @@ from .email_message import addresses_of, message_for
 log = logging.getLogger("holdfast.delivery")
 
 TIMEOUT_S = 30.0
+QUIT_S = 1.0
+_OPERATOR = frozenset({530, 534, 535, 538})
+"""The channel is set up wrongly (RFC 4954): what waits must not be lost until that is mended."""
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
@@ -72,7 +75,10 @@ class EmailChannel:
             await self._prepare(smtp, to)
             await self._data(smtp, message.as_bytes())
             with contextlib.suppress(aiosmtplib.SMTPException, OSError):
-                await smtp.quit()  # it has the message: how the call ends is of no matter
+                # It has the message: how the call ends is of no matter, and must not outlast the
+                # caller's patience, or what arrived would be in doubt.
+                async with asyncio.timeout(QUIT_S):
+                    await smtp.quit()
         finally:
             smtp.close()
         return str(message["Message-ID"])
@@ -146,6 +152,8 @@ class EmailChannel:
 
     def _refuse(self, error: aiosmtplib.SMTPResponseException) -> NoReturn:
         why = f"{self._place}: {_answer(error)}"
+        if error.code in _OPERATOR:
+            raise TemporaryError(f"{why}: it wants a login, or another one") from None
         raise (FinalError if 500 <= error.code < 600 else TemporaryError)(why) from None
 
     @property

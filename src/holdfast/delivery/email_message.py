@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -18,7 +19,7 @@ from holdfast.core.text import one_line
 
 _POLICY = SMTP.clone(cte_type="7bit")  # not every server takes eight bits
 _ADDRESS = re.compile(r"[^\s@<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9._-]{1,255}", re.ASCII)
-_BREAKS = re.compile(r"[\x00-\x1f\x7f]")
+_BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _SUBJECT_LENGTH = 100
 NO_SUBJECT = "(no subject)"
@@ -42,7 +43,10 @@ def addresses_of(text: str, *, what: str) -> list[Address]:
     for name, address in getaddresses([text]):
         if not _ADDRESS.fullmatch(address) or not address.isascii():
             raise FinalError(f"e-mail: {what} {text!r:.80} is no address")
-        found.append(Address(name, addr_spec=address))
+        try:
+            found.append(Address(name, addr_spec=address))
+        except (ValueError, MessageError):  # two dots in a row, say
+            raise FinalError(f"e-mail: {what} {text!r:.80} is no address") from None
     if not found:
         raise FinalError(f"e-mail: {what} is empty")
     return found

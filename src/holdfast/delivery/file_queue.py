@@ -56,6 +56,8 @@ class DeliveryQueue:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.added = threading.Event()
         """Set when this process puts something in: its runner need not wait for its next look."""
+        self._putting = threading.Lock()
+        self._put_at = 0.0
         self._read_before: dict[str, tuple[tuple[int, int, int], QueuedDelivery]] = {}
         for folder in (self.queue_dir, self.failed_dir):
             whole_files.sweep(folder)
@@ -74,7 +76,7 @@ class DeliveryQueue:
             channel=channel,
             recipient=recipient,
             content=content,
-            created_at=time.time(),
+            created_at=self._now(),
             priority=priority,
         )
         try:
@@ -86,6 +88,13 @@ class DeliveryQueue:
         self.added.set()
         log.info("[delivery] enqueued: %s -> %s", delivery.short_id, channel)
         return delivery
+
+    def _now(self) -> float:
+        """A moment of its own for each that is put in: it orders conversations, and a clock that
+        was set back must not."""
+        with self._putting:
+            self._put_at = max(time.time(), self._put_at + 1e-6)
+            return self._put_at
 
     def begin(self, delivery_id: str) -> QueuedDelivery | None:
         """Read it again and mark that an attempt begins; None: somebody took it out meanwhile."""
@@ -151,11 +160,12 @@ class DeliveryQueue:
 
         def waits(now: QueuedDelivery) -> None:
             now.not_before = until
+            # By this it shows if somebody sets the clock back meanwhile.
+            now.last_attempt_at = max(time.time(), now.sending_since)
             now.last_error = _text(error)
             _end_attempt(now)
-            if now.sending_since:  # it ended; and it has waited by the table before that
-                now.last_attempt_at = max(now.last_attempt_at, now.sending_since)
-                now.extra["wait_s"] = 0.0
+            if now.retry_count:
+                now.extra["wait_s"] = 0.0  # the wait of its last failure is over
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, waits)

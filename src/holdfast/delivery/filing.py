@@ -44,7 +44,8 @@ class Filing:
         self._is_open = False
         self._turn = 0
         self._made_us = 0
-        self._latest_us = 0
+        self._offset_us: int | None = None
+        """Wall minus steady clock, at the last look."""
 
     @property
     def changed(self) -> set[Path]:
@@ -336,9 +337,10 @@ class Filing:
 
     def _now(self) -> int:
         now = self._clock.now_us()
-        if now < self._latest_us - CLOCK_US:
-            self._windows.set_back(self._latest_us - now)
-        self._latest_us = now
+        offset = now - int(self._clock.monotonic() * 1e6)
+        if self._offset_us is not None and abs(offset - self._offset_us) > CLOCK_US:
+            self._windows.move(offset - self._offset_us)
+        self._offset_us = offset
         return now
 
     def _save_windows(self, keys: Collection[str], now: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -37,15 +36,7 @@ class SentLog:
         added = {each: f"{each}{AGAIN}" if each in again else each for each in ids}
         self._ids |= added
         text = "".join(f"{line}\n" for line in added.values())
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, text.encode())
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise whole_files.translated(error, self._path) from error
+        whole_files.append(self._path, text.encode())
         if len(self._ids) > 2 * self._kept:
             self.shorten()
 

@@ -26,6 +26,8 @@ BASE_URL = "https://slack.com/api"
 HOOKS_URL = "https://hooks.slack.com"
 TEXT_LIMIT = 4000
 """Slack cuts at 40,000, and asks for messages that people can read."""
+MOST_BLOCKS = 50
+"""Slack takes no more: a mark must not be why a message is refused."""
 ANSWER_BYTES = 1_000_000
 PER_CHANNEL = (1, 1.0)
 _LATER = frozenset({"service_unavailable", "request_timeout", "team_added_to_org"})
@@ -201,10 +203,18 @@ def _message(reply: Outbound, options: Options) -> dict[str, Any]:
     if options.thread_ts is not None:
         message["thread_ts"] = options.thread_ts
     if options.blocks:
-        message["blocks"] = options.blocks
+        message["blocks"] = _marked_blocks(reply, options.blocks)
     if options.attachments:
         message["attachments"] = options.attachments
     return message
+
+
+def _marked_blocks(reply: Outbound, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """People see these and not the text, so the mark of a repeat stands in them, too."""
+    if not reply.in_doubt or len(blocks) >= MOST_BLOCKS:
+        return list(blocks)
+    mark = {"type": "plain_text", "text": MARK.strip()}
+    return [{"type": "context", "elements": [mark]}, *blocks]
 
 
 def _escaped(text: str) -> str:

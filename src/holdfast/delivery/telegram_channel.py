@@ -10,10 +10,16 @@ from typing import Any
 import msgspec
 
 from holdfast.core.delivery import Limit, Outbound
-from holdfast.core.errors import ConfigError, FinalError, RateLimited, TemporaryError
+from holdfast.core.errors import (
+    ConfigError,
+    FinalError,
+    RateLimited,
+    SendUnknown,
+    TemporaryError,
+)
 from holdfast.core.secret import Secret
 
-from .answers import TOO_MANY, not_theirs, shown
+from .answers import IN_DOUBT, TOO_MANY, not_theirs, shown
 from .http import TIMEOUT_S, Answer, HttpChannel
 from .merging import joined
 from .repeats import marked
@@ -136,6 +142,9 @@ def _check(said: _Said) -> None:
         raise TemporaryError(f"{why}: the bot's token is refused; give the channel a valid one")
     if 400 <= code < 500:
         raise FinalError(why)
+    if code in IN_DOUBT:
+        # The Bot API has no such code: its gateway says this, in the same form.
+        raise SendUnknown(why)
     raise TemporaryError(why)
 
 

@@ -39,6 +39,24 @@ def write(path: Path, body: bytes, *, new: bool = False) -> bool:
     return True
 
 
+def append(path: Path, lines: bytes) -> None:
+    """Lines at the end of a file, on the disk when it returns. Half a line that a kill or a full
+    disk left there stays one by itself."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            end = os.fstat(fd).st_size
+            if end and os.pread(fd, 1, end - 1) != b"\n":
+                lines = b"\n" + lines
+            while lines:  # a disk that fills up takes a part, and says no to the rest
+                lines = lines[os.write(fd, lines) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise translated(error, path) from error
+
+
 def remove(path: Path) -> bool:
     """For good; False: it was gone."""
     try:

@@ -42,12 +42,12 @@ class WindowFile:
             for key, each in found
         }
 
-    def set_back(self, by_us: int) -> None:
+    def move(self, by_us: int) -> None:
         """Somebody set the clock: what was to end by the old one ends by the new one."""
         for window in self.all.values():
-            window.calls = {name: until - by_us for name, until in window.calls.items()}
-            window.blocked_until = max(0, window.blocked_until - by_us)
-            window.back_until = max(0, window.back_until - by_us)
+            window.calls = {name: until + by_us for name, until in window.calls.items()}
+            window.blocked_until = max(0, window.blocked_until + by_us)
+            window.back_until = max(0, window.back_until + by_us)
 
     def write(self, now_us: int) -> None:
         """Without those that say nothing any more."""
