@@ -24,6 +24,7 @@ from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
 from holdfast.core.errors import Conflict, StoreUnavailable
 from holdfast.core.message import Message
 from holdfast.core.outcome import Dead, Done, Park, ParkKind, Question, Retry
+from holdfast.core.quota import Limits, Quota
 from holdfast.core.records import Identity
 from holdfast.core.store import (
     Answer,
@@ -402,6 +403,22 @@ async def test_an_act_that_another_one_did_meanwhile_is_refused(
         monkeypatch.setattr(store.database, "_once", never_committed)
         with pytest.raises(Conflict, match="was approved by bob"):
             await operations.approve(asked.id, by="ann")
+
+
+async def test_a_finish_locks_its_key_before_its_quota(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """As a claim does: one of a second message with the key may have it, and ask for the quota."""
+    quota = Quota(name="all", window_s=3600.0, limits=Limits(runs=10))
+    store.quotas_of = lambda _: (quota,)
+    (verdict,) = await store.claim(SUB, [candidate("a", idempotency_key="k")], worker=worker)
+    assert verdict.run is not None
+    with psycopg.connect(postgres_url) as claim:
+        claim.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
+        finishing = asyncio.create_task(store.finish([done(verdict.run)], worker=worker))
+        await until(lambda: rows(postgres_url, WAITS, "transactionid") == [(1,)], "it waits")
+        claim.execute("SELECT 1 FROM quotas FOR UPDATE NOWAIT")
+    assert await finishing == [Commit.COMMITTED]
 
 
 async def test_a_begun_effect_whose_answer_is_lost_is_new(
