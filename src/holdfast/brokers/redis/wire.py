@@ -41,6 +41,8 @@ _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+) (.*)", re.DOTALL)
 _BY_CODE = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
 """Errors of a server that may be able to do it later."""
+_NOT_NOW_WORDS = ("MISCONF", "NOREPLICAS", "BUSY ")
+"""The same, where the driver has no class: no disk, no replica, somebody's script that goes on."""
 
 
 class AnswerUnknown(BrokerUnavailable):
@@ -129,7 +131,7 @@ class Wire:
             return BrokerUnavailable(
                 f"{self.where}: this Redis is a replica and takes no writes; name the primary"
             )
-        if isinstance(error, _NOT_NOW) or text.startswith("MISCONF"):
+        if isinstance(error, _NOT_NOW) or text.startswith(_NOT_NOW_WORDS):
             return BrokerUnavailable(f"{self.where}: {text}")
         return BrokerError(f"{self.where}: {text}")
 
