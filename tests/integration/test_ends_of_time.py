@@ -76,3 +76,12 @@ async def test_a_time_to_live_of_any_length_stops_nobody(
         client.xadd("orders", {"hf": 1, "id": name, "body": body, **more})
     ran = await both_attempts(app, "orders")
     assert ran == [("far", 1), ("far", 2), ("near", 1), ("near", 2)]
+
+
+@pytest.mark.parametrize("ms", [1_794_923_148_752_000, 2**64 - 2], ids=["in µs", "last"])
+async def test_an_entry_id_of_another_scale_stops_nobody(app: App, client: Any, ms: int) -> None:
+    for name in ("far", "near"):
+        fields = {"task_id": name, "tool_name": "t", "payload": "{}", "idempotency_key": name}
+        client.xadd("stream:task", fields, id=f"{ms}-1" if name == "far" else "*")
+    ran = await both_attempts(app, "stream:task")
+    assert ran == [("far", 1), ("far", 2), ("near", 1), ("near", 2)]

@@ -16,13 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS
 from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
-from holdfast.core.errors import StoreUnavailable
+from holdfast.core.errors import Conflict, StoreUnavailable
 from holdfast.core.message import Message
-from holdfast.core.outcome import Dead, Done, Retry
+from holdfast.core.outcome import Dead, Done, Park, ParkKind, Question, Retry
+from holdfast.core.quota import Limits, Quota
+from holdfast.core.records import Identity
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -35,6 +38,7 @@ from holdfast.core.store import (
 )
 from holdfast.engine.decoder import decoder
 from holdfast.store.postgres import (
+    approvals,
     arrays,
     claims,
     database,
@@ -48,6 +52,7 @@ from holdfast.store.postgres import (
 from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
 from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.months import Months
+from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
@@ -328,6 +333,92 @@ async def test_a_finish_whose_answer_is_lost_is_already(
     ends = [done(runs[0]), done(runs[1]), Finished(run=runs[2], outcome=Dead(reason="r"))]
     assert list(await store.finish(ends, worker=worker)) == [Commit.ALREADY] * 3
     assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(1,)]
+
+
+Act = Callable[[PostgresOperations, Identity, str], Awaitable[Any]]
+ACTS: dict[str, tuple[str, Act, Any]] = {
+    "cancel what waits": ("new", lambda o, m, _: o.cancel(m, queue="q", reason="r"), "ended"),
+    "cancel what is parked": (
+        "parked",
+        lambda o, m, _: o.cancel(m, queue="q", reason="r"),
+        "ended",
+    ),
+    "resume": ("parked", lambda o, m, _: o.resume(m), None),
+    "discard": ("parked", lambda o, m, _: o.discard_parked(m, reason="r"), None),
+    "approve": ("asked", lambda o, _, a: o.approve(a, by="ann"), "approved"),
+    "reject": ("asked", lambda o, _, a: o.reject(a, by="ann"), "rejected"),
+    "say the first yes": ("asked twice", lambda o, _, a: o.approve(a, by="ann"), "pending"),
+    "pause": ("new", lambda o, _m, _a: o.pause("q"), True),
+}
+"""What it is done to, the act, and its answer (of an approval: its state)."""
+
+
+@pytest.mark.parametrize("name", ACTS)
+async def test_an_act_whose_answer_is_lost_is_answered_as_it_was(
+    store: PostgresStore,
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    postgres_url: str,
+    name: str,
+) -> None:
+    to, act, expected = ACTS[name]
+    approval_id = ""
+    if to != "new":
+        (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+        assert verdict.run is not None
+        question = Question(
+            rule="r", payload_sha256=b"1" * 32, expires_s=60.0, four_eyes=to == "asked twice"
+        )
+        park = Park(ParkKind.WAITING_APPROVAL, "?", None if to == "parked" else question)
+        await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
+        asked = await approvals.listed(store, ApprovalFilter(), 1, None)
+        approval_id = asked[0].id if asked else ""
+    async with PostgresOperations(store, by="me") as operations:
+        task = Identity(tenant_id="default", subscription="s", message_id="a")
+        lost = LostAnswers(store.database, monkeypatch, 1)
+        answer = await act(operations, task, approval_id)
+        assert lost.left == 0
+    assert (answer.state if isinstance(answer, Approval) else answer) == expected
+    told = rows(postgres_url, "SELECT event_type, count(*) FROM event_log GROUP BY 1")
+    assert {count for _, count in told} == {1}
+
+
+async def test_an_act_that_another_one_did_meanwhile_is_refused(
+    store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
+    assert verdict.run is not None
+    question = Question(rule="r", payload_sha256=b"1" * 32, expires_s=60.0, four_eyes=False)
+    park = Park(ParkKind.WAITING_APPROVAL, "?", question)
+    await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
+    (asked,) = await approvals.listed(store, ApprovalFilter(), 1, None)
+    once = store.database._once
+    async with PostgresOperations(store, by="me") as operations:
+
+        async def never_committed(*args: Any) -> Any:
+            monkeypatch.setattr(store.database, "_once", once)
+            await operations.approve(asked.id, by="bob")
+            raise database._Unknown(psycopg.OperationalError("the connection is lost"))
+
+        monkeypatch.setattr(store.database, "_once", never_committed)
+        with pytest.raises(Conflict, match="was approved by bob"):
+            await operations.approve(asked.id, by="ann")
+
+
+async def test_a_finish_locks_its_key_before_its_quota(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """As a claim does: one of a second message with the key may have it, and ask for the quota."""
+    quota = Quota(name="all", window_s=3600.0, limits=Limits(runs=10))
+    store.quotas_of = lambda _: (quota,)
+    (verdict,) = await store.claim(SUB, [candidate("a", idempotency_key="k")], worker=worker)
+    assert verdict.run is not None
+    with psycopg.connect(postgres_url) as claim:
+        claim.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
+        finishing = asyncio.create_task(store.finish([done(verdict.run)], worker=worker))
+        await until(lambda: rows(postgres_url, WAITS, "transactionid") == [(1,)], "it waits")
+        claim.execute("SELECT 1 FROM quotas FOR UPDATE NOWAIT")
+    assert await finishing == [Commit.COMMITTED]
 
 
 async def test_a_begun_effect_whose_answer_is_lost_is_new(

@@ -8,6 +8,7 @@ import yaml
 from holdfast import Context, Decision
 from holdfast.app import App
 from holdfast.cli.session import operating
+from holdfast.core.outcome import Duplicate
 from holdfast.core.quota import QuotaUse
 from holdfast.services import relays_of
 from holdfast.testing import FakeClock
@@ -154,6 +155,22 @@ async def test_what_never_ran_is_given_back(one_file: Lab) -> None:
     await put_off(one_file, "asked")
     assert ran == ["m-1"], "what was approved is counted as others are"
     assert one_file.status("asked") == "ready"
+
+
+async def test_a_result_that_is_known_already_uses_up_nothing(one_file: Lab) -> None:
+    """As one that a memory beside the store tells of (`dedup: cached`)."""
+    app, _ = await governed(one_file, quota(runs=1), clock=clock_at(1))
+
+    @app.on("known")
+    async def known(ctx: Context) -> Duplicate:
+        return Duplicate(of="another")
+
+    await one_file.start(app)
+    await app.send("known", {}, id="known")
+    assert await one_file.ends("known") == ["duplicate"]
+    await app.send("t", {}, id="m-1")
+    assert await one_file.ends("m-1") == ["succeeded"]
+    assert (await used(app)).runs == 1
 
 
 async def has_run(lab: Lab, ran: list[str], wanted: int) -> None:

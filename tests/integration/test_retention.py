@@ -18,6 +18,8 @@ from holdfast.core.ids import uuid7_bytes
 from holdfast.sqlite import liveness
 from holdfast.store.keep import Keep
 from holdfast.store.migrate import ensure_schema
+from holdfast.store.postgres import retention as on_the_server
+from holdfast.store.postgres.database import _SETTINGS
 from holdfast.store.postgres.retention import Retention as ServerRetention
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.sqlite import retention
@@ -449,3 +451,35 @@ async def test_files_of_dead_processes_are_removed_and_those_of_the_living_stay(
 
 def test_a_sweep_of_nothing_is_nothing(home):
     assert liveness.sweep(home / "nowhere", set()) == 0
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [(on_the_server._TASKS_GO, "'30', 'default', 'q'"), (on_the_server._KEYS_GO, "'default'")],
+    ids=["tasks", "keys"],
+)
+def test_a_batch_costs_the_same_however_much_is_to_go(
+    postgres_url: str, statement: str, values: str
+) -> None:
+    """Sorted for each batch, a million rows would take longer than a statement may."""
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
+            " started_at, completed_at) SELECT gen_random_uuid(), 's', md5(n::text), 'q',"
+            " 'succeeded', 'store', t, t FROM generate_series(1, 20000) n,"
+            " LATERAL (SELECT now() - n % 100 * interval '1 day') old(t)"
+        )
+        conn.execute(
+            "INSERT INTO idempotency_keys (subscription, key, message_id, state, expires_at)"
+            " SELECT 's', md5(n::text), 'm' || n, 'done', now() - n % 100 * interval '1 day'"
+            " FROM generate_series(1, 20000) n"
+        )
+        conn.execute("ANALYZE")
+        for name, value in _SETTINGS.items():
+            conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+        conn.execute(f"PREPARE p AS {statement}")
+        explained = conn.execute(f"EXPLAIN EXECUTE p({values})")
+        plan = "\n".join(row[0] for row in explained)
+        assert "Sort" not in plan, plan
+        assert conn.execute(f"EXECUTE p({values})").fetchone() == (on_the_server.BATCH,)

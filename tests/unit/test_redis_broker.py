@@ -293,6 +293,23 @@ async def test_however_many_results_a_full_server_owes_it_hears_of_all(
     assert (client.xlen("told"), client.xlen("jobs")) == (many, 0)
 
 
+async def test_what_a_server_without_its_replicas_owes_it_hears_once_they_are_back(
+    broker: RedisBroker, client: Any
+):
+    await broker.publish("jobs", [out()])
+    (came,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        (refused,) = await broker.publish("jobs", [out()])
+        assert isinstance(refused.error, BrokerUnavailable)
+        with pytest.raises(BrokerUnavailable, match="NOREPLICAS"):
+            await ack(broker, came)
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+    assert await broker.receive(SUB, limit=1, wait=0) == []
+    assert client.xlen("jobs") == 0, "and not only when the lease is over"
+
+
 async def test_a_replica_that_takes_no_writes_says_so(broker: RedisBroker, client: Any):
     client.replicaof("127.0.0.1", 1)
     try:

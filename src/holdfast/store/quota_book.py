@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.outcome import Park, Rejected, Released
+from holdfast.core.outcome import Duplicate, Park, Rejected, Released
 from holdfast.core.quota import UNITS, Quota, QuotaUse
 from holdfast.core.store import Finished, QuotasOf, Run
 
@@ -86,10 +86,11 @@ class QuotaBook:
             return ()
 
     def correct(self, items: Iterable[Finished]) -> None:
-        """What ended runs really used. One that governance or a stop kept from running is none."""
+        """What ended runs really used. One that governance, a stop or a known result kept from
+        running is none."""
         for item in items:
             run, usage = item.run, item.usage
-            back = isinstance(item.outcome, Released | Park | Rejected)
+            back = isinstance(item.outcome, Released | Park | Rejected | Duplicate)
             for quota in run.quotas if usage is not None or back else ():
                 page = self._page(run.message.tenant_id, quota)
                 if back and page.window_start <= run.claimed_at_us and page.runs > 0:

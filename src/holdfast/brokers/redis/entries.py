@@ -70,7 +70,9 @@ def delivery_of(
     queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
 ) -> Delivery:
     """An entry in our hands. `fields` is None if it was deleted while it was pending."""
-    sent_at_us = int(entry.partition(b"-")[0]) * 1000
+    id_us = int(entry.partition(b"-")[0]) * 1000
+    # Later than all times: an id of another scale, by a producer that makes its own.
+    sent_at_us = id_us if id_us <= _LAST_US else None
     fields = fields or []
     named = None if fields[:1] == [_MARK] else _named(fields)
     if named is None or _MARK_NAME in named:
@@ -91,7 +93,7 @@ def delivery_of(
 
 
 def _ours(
-    pairs: dict[bytes, bytes], tag: tuple[int, bytes], sent_at_us: int, count: int
+    pairs: dict[bytes, bytes], tag: tuple[int, bytes], sent_at_us: int | None, count: int
 ) -> Delivery:
     level, entry = tag
     ttl = pairs.get(b"ttl_us")
@@ -105,7 +107,7 @@ def _ours(
         sent_at_us=sent_at_us,
         priority=level,
         key=None if key is None else key.decode("utf-8", "replace"),
-        expires_at_us=None if ttl is None else _expiry(sent_at_us, ttl),
+        expires_at_us=None if ttl is None or sent_at_us is None else _expiry(sent_at_us, ttl),
     )
 
 

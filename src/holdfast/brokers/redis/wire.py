@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,13 +34,15 @@ Command = Sequence[str | bytes | int | float]
 Answer = Any
 """What the server said; its own errors are values here: one bad command fails no other."""
 
-PART = 100
+PART, PART_BYTES = 100, 1_000_000
 """Commands that are sent at a time: the server is at the first ones while the next are packed."""
 _AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+) (.*)", re.DOTALL)
 _BY_CODE = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
 """Errors of a server that may be able to do it later."""
+_NOT_NOW_WORDS = ("MISCONF", "NOREPLICAS", "BUSY ")
+"""The same, where the driver has no class: no disk, no replica, somebody's script that goes on."""
 
 
 class AnswerUnknown(BrokerUnavailable):
@@ -79,17 +81,22 @@ class Wire:
     async def ask(self, *commands: Command, wait_s: float = 0.0) -> list[Answer]:
         """Answers in the order of the commands. `wait_s`: how long the server itself may wait.
 
+        The time limit begins anew as long as bytes flow: were it one for all of them, a batch that
+        is too large for a slow network would be asked for again for ever.
+
         Raises BrokerUnavailable if nothing was sent, AnswerUnknown if that is not certain.
         """
         deadline = asyncio.get_running_loop().time() + self.timeout_s + wait_s
         pool, connection = await self._connected()
         try:
-            async with asyncio.timeout_at(deadline):
-                for at in range(0, len(commands), PART):
-                    # The driver's own packing is Python: 17 us a command of 13 parts, this one 3.
-                    packed = [pack_command(tuple(each)) for each in commands[at : at + PART]]  # type: ignore[arg-type]
-                    await connection.send_packed_command(b"".join(packed), False)
-                answers = await _answers(connection, len(commands))
+            async with asyncio.timeout_at(deadline) as limit:
+                for n, part in enumerate(_packed(commands)):
+                    if n > 0:
+                        self._begin_anew(limit, wait_s)
+                    await connection.send_packed_command(part, False)
+                answers = await _answers(
+                    connection, len(commands), lambda: self._begin_anew(limit, wait_s)
+                )
         except _AWAY as error:
             await connection.disconnect(nowait=True)
             detail = str(error) or f"no answer within {self.timeout_s + wait_s:.1f} s"
@@ -100,6 +107,10 @@ class Wire:
         finally:
             await pool.release(connection)
         return answers
+
+    def _begin_anew(self, limit: asyncio.Timeout, wait_s: float) -> None:
+        if not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time() + self.timeout_s + wait_s)
 
     async def ask_one(self, *command: str | bytes | int | float, wait_s: float = 0.0) -> Answer:
         """The answer to one command; raises the server's error as ours."""
@@ -120,7 +131,7 @@ class Wire:
             return BrokerUnavailable(
                 f"{self.where}: this Redis is a replica and takes no writes; name the primary"
             )
-        if isinstance(error, _NOT_NOW) or text.startswith("MISCONF"):
+        if isinstance(error, _NOT_NOW) or text.startswith(_NOT_NOW_WORDS):
             return BrokerUnavailable(f"{self.where}: {text}")
         return BrokerError(f"{self.where}: {text}")
 
@@ -160,17 +171,39 @@ async def _one_of(pool: ConnectionPool) -> tuple[ConnectionPool, AbstractConnect
     return pool, connection
 
 
-async def _answers(connection: AbstractConnection, count: int) -> list[Answer]:
-    """Waits for so many answers; the server's errors are values.
+def _packed(commands: Sequence[Command]) -> Iterator[bytes]:
+    """As they are sent, a part at a time."""
+    part: list[bytes] = []
+    size = 0
+    for command in commands:
+        # The driver's own packing is Python: 17 us a command of 13 parts, this one 3.
+        packed = pack_command(tuple(command))  # type: ignore[arg-type]
+        part.append(packed)
+        size += len(packed)
+        if len(part) == PART or size >= PART_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
+
+
+async def _answers(
+    connection: AbstractConnection, count: int, heard: Callable[[], None]
+) -> list[Answer]:
+    """Waits for so many answers; the server's errors are values. `heard`: some came, and not all.
 
     By the driver's own parser, but not by its `read_response`: that is 8 us for each answer.
     """
     parser: Any = connection._parser
     answers: list[Answer] = []
+    reads = 0
     while len(answers) < count:
         answer = parser._reader.gets()
         if answer is NOT_ENOUGH_DATA:
+            if reads > 0:
+                heard()
             await parser.read_from_socket()
+            reads += 1
         elif isinstance(answer, RedisConnectionError):  # loading, or not to be talked to
             raise answer
         else:

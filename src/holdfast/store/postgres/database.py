@@ -118,6 +118,10 @@ class Tx:
         """Sent before what is `at_end`: it may have to wait for a lock on its rows."""
         self._locking.append((statement, values))
 
+    async def send_locking(self) -> None:
+        """What waited to be sent `before_end` goes now: its rows are locked before later ones."""
+        await self._send_all(self._locking)
+
     def at_end(self, statement: str, *values: Any) -> None:
         """Sent together with COMMIT: new rows, or rows that are locked already."""
         self._last.append((statement, values))

@@ -35,6 +35,11 @@ READ_HEAD = (
     "SELECT seq, hash FROM event_log WHERE tenant_id = $1 AND worker_id = $2::bigint"
     f" AND created_at >= {moment('$3::bigint')} AND seq > $4::bigint ORDER BY seq DESC LIMIT 1"
 )
+_HOLDS = (
+    "SELECT 1 FROM event_log WHERE tenant_id = $1 AND subscription = $2 AND task_id = $3"
+    " AND event_type = $4 AND data::text = $5 AND worker_id = $6::bigint"
+    f" AND created_at >= {moment('$7::bigint')} LIMIT 1"
+)
 _STILL_THERE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE pid = $1::int AND backend_start = $2::timestamptz"
@@ -77,6 +82,14 @@ class Ledger:
     def _doubt(self) -> None:
         for head in self._heads.values():
             head.doubtful = head.doubtful or head.seq != head.sure_seq
+
+    async def holds(self, tx: Tx, worker_id: int, entry: Entry, since_us: int) -> bool:
+        """Was this event committed, by a transaction of ours whose answer was lost?"""
+        async with self._lock:
+            await self._forget_the_lost()
+        *named, data = entry
+        text = _encode(data).decode()
+        return bool(await tx.rows(_HOLDS, *named, text, str(worker_id), str(since_us)))
 
     async def commit(
         self,

@@ -261,7 +261,7 @@ class PostgresOperations(Operator):
         return await self._write(op)
 
     async def _write(self, op: Operation[T]) -> T:
-        return await self._store.write(op, worker_id=self._number)
+        return await self._store.write_once(op, worker_id=self._number)
 
 
 async def _settle(

@@ -74,6 +74,7 @@ class PostgresQuotaBook(QuotaBook):
         if not wanted:
             return
         columns = [arrays.texts([key[n] for key in wanted]) for n in range(2)]
+        await self._tx.send_locking()  # keys come before quotas, in a finish, too
         await self._tx.send(_MAKE, *columns)
         for tenant_id, name, *row in await self._tx.rows(_READ, *columns):
             if row[0]:

@@ -397,6 +397,25 @@ class PostgresStore:
             await self._tell_waiting(change, worker_id)
         return result
 
+    async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
+        """As `write`, for what a repeat would find done: an act whose answer was lost is known by
+        its event, and answered as it was."""
+        made: tuple[T, Change, int] | None = None
+
+        async def once(tx: Tx, change: Change) -> T:
+            nonlocal made
+            if made is not None and tx.repeated:
+                result, first, since_us = made
+                if await self._ledger.holds(tx, worker_id, first.entries[0], since_us):
+                    change.keys, change.lanes = first.keys, first.lanes
+                    change.topics = first.topics
+                    return result
+            result = await op(tx, change)
+            made = (result, change, await tx.moment()) if change.entries else None
+            return result
+
+        return await self.write(once, worker_id=worker_id)
+
     async def _tell_waiting(self, change: Change, worker_id: int) -> None:
         try:
             await self._resolve(sorted(change.keys), change.lanes, worker_id)
