@@ -141,6 +141,9 @@ class StoreConformance(StoreHarness):
     async def test_copies_of_what_is_in_a_lane(self) -> None:
         await self.check(store_waiting.copies_of_what_is_in_a_lane)
 
+    async def test_what_came_before_there_were_lanes(self) -> None:
+        await self.check(store_waiting.what_came_before_there_were_lanes)
+
     async def test_a_dead_workers_lane_starts_again_at_its_head(self) -> None:
         await self.check(store_waiting.a_dead_workers_lane_starts_again_at_its_head)
 
