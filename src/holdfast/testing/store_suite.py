@@ -165,6 +165,9 @@ class StoreConformance(StoreHarness):
     async def test_a_crash_budget_ends_a_message(self) -> None:
         await self.check(store_workers.a_crash_budget_ends_a_message)
 
+    async def test_a_crash_stays_in_the_history(self) -> None:
+        await self.check(store_workers.a_crash_stays_in_the_history)
+
     async def test_leaving_hands_back(self) -> None:
         await self.check(store_workers.leaving_hands_back)
 

@@ -23,7 +23,7 @@ from holdfast.sqlite import rows
 from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, expires_us, none_of
+from holdfast.store.stored import ENDED, decode_history, expires_us, none_of
 
 from . import ends, tasks
 from .approvals import approved_of
@@ -303,6 +303,7 @@ class Claims:
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
+            history=decode_history(row.history),
         )
         run = self._failed_elsewhere(claim, run)
         expires = expires_us(delivery, message)
