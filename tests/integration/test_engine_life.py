@@ -307,6 +307,29 @@ async def test_finishes_wait_for_the_store(lab: Lab, monkeypatch: pytest.MonkeyP
     assert worker.failure is None
 
 
+async def test_who_lost_its_lease_waits_for_the_store_to_register_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cost the lease was an outage, and the store comes back with pauses."""
+    app = await lab.open()
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        pass
+
+    worker = await lab.start(app)
+    first = worker.worker.worker_id
+    outage = Outage(app, monkeypatch, "register")
+    outage.away = True
+    worker._lease_lost()
+    await lab.until(lambda: outage.refused > 1 or worker.failure, "it asked again")
+    outage.away = False
+    await lab.until(lambda: worker.worker.worker_id != first or worker.failure, "a new number")
+    assert worker.failure is None
+    receipt = await app.send("n")
+    assert await lab.ends(receipt.id) == ["succeeded"]
+
+
 async def test_an_answer_that_got_lost_is_asked_for_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

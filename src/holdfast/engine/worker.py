@@ -330,7 +330,15 @@ class EngineWorker:
         old, self._lease = self._lease, None
         if old is not None:
             await asyncio.to_thread(old.close)
-        await self._register()
+        pause = 0.05
+        while True:
+            try:
+                await self._register()
+                break
+            except StoreError as error:  # what cost the lease may not be over yet
+                log.warning("the worker waits for the store to register again: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
         log.warning("registered again as worker %d", self.worker.worker_id)
 
     def _stuck(self, run: Run) -> None:
