@@ -256,6 +256,34 @@ async def test_threads_of_one_queue_hold_up_no_other(one_file: Lab) -> None:
         release.set()
 
 
+async def test_threads_of_a_lost_lease_hold_up_nobody(one_file: Lab) -> None:
+    """They go on, and no one waits for them: their slots are free for what is claimed anew."""
+    app = await one_file.open(worker={"slots": 1, "recycle_grace_s": 60.0})
+    release = threading.Event()
+    running = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.on("long")
+    def long(ctx: SyncContext) -> None:
+        loop.call_soon_threadsafe(running.set)
+        release.wait(60)
+
+    @app.on("short", retries=0, timeout_s=1.0)
+    def short(ctx: SyncContext) -> str:
+        return "done"
+
+    worker = await one_file.start(app)
+    await app.send("long")
+    await asyncio.wait_for(running.wait(), 20)
+    worker._lease_lost()
+    try:
+        receipt = await app.send("short")
+        async with asyncio.timeout(20):
+            await one_file.becomes(receipt.id, "succeeded")
+    finally:
+        release.set()
+
+
 class Outage:
     """A store that is away for a while: what it is asked raises, and nothing was done."""
 

@@ -110,7 +110,10 @@ class Executor:
         self._calls: dict[int, CallNext] = {}
         """The same: the calls of those that run on the loop, in their middleware."""
         self._isolated = isolated
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
+        self._new_pool = functools.partial(
+            ThreadPoolExecutor, threads, thread_name_prefix="holdfast-handler"
+        )
+        self._threads = self._new_pool()
         self._crash_budget = crash_budget
         self._recycle_grace_s = recycle_grace_s
         self._on_stuck = on_stuck
@@ -139,6 +142,11 @@ class Executor:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
         for active in self._active.values():
             self._cancel(active, cause)
+        if cause == "lost":
+            # Their slots are free, their threads are not: whoever comes next would wait for one,
+            # and see its time pass.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = self._new_pool()
 
     def cancel(
         self, message_id: str, *, tenant_id: str | None = None, subscription: str | None = None
