@@ -15,6 +15,7 @@ from holdfast.engine.context import Context, SyncContext
 from holdfast.engine.worker import Phase
 from holdfast.testing import Fault, FaultyBroker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
+from tests.servers.stores import sqlite_store
 
 
 async def test_drain_lets_runs_finish(lab: Lab) -> None:
@@ -275,13 +276,47 @@ async def test_threads_of_a_lost_lease_hold_up_nobody(one_file: Lab) -> None:
     worker = await one_file.start(app)
     await app.send("long")
     await asyncio.wait_for(running.wait(), 20)
+    first = worker.worker.worker_id
     worker._lease_lost()
+    await one_file.until(lambda: worker.worker.worker_id != first, "a new number")
     try:
         receipt = await app.send("short")
         async with asyncio.timeout(20):
             await one_file.becomes(receipt.id, "succeeded")
     finally:
         release.set()
+
+
+async def test_a_claim_that_is_answered_after_the_lease_was_lost_does_not_run(
+    one_file: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would tell it any more that it runs beside its successor."""
+    app = await one_file.open()
+    tokens: list[int] = []
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        tokens.append(ctx._run.token.worker_id)
+
+    worker = app.worker()
+    take = sqlite_store(app).take
+    lost: list[int] = []
+
+    async def late(*args: Any, **options: Any) -> Any:
+        taken = await take(*args, **options)
+        if taken.verdicts and not lost:
+            lost.append(worker.worker.worker_id)
+            worker._lease_lost()
+        return taken
+
+    monkeypatch.setattr(sqlite_store(app), "take", late)
+    receipt = await app.send("n")
+    await worker.begin()
+    one_file._workers.append(worker)
+    await one_file.until(lambda: worker.worker.worker_id not in (0, *lost) and lost, "again")
+    await one_file.until(worker.is_idle, "it was dropped")
+    assert tokens == []
+    assert one_file.status(receipt.id) == "running", "the reaper's to give back"
 
 
 class Outage:

@@ -130,11 +130,11 @@ class Executor:
     def active(self) -> list[Active]:
         return list(self._active.values())
 
-    def start(self, runs: Iterable[Run], sub: Subscription) -> None:
-        """Run them; their ends go to the settler."""
+    def start(self, runs: Iterable[Run], sub: Subscription, *, cause: str = "") -> None:
+        """Run them; their ends go to the settler. `cause`: why they are over before they begin."""
         loop, handler_of = asyncio.get_running_loop(), self._handlers.find
         for run in runs:
-            active = Active(run, sub, handler_of(run.queue, run.message.type))
+            active = Active(run, sub, handler_of(run.queue, run.message.type), cause=cause)
             self._active[id(active)] = active
             active.task = loop.create_task(self._run(active), name="holdfast-run")
 
