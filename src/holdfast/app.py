@@ -24,7 +24,7 @@ from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Broker, Inspectable, Notices, Renews, Subscription
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import BrokerError, ConfigError, HoldfastError, StoreError
 from holdfast.core.events import Observer
 from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
@@ -48,6 +48,9 @@ from holdfast.storage import Storage, storage_of
 from holdfast.sync_loop import LoopThread
 
 log = logging.getLogger("holdfast.app")
+
+AWAY_S = 0.5
+"""Before a store or broker that gave no answer is asked again."""
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -560,8 +563,13 @@ class App:
         looks = 1 if self.store.fused else 2
         quiet = 0
         while not worker.stopped.is_set():
-            idle = worker.is_idle() and await self._nothing_sent(queues)
-            quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+            try:
+                idle = worker.is_idle() and await self._nothing_sent(queues)
+                quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+            except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
+                log.warning("it is not known whether there is more to do: %s", error)
+                quiet = 0
+                await asyncio.sleep(AWAY_S)
             if quiet == looks:
                 return
             await asyncio.sleep(0.02)

@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     BrokerUnavailable,
     ConfigError,
     HoldfastError,
+    StoreError,
     StoreUnavailable,
 )
 from holdfast.core.retry import describe
@@ -197,7 +198,7 @@ class Supervisor:
             if self._stop_by is not None:
                 place.done = True
             elif time.monotonic() >= place.restart_at:
-                place.start(self._target, self._options)
+                self._start(place)
             return
         code = place.process.poll()
         if code is None:
@@ -209,6 +210,12 @@ class Supervisor:
                 place.process.wait()
             return
         self._ended(place, place.process.pid, code)
+
+    def _start(self, place: _Place) -> None:
+        place.start(self._target, self._options)
+        if self._stop_by is not None and place.process is not None:
+            # Told to stop while it was being started: it was in no place to be asked.
+            place.process.send_signal(signal.SIGTERM)
 
     def _ended(self, place: _Place, pid: int, code: int) -> None:
         well = place.ended(code)
@@ -327,7 +334,11 @@ async def _no_suspects(app: App, worker: EngineWorker) -> None:
     quiet = 0
     while quiet < 3:
         await asyncio.sleep(0.5)
-        waits = worker.running > 0 or await app.store.has_suspects(names)
+        try:
+            waits = worker.running > 0 or await app.store.has_suspects(names)
+        except StoreError as error:
+            log.warning("it is not known whether suspects wait: %s", error)
+            waits = True
         quiet = 0 if waits else quiet + 1
 
 

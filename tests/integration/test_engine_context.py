@@ -314,6 +314,39 @@ async def test_once_after_an_error_that_proves_nothing_happened(lab: Lab) -> Non
     assert calls == [1, 2, 3]
 
 
+async def test_once_that_is_cancelled_before_the_effect_is_not_unknown(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain that meets the intent: nothing was done, so nobody need be asked about it."""
+    app = await lab.open()
+    calls: list[int] = []
+    begun = asyncio.Event()
+
+    @app.on("pay")
+    async def pay(ctx: Context) -> Any:
+        return await ctx.once("charge", lambda: calls.append(ctx.attempt))
+
+    effect_begin = app.store.effect_begin
+
+    async def slow(*args: Any) -> Any:
+        """Written; the answer takes a while."""
+        found = await effect_begin(*args)
+        begun.set()
+        await asyncio.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(app.store, "effect_begin", slow)
+    worker = await lab.start(app)
+    receipt = await app.send("pay")
+    await asyncio.wait_for(begun.wait(), 20)
+    await lab.stop(worker, 0.0)
+    assert calls == []
+    await lab.start(app)
+    await lab.until(lambda: lab.status(receipt.id) in ("succeeded", "parked"), "it went on")
+    assert lab.status(receipt.id) == "succeeded"
+    assert calls == [1]
+
+
 async def test_effects_of_two_messages_are_apart(lab: Lab) -> None:
     app = await lab.open()
     calls: list[str] = []

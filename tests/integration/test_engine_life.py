@@ -15,6 +15,7 @@ from holdfast.engine.context import Context, SyncContext
 from holdfast.engine.worker import Phase
 from holdfast.testing import Fault, FaultyBroker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
+from tests.servers.stores import sqlite_store
 
 
 async def test_drain_lets_runs_finish(lab: Lab) -> None:
@@ -256,6 +257,68 @@ async def test_threads_of_one_queue_hold_up_no_other(one_file: Lab) -> None:
         release.set()
 
 
+async def test_threads_of_a_lost_lease_hold_up_nobody(one_file: Lab) -> None:
+    """They go on, and no one waits for them: their slots are free for what is claimed anew."""
+    app = await one_file.open(worker={"slots": 1, "recycle_grace_s": 60.0})
+    release = threading.Event()
+    running = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.on("long")
+    def long(ctx: SyncContext) -> None:
+        loop.call_soon_threadsafe(running.set)
+        release.wait(60)
+
+    @app.on("short", retries=0, timeout_s=1.0)
+    def short(ctx: SyncContext) -> str:
+        return "done"
+
+    worker = await one_file.start(app)
+    await app.send("long")
+    await asyncio.wait_for(running.wait(), 20)
+    first = worker.worker.worker_id
+    worker._lease_lost()
+    await one_file.until(lambda: worker.worker.worker_id != first, "a new number")
+    try:
+        receipt = await app.send("short")
+        async with asyncio.timeout(20):
+            await one_file.becomes(receipt.id, "succeeded")
+    finally:
+        release.set()
+
+
+async def test_a_claim_that_is_answered_after_the_lease_was_lost_does_not_run(
+    one_file: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would tell it any more that it runs beside its successor."""
+    app = await one_file.open()
+    tokens: list[int] = []
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        tokens.append(ctx._run.token.worker_id)
+
+    worker = app.worker()
+    take = sqlite_store(app).take
+    lost: list[int] = []
+
+    async def late(*args: Any, **options: Any) -> Any:
+        taken = await take(*args, **options)
+        if taken.verdicts and not lost:
+            lost.append(worker.worker.worker_id)
+            worker._lease_lost()
+        return taken
+
+    monkeypatch.setattr(sqlite_store(app), "take", late)
+    receipt = await app.send("n")
+    await worker.begin()
+    one_file._workers.append(worker)
+    await one_file.until(lambda: worker.worker.worker_id not in (0, *lost) and lost, "again")
+    await one_file.until(worker.is_idle, "it was dropped")
+    assert tokens == []
+    assert one_file.status(receipt.id) == "running", "the reaper's to give back"
+
+
 class Outage:
     """A store that is away for a while: what it is asked raises, and nothing was done."""
 
@@ -305,6 +368,29 @@ async def test_finishes_wait_for_the_store(lab: Lab, monkeypatch: pytest.MonkeyP
     keeping.cancel()
     assert sorted(runs) == list(range(20)), f"{before} ran before, none of them again"
     assert worker.failure is None
+
+
+async def test_who_lost_its_lease_waits_for_the_store_to_register_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cost the lease was an outage, and the store comes back with pauses."""
+    app = await lab.open()
+
+    @app.on("n")
+    async def run(ctx: Context) -> None:
+        pass
+
+    worker = await lab.start(app)
+    first = worker.worker.worker_id
+    outage = Outage(app, monkeypatch, "register")
+    outage.away = True
+    worker._lease_lost()
+    await lab.until(lambda: outage.refused > 1 or worker.failure, "it asked again")
+    outage.away = False
+    await lab.until(lambda: worker.worker.worker_id != first or worker.failure, "a new number")
+    assert worker.failure is None
+    receipt = await app.send("n")
+    assert await lab.ends(receipt.id) == ["succeeded"]
 
 
 async def test_an_answer_that_got_lost_is_asked_for_again(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import supervisor
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 APP = """
@@ -128,6 +129,67 @@ def test_it_starts_again_after_failures_that_pass(home: Path, target: Path) -> N
     done = holdfast("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
     assert starts(home) == 4
+
+
+BLIP = """
+from holdfast.core.errors import StoreUnavailable
+from holdfast.store.sqlite.store import SqliteStore
+
+is_empty, asked = SqliteStore.is_empty, []
+
+async def away_once(self, names):
+    asked.append(names)
+    if len(asked) == 1:
+        raise StoreUnavailable("away for a moment")
+    return await is_empty(self, names)
+
+SqliteStore.is_empty = away_once
+"""
+
+
+def test_a_store_that_gives_no_answer_is_not_taken_for_idle(home: Path, target: Path) -> None:
+    target.write_text(APP.format(trouble=BLIP))
+    payload = '{"file": "touched"}'
+    sent = holdfast("send", "--type", "touch", "--payload", payload, "--delay", "2")
+    assert sent.returncode == 0, sent.stderr
+    done = holdfast("run", f"{target}:app", "--until-idle")
+    assert done.returncode == 0, done.stderr
+    assert (home / "touched").exists(), "it ended with a message left"
+
+
+class Started:
+    """A worker process that does what it is told."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.told.append(number)
+
+    def poll(self) -> int | None:
+        return -self.told[0] if self.told else None
+
+
+def test_a_worker_that_was_being_started_is_asked_to_stop_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal finds its place empty: killed at the end of the grace, what it runs by then would
+    count as crashed."""
+    process = Started()
+    watching = supervisor.Supervisor("app")
+
+    def spawn(*args: object, **options: object) -> Started:
+        watching.stop()  # as the handler of a signal, while the process is made
+        return process
+
+    monkeypatch.setattr(supervisor, "spawn", spawn)
+    (place,) = watching._places
+    watching._look(place)
+    watching._look(place)
+    assert process.told == [signal.SIGTERM]
+    assert place.done
 
 
 def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target: Path) -> None:

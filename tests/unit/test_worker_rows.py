@@ -1,5 +1,7 @@
 """Rows of `workers`: kept as long as the ledger needs them, and no longer."""
 
+import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.broker import Outgoing, Subscription
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.events import Entry
 from holdfast.sqlite.file import SqliteFile
 from holdfast.store.migrate import ensure_schema
@@ -79,6 +82,22 @@ async def test_the_owner_of_taken_messages_goes_with_its_broker(home: Path) -> N
     again = await witness.receive(Subscription(name="q", queue="q"), limit=1, wait=0)
     assert len(again) == 1, "and the message is free again"
     await witness.close()
+
+
+async def test_a_sign_of_life_that_the_disk_refuses_is_a_store_that_is_away(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error would end the thread that gives them, without a word."""
+    worker = await store.register("worker")
+
+    def refused(fd: int, data: bytes, at: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", refused)
+        with pytest.raises(StoreUnavailable, match="Input/output"):
+            store.beat(worker)
+    store.beat(worker)
 
 
 # -- a machine that slept -------------------------------------------------------------------------

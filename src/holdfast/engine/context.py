@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -191,7 +192,7 @@ class Context:
         """
         if on_unknown not in ON_UNKNOWN:
             raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
-        state, recorded = await self._store.effect_begin(self._run, name)
+        state, recorded = await self._intent(name)
         if state is EffectState.DONE:
             return msgspec.json.decode(recorded or b"null")
         if state is EffectState.UNKNOWN:
@@ -207,6 +208,19 @@ class Context:
             raise
         await self._store.effect_done(self._run, name, dumps(result))
         return result
+
+    async def _intent(self, name: str) -> tuple[EffectState, bytes | None]:
+        """Write it down. Cancelled meanwhile, it is taken back: nothing was done, and that is
+        known."""
+        asked = asyncio.ensure_future(self._store.effect_begin(self._run, name))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # none of them may take its place
+                state, _ = await asked
+                if state is EffectState.NEW:
+                    await self._store.effect_clear(self._run, name)
+            raise
 
     def _keep(self, replies: Sequence[Reply], sends: Sequence[Send], usage: Usage | None) -> None:
         """What a handler in a child process had for this run."""

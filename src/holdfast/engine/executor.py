@@ -110,7 +110,10 @@ class Executor:
         self._calls: dict[int, CallNext] = {}
         """The same: the calls of those that run on the loop, in their middleware."""
         self._isolated = isolated
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
+        self._new_pool = functools.partial(
+            ThreadPoolExecutor, threads, thread_name_prefix="holdfast-handler"
+        )
+        self._threads = self._new_pool()
         self._crash_budget = crash_budget
         self._recycle_grace_s = recycle_grace_s
         self._on_stuck = on_stuck
@@ -127,11 +130,11 @@ class Executor:
     def active(self) -> list[Active]:
         return list(self._active.values())
 
-    def start(self, runs: Iterable[Run], sub: Subscription) -> None:
-        """Run them; their ends go to the settler."""
+    def start(self, runs: Iterable[Run], sub: Subscription, *, cause: str = "") -> None:
+        """Run them; their ends go to the settler. `cause`: why they are over before they begin."""
         loop, handler_of = asyncio.get_running_loop(), self._handlers.find
         for run in runs:
-            active = Active(run, sub, handler_of(run.queue, run.message.type))
+            active = Active(run, sub, handler_of(run.queue, run.message.type), cause=cause)
             self._active[id(active)] = active
             active.task = loop.create_task(self._run(active), name="holdfast-run")
 
@@ -139,6 +142,11 @@ class Executor:
         """`drain`: hand back without spending the attempt. `lost`: drop, nothing may be written."""
         for active in self._active.values():
             self._cancel(active, cause)
+        if cause == "lost":
+            # Their slots are free, their threads are not: whoever comes next would wait for one,
+            # and see its time pass.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = self._new_pool()
 
     def cancel(
         self, message_id: str, *, tenant_id: str | None = None, subscription: str | None = None

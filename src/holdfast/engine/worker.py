@@ -141,6 +141,8 @@ class EngineWorker:
         self._paused = paused
         self._halted = False
         self._lease: Lease | None = None
+        self._lost = 0
+        """The number that was declared dead last."""
         self._jump_until = 0.0
         self._drift = clock.now_us() / 1e6 - clock.monotonic()
         self.phase = Phase.NEW
@@ -247,7 +249,9 @@ class EngineWorker:
             for run in runs:
                 _stage("message.consumed", run)
                 _stage("message.parsed", run)
-        self._executor.start(runs, sub)
+        # A claim that was answered after the lease was lost: what it granted is somebody else's.
+        late = bool(runs) and runs[0].token.worker_id == self._lost
+        self._executor.start(runs, sub, cause="lost" if late else "")
         return len(runs)
 
     def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None:
@@ -323,6 +327,7 @@ class EngineWorker:
 
     def _lease_lost(self) -> None:
         """Declared dead: whatever runs can no longer commit. Begin anew under a new number."""
+        self._lost = self.worker.worker_id
         self._executor.cancel_all("lost")
         self._spawn(self._again(), "register again")
 
@@ -330,7 +335,15 @@ class EngineWorker:
         old, self._lease = self._lease, None
         if old is not None:
             await asyncio.to_thread(old.close)
-        await self._register()
+        pause = 0.05
+        while True:
+            try:
+                await self._register()
+                break
+            except StoreError as error:  # what cost the lease may not be over yet
+                log.warning("the worker waits for the store to register again: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
         log.warning("registered again as worker %d", self.worker.worker_id)
 
     def _stuck(self, run: Run) -> None:

@@ -141,6 +141,9 @@ class StoreConformance(StoreHarness):
     async def test_copies_of_what_is_in_a_lane(self) -> None:
         await self.check(store_waiting.copies_of_what_is_in_a_lane)
 
+    async def test_what_came_before_there_were_lanes(self) -> None:
+        await self.check(store_waiting.what_came_before_there_were_lanes)
+
     async def test_a_dead_workers_lane_starts_again_at_its_head(self) -> None:
         await self.check(store_waiting.a_dead_workers_lane_starts_again_at_its_head)
 
@@ -161,6 +164,9 @@ class StoreConformance(StoreHarness):
 
     async def test_a_crash_budget_ends_a_message(self) -> None:
         await self.check(store_workers.a_crash_budget_ends_a_message)
+
+    async def test_a_crash_stays_in_the_history(self) -> None:
+        await self.check(store_workers.a_crash_stays_in_the_history)
 
     async def test_leaving_hands_back(self) -> None:
         await self.check(store_workers.leaving_hands_back)

@@ -23,7 +23,7 @@ from holdfast.sqlite import rows
 from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, expires_us, none_of
+from holdfast.store.stored import ENDED, decode_history, expires_us, none_of
 
 from . import ends, tasks
 from .approvals import approved_of
@@ -153,7 +153,7 @@ class Claims:
             if candidate.message is None:
                 self._append(claim, ends.undecodable(claim, candidate))
             else:
-                self._known(claim, candidate, candidate.message)
+                self._known(claim, candidate, candidate.message, runs=False)
         return [Verdict(answer=Answer.WAITING, delivery=c.delivery) for c in candidates]
 
     # -- broker copies ----------------------------------------------------------------------------
@@ -258,8 +258,10 @@ class Claims:
         )
         return counted
 
-    def _known(self, claim: Claiming, candidate: Candidate, message: Message) -> Verdict:
-        """A copy of a task that exists already."""
+    def _known(
+        self, claim: Claiming, candidate: Candidate, message: Message, *, runs: bool = True
+    ) -> Verdict:
+        """A copy of a task that exists already. `runs`: whoever asks would run it."""
         delivery = candidate.delivery
         row = tasks.find(claim.conn, claim.sub, message)
         if row is None:
@@ -275,7 +277,9 @@ class Claims:
                 self._ledger.notices.again(claim.conn, identity, claim.now_us)
             return Verdict(answer=Answer.FINAL, delivery=delivery)
         if row.status == Status.OPEN:
-            return self._reopen(claim, candidate, message, row)
+            if runs and row.crashes < self._suspect_at:
+                return self._reopen(claim, candidate, message, row)
+            return self._keep(claim, candidate, row)
         if row.held == "broker":
             tasks.hold(claim.conn, row.rowid, candidate)
             return Verdict(answer=Answer.ADOPTED, delivery=delivery)
@@ -284,16 +288,9 @@ class Claims:
     def _reopen(
         self, claim: Claiming, candidate: Candidate, message: Message, row: tasks.Existing
     ) -> Verdict:
-        """The broker brings back what a dead worker ran or a drain released: claim it, end it if
-        its time is over meanwhile, or keep it if it is suspect."""
+        """The broker brings back what a dead worker ran or a drain released: claim it, or end it if
+        its time is over meanwhile."""
         delivery = candidate.delivery
-        if row.crashes >= self._suspect_at:
-            tasks.hold(claim.conn, row.rowid, candidate)
-            claim.conn.execute(
-                "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
-                (claim.now_us, row.rowid),
-            )
-            return Verdict(answer=Answer.WAITING, delivery=delivery)
         claim.conn.execute(REOPEN, (claim.worker_id, row.rowid))
         if claim.held == "store":
             tasks.hold(claim.conn, row.rowid, candidate)
@@ -306,6 +303,7 @@ class Claims:
             message=msgspec.structs.replace(message, attempt=row.attempt + 1),
             attempt=row.attempt + 1,
             crashes=row.crashes,
+            history=decode_history(row.history),
         )
         run = self._failed_elsewhere(claim, run)
         expires = expires_us(delivery, message)
@@ -321,6 +319,15 @@ class Claims:
             run = admitted
         self._append(claim, [claimed(run)])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
+
+    def _keep(self, claim: Claiming, candidate: Candidate, row: tasks.Existing) -> Verdict:
+        """The same, of what is suspect or comes to have its place in a lane: it runs from here."""
+        tasks.hold(claim.conn, row.rowid, candidate)
+        claim.conn.execute(
+            "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?",
+            (claim.now_us, row.rowid),
+        )
+        return Verdict(answer=Answer.WAITING, delivery=candidate.delivery)
 
     # -- what the store holds ---------------------------------------------------------------------
 

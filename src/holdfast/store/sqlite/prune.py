@@ -53,7 +53,7 @@ class Pruner:
 
     def _cut(self, conn: sqlite3.Connection) -> tuple[Checkpoint, str] | None:
         """The next checkpoint and the MAC of the one it follows; None: too little is old enough."""
-        now = self._store.clock.now_us()
+        now = self._store.expiry_us(self._store.clock.now_us())  # in doubt nothing is old
         anchored = seals.anchor_before(conn, now - self._keep_us)
         if anchored is None:
             return None

@@ -2,7 +2,7 @@
 
 | what             | goes when                                                                   |
 |------------------|-----------------------------------------------------------------------------|
-| idempotency keys | their window is over; never while their message runs or the clock jumps     |
+| idempotency keys | their window is over; never while their message runs                        |
 | tasks, effects   | ended `tasks_days` ago; not while a dead letter of theirs is open           |
 | approvals        | answered `tasks_days` ago, and their task is gone                           |
 | quotas           | nothing was counted under them for `tasks_days`                             |
@@ -12,8 +12,8 @@
 | metrics          | written `metrics_days` ago                                                  |
 | files of workers | their process is gone                                                       |
 
-Events are `prune.py`'s. What is asked for is found by readers; each deletion asks again, inside its
-transaction, whether it still holds.
+Nothing goes while the clock is in doubt. Events are `prune.py`'s. What is asked for is found by
+readers; each deletion asks again, inside its transaction, whether it still holds.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ class Retention:
         return gone
 
     def _delete_keys(self, conn: sqlite3.Connection, now_us: int, *, tenant: str) -> int:
-        # Asked in the transaction: before it, what waits may not have moved with the clock yet.
-        over_us = self._store.expiry_us(now_us)
-        return conn.execute(_DELETE_EXPIRED_KEYS, (tenant, over_us, BATCH)).rowcount
+        return conn.execute(_DELETE_EXPIRED_KEYS, (tenant, now_us, BATCH)).rowcount
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -150,7 +148,7 @@ class Retention:
         """From the oldest row on, page by page, until a whole page is too young."""
         gone = after = 0
         while True:
-            page = await self._page(rule, self._store.clock.now_us() - keep_us, after)
+            page = await self._page(rule, self._now_us() - keep_us, after)
             over = [rowid for rowid, may_go, _ in page if may_go]
             for at in range(0, len(over), BATCH):
                 some = over[at : at + BATCH]
@@ -173,9 +171,13 @@ class Retention:
 
     async def _delete(self, op: Callable[[sqlite3.Connection, int], int]) -> int:
         """`op` is given the time of its transaction: what it looks at has moved with the clock."""
-        store = self._store
         # Not synced: a deletion that a power cut takes back is made again.
-        return await store.file.write(lambda conn: op(conn, store.clock.now_us()), durable=False)
+        return await self._store.file.write(lambda conn: op(conn, self._now_us()), durable=False)
+
+    def _now_us(self) -> int:
+        """Nothing is old while the clock is in doubt: who knows a message by its row must not
+        forget it because somebody set the clock for a minute."""
+        return self._store.expiry_us(self._store.clock.now_us())
 
     # -- files ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from holdfast.core.errors import StoreError
 from holdfast.core.store import Reclaimed, Worker
-from holdfast.sqlite.file import SqliteFile
+from holdfast.sqlite.file import SqliteFile, translate
 from holdfast.sqlite.liveness import Beat, forget, is_alive
 
 from . import reaper
@@ -83,10 +83,14 @@ class Roll:
             conn.execute("DELETE FROM workers WHERE worker_id = ? AND state = 'left'", (number,))
 
     def beat(self, worker: Worker) -> None:
+        """Raises StoreUnavailable if it could not be given."""
         with self._lock:
             beat = self._beats.get(worker.worker_id)
             if beat is not None:
-                beat.beat()
+                try:
+                    beat.beat()
+                except OSError as error:
+                    raise translate(error, self._file.path) from error
 
     def stop_beat(self, worker_id: int) -> None:
         """From now on it looks as dead as after a kill."""

@@ -62,6 +62,7 @@ class Existing(NamedTuple):
     epoch: int
     attempt: int
     crashes: int
+    history: str | None
 
 
 def claimed(claim: Claiming) -> tuple[Any, ...]:
@@ -129,8 +130,8 @@ def max_rowid(conn: sqlite3.Connection) -> int:
 def find(conn: sqlite3.Connection, sub: Subscription, message: Message) -> Existing | None:
     """The row of a message, by its identity."""
     found = conn.execute(
-        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes FROM queue_executions"
-        " WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
+        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes, history"
+        " FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
         (message.tenant_id, sub.name, message.id),
     ).fetchone()
     return None if found is None else Existing(*found)

@@ -198,6 +198,20 @@ async def copies_of_what_is_in_a_lane(trial: StoreTrial) -> None:
     expect(await _heads(trial, worker) == {}, "a copy ran again")
 
 
+async def what_came_before_there_were_lanes(trial: StoreTrial) -> None:
+    """Released while no order was asked for: its copy is let go, so it must run from the store."""
+    worker = await trial.worker()
+    no_order = msgspec.structs.replace(trial.lanes, ordered=False)
+    candidate = trial.candidate("a1", ordering_key="a")
+    (verdict,) = await trial.claim(worker, candidate, sub=no_order)
+    await trial.committed(worker, trial.granted(verdict), Released())
+    await _sent(trial, worker, "a1")
+    heads = await _heads(trial, worker)
+    expect(set(heads) == {"a1"}, f"{set(heads)}")
+    expect(heads["a1"].attempt == 1, "to be released spends no attempt")
+    await trial.committed(worker, heads["a1"], Done())
+
+
 async def a_dead_workers_lane_starts_again_at_its_head(trial: StoreTrial) -> None:
     late, worker = await trial.worker(), await trial.worker()
     await _sent(trial, late, "a1", "a2")

@@ -79,6 +79,18 @@ async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
     expect(not await trial.store.has_suspects([trial.sub.name]), "it is over")
 
 
+async def a_crash_stays_in_the_history(trial: StoreTrial) -> None:
+    """Of what the broker holds, too: whoever reads a dead letter wants to know all of it."""
+    late, worker = await trial.worker(), await trial.worker()
+    await trial.run(late, "m")
+    await trial.die(late)
+    await trial.reap(worker)
+    (verdict,) = await trial.claim(worker, trial.candidate("m"))
+    await trial.committed(worker, trial.granted(verdict), Retry(0.0, "failed"))
+    again = await trial.one_ready(worker)
+    expect([line["attempt"] for line in again.history] == [1, 2], f"{again.history}")
+
+
 async def leaving_hands_back(trial: StoreTrial) -> None:
     """What a worker still holds when it signs off returns, and spends nothing."""
     first, second = await trial.worker(), await trial.worker()
