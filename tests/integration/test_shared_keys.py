@@ -344,17 +344,27 @@ def test_the_longer_it_waited_the_less_it_asks(waited_s: int, wait_s: int):
     assert shared_keys._wait_s(run) == wait_s
 
 
-async def test_a_result_whose_commit_never_came_is_not_run_again(
+async def test_a_run_whose_commit_never_came_runs_again_with_its_replies(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """A worker dies after it told Redis and before it told the store."""
-    first = make_app(home, server, "redis-only")
-    runs = searching(first)
+    """A worker dies after it told Redis and before it told the store: its replies are gone."""
+    runs: list[str] = []
+
+    def replying() -> App:
+        app = make_app(home, server, "redis-only")
+
+        @app.on("search")
+        async def search(ctx: Context) -> str:
+            runs.append(ctx.message.id)
+            await ctx.reply("found", channel="terminal", recipient="-")
+            return f"run {len(runs)}"
+
+        return app
 
     async def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("away")
 
-    async with first:
+    async with replying() as first:
         worker = first.worker()
         monkeypatch.setattr(first.store, "finish", away)
         await worker.begin()
@@ -362,11 +372,14 @@ async def test_a_result_whose_commit_never_came_is_not_run_again(
         await until(lambda: client.exists(KEY))
         worker._settler.stop()  # it is gone, with what it had not committed
         await worker.drain(0.0)
-    second = make_app(home, server, "redis-only")
-    again = searching(second)
+    second = replying()
     await until_idle(second)
-    assert (runs, again) == (["t-1"], [])
-    assert told(client) == [("t-1", "succeeded", '"by t-1"', None)]
+    assert runs == ["t-1", "t-1"]
+    assert told(client) == [("t-1", "succeeded", '"run 2"', None)]
+    assert client.get(KEY) == b'"run 2"'
+    async with second:
+        replies = await second.storage.records(second.store).replies_of("default", "t-1")
+        assert [each.content for each in replies] == ["found"]
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])

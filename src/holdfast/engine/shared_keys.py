@@ -5,8 +5,9 @@
 | cached     | a result of others ends it           | it is committed, then told |
 | redis-only | taken; a result ends it, or it waits | it is told, then committed |
 
-With `redis-only` a worker that dies between telling and commit leaves its own result behind: the
-next attempt ends with that, and does not run again. Told the other way round it would be lost.
+With `redis-only` a worker that dies between telling and commit leaves a result behind, for others:
+the message itself runs again, for its replies went with the worker. Told the other way round, the
+key would be held for its whole window by a message that has ended.
 """
 
 from __future__ import annotations
@@ -96,10 +97,9 @@ class SharedKeys:
             self._warn(key, "was not asked, the message runs without dedup", error)
             ctx._without_dedup = True
             return await call_next(ctx)
-        is_own = holder.message_id == key.message_id
-        if holder.result is not None:
-            return Done(_value(key, holder.result)) if is_own else _duplicate(key, holder)
-        if not is_own:
+        if holder.message_id != key.message_id:
+            if holder.result is not None:
+                return _duplicate(key, holder)
             return Released(after_s=_wait_s(ctx._run))
         try:
             result = await call_next(ctx)
