@@ -320,7 +320,7 @@ async def test_once_that_is_cancelled_before_the_effect_is_not_unknown(
     """A drain that meets the intent: nothing was done, so nobody need be asked about it."""
     app = await lab.open()
     calls: list[int] = []
-    begun = asyncio.Event()
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     @app.on("pay")
     async def pay(ctx: Context) -> Any:
@@ -332,14 +332,18 @@ async def test_once_that_is_cancelled_before_the_effect_is_not_unknown(
         """Written; the answer takes a while."""
         found = await effect_begin(*args)
         begun.set()
-        await asyncio.sleep(0.2)
+        await go_on.wait()
         return found
 
     monkeypatch.setattr(app.store, "effect_begin", slow)
     worker = await lab.start(app)
     receipt = await app.send("pay")
     await asyncio.wait_for(begun.wait(), 20)
-    await lab.stop(worker, 0.0)
+    stopping = asyncio.create_task(lab.stop(worker, 0.0))
+    while not any(active.cause for active in worker._executor.active):
+        await asyncio.sleep(0)  # until the run is told to stop
+    go_on.set()
+    await stopping
     assert calls == []
     await lab.start(app)
     await lab.until(lambda: lab.status(receipt.id) in ("succeeded", "parked"), "it went on")

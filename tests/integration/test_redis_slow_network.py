@@ -29,6 +29,8 @@ class SlowLine:
         self._path = path
         self.is_cut = False
         """Nothing comes through any more."""
+        self.under_way = asyncio.Event()
+        """Something large is being carried."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
@@ -56,6 +58,7 @@ class SlowLine:
                 writer.write(some)
                 await writer.drain()
                 if len(some) > CHUNK // 2:
+                    self.under_way.set()
                     await asyncio.sleep(PAUSE_S)
 
 
@@ -84,7 +87,7 @@ async def test_a_line_that_falls_silent_is_given_up(server: RedisServer, client:
         broker = RedisBroker(url, timeout_s=TIMEOUT_S)
         await broker.open()
         receiving = asyncio.create_task(broker.receive(SUB, limit=1, wait=LIMIT_S))
-        await asyncio.sleep(1.0)
+        await line.under_way.wait()
         line.is_cut = True
         with pytest.raises(BrokerUnavailable, match="no answer within"):
             await receiving
