@@ -340,8 +340,9 @@ async def test_once_that_is_cancelled_before_the_effect_is_not_unknown(
     receipt = await app.send("pay")
     await asyncio.wait_for(begun.wait(), 20)
     stopping = asyncio.create_task(lab.stop(worker, 0.0))
-    while not any(active.cause for active in worker._executor.active):
-        await asyncio.sleep(0)  # until the run is told to stop
+    await lab.until(
+        lambda: any(active.cause for active in worker._executor.active), "it is told to stop"
+    )
     go_on.set()
     await stopping
     assert calls == []
