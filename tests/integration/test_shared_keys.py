@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from holdfast.engine import shared_keys
 from tests.integration.test_task_protocol import entries, task, until_idle
 from tests.servers.redis import RedisServer
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 KEY = "idempotency:default:stream%3Atask:same"
 CLAIM = "idempotency-claim:default:stream%3Atask:same"
@@ -131,6 +133,22 @@ async def test_a_memory_that_cannot_write_says_so(memory: RedisKeyMemory, client
     client.config_set("maxmemory", 1)
     with pytest.raises(BrokerUnavailable, match="full"):
         await memory.take([key("m-1")])
+
+
+async def test_the_rights_of_the_guide_are_enough(server: RedisServer, client: Any):
+    guide = (ROOT / "docs/guides/redis.md").read_text()
+    (rights,) = re.findall(r"`(~idempotency[^`]*)`", guide)
+    client.execute_command(
+        "ACL", "SETUSER", "keeper", "reset", "on", ">secret", "-@all", *rights.split()
+    )
+    memory = RedisKeyMemory(server.url.replace("unix://", "unix://keeper:secret@"))
+    await memory.take([key("m-1")])
+    await memory.keep([(key("m-1"), b"1")])
+    assert await memory.look([key("m-1")]) == [KeyHolder("m-1", b"1")]
+    await memory.free([key("m-1")])
+    assert await memory.look([key("m-1")]) == [None]
+    await memory.close()
+    client.execute_command("ACL", "DELUSER", "keeper")
 
 
 # -- cached ---------------------------------------------------------------------------------------
