@@ -58,7 +58,7 @@ class Announcer:
                 async with asyncio.timeout(LOOK_EVERY_S if self._broker.ended else None):
                     await changed.wait()
             except TimeoutError:
-                pass
+                pass  # nobody rang: it looks all the same, should a ring have been lost
             changed.clear()
             try:
                 await self.announce()
