@@ -41,6 +41,8 @@ log = logging.getLogger("holdfast.engine")
 
 LAST_WORDS_S = 1.0
 """How long the frames of a child that has ended are waited for."""
+READY_S = 60.0
+"""How long a child may take to load the app: one that hangs would keep its message for ever."""
 FAREWELL_S = 2.0
 """How long an idle child may take to end by itself."""
 
@@ -157,7 +159,18 @@ class Child:
 
     async def hello(self) -> None:
         """Waits until the child has loaded the app."""
-        frame = await self._or_gone(read_from_child(self._reader))
+        try:
+            async with asyncio.timeout(READY_S):
+                frame = await self._or_gone(read_from_child(self._reader))
+        except TimeoutError:
+            raise HandlerFailed(
+                f"the child process has not loaded the app within {READY_S:.0f} s and was killed: "
+                "see what the app waits for while it is imported"
+            ) from None
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise HandlerFailed(
+                f"the child process cannot load the app: {await self._fate()}"
+            ) from None
         if not isinstance(frame, Hello) or frame.problem:
             why = frame.problem if isinstance(frame, Hello) else "it does not speak our language"
             raise HandlerFailed(f"the child process cannot load the app: {why}")
