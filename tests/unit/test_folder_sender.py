@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from holdfast import App, Context, DeliveryQueue, FileDeliveries, FolderChannel, FolderSender
 from holdfast.core import events
-from holdfast.core.delivery import Limit, New, Outbound
+from holdfast.core.delivery import DIRECT, Limit, New, Outbound
 from holdfast.core.errors import FinalError, SendUnknown, StoreError, StoreFull, TemporaryError
 from holdfast.core.events import Event
 from holdfast.core.store import Worker
@@ -303,6 +304,21 @@ async def test_a_doubt_is_handed_on(tmp_path: Path) -> None:
     await channel.send(outbound(in_doubt=True))
     async with FolderSender(FileDeliveries(tmp_path), [chat]):
         assert (await chat.got.wait()).in_doubt
+
+
+async def test_its_priority_and_its_end_are_handed_on(tmp_path: Path) -> None:
+    """It is not sent once it is over, however long nobody sent from the folder."""
+    channel, chat = FolderChannel(tmp_path, channel="chat"), Chat()
+    in_an_hour_us = int((time.time() + 3600) * 1e6)
+    await channel.send(outbound(id="late", recipient="ann", expires_us=1))
+    await channel.send(outbound(id="urgent", priority=DIRECT + 1, expires_us=in_an_hour_us))
+    deliveries = FileDeliveries(tmp_path)
+    heard = Heard(deliveries)
+    async with FolderSender(deliveries, [chat]):
+        await heard.of(events.DELIVERY_FAILED, "late")
+        sent = await chat.got.wait()
+    assert (sent.id, sent.priority, sent.expires_us) == ("urgent", DIRECT + 1, in_an_hour_us)
+    assert chat.got.count == 1
 
 
 async def test_an_id_that_no_file_can_have_has_failed(tmp_path: Path) -> None:

@@ -30,8 +30,16 @@ PLACE, BOT = Limit("place", 2, 10.0), Limit("bot", 3, 10.0, whole_channel=True)
 def parcel(
     name: str = "r", *, head: bool = True, expires_us: int | None = None, call: int = 1
 ) -> Parcel:
-    reply = Outbound(id=name, tenant_id="acme", channel="c", recipient="ann", content="", call=call)
-    return Parcel(reply, "s", f"lane of {name}", head, expires_us)
+    reply = Outbound(
+        id=name,
+        tenant_id="acme",
+        channel="c",
+        recipient="ann",
+        content="",
+        call=call,
+        expires_us=expires_us,
+    )
+    return Parcel(reply, "s", f"lane of {name}", head)
 
 
 def chosen(

@@ -51,6 +51,9 @@ class Outbound(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     conversation: str | None = None
     task_id: str | None = None
+    priority: int = DIRECT
+    expires_us: int | None = None
+    """What is not there by then is not sent any more."""
     options: Mapping[str, Any] = {}
     """What else this channel understands: buttons, media, a subject."""
     receipts: Sequence[str] = ()

@@ -58,7 +58,6 @@ class Parcel(msgspec.Struct, frozen=True):
     lane: str | None
     is_head: bool
     """Nothing of its lane came earlier, and nothing of it is under way."""
-    expires_us: int | None = None
 
     @property
     def task(self) -> tuple[str, str, str]:
@@ -148,7 +147,7 @@ def choose(
             break
         if not parcel.is_head:
             choice.queued.append(parcel)
-        elif parcel.expires_us is not None and parcel.expires_us <= expiry_us:
+        elif _is_over(parcel.reply, expiry_us):
             choice.expired.append(parcel)
         else:
             _ask(choice, parcel, asked[parcel.reply.id], windows, now_us)
@@ -200,11 +199,15 @@ def followers(
     found: list[Outbound] = []
     for parcel, content in behind:
         reply = msgspec.structs.replace(parcel.reply, content=content)
-        over = parcel.expires_us is not None and parcel.expires_us <= expiry_us
+        over = _is_over(parcel.reply, expiry_us)
         if reply.call > 1 or reply.options or over or not fits([head, *found, reply]):
             break
         found.append(reply)
     return found
+
+
+def _is_over(reply: Outbound, expiry_us: int) -> bool:
+    return reply.expires_us is not None and reply.expires_us <= expiry_us
 
 
 def turns(levels: Mapping[str, Sequence[int]], begin: int) -> list[tuple[str, int]]:

@@ -87,6 +87,8 @@ class Filed:
             content="",
             conversation=details.conversation,
             task_id=details.task_id,
+            priority=delivery.priority,
+            expires_us=None if details.expires_at is None else to_us(details.expires_at),
             options=details.options,
             call=details.calls + 1,
             retry_count=delivery.retry_count,
@@ -102,8 +104,7 @@ class Filed:
             details.conversation,
             delivery.priority,
         )
-        expires = details.expires_at
-        return Parcel(reply, "", lane, True, None if expires is None else to_us(expires))
+        return Parcel(reply, "", lane, True)
 
     def reply(self) -> Outbound:
         """As it is sent."""
@@ -221,10 +222,13 @@ def filed_again(reply: Outbound, channel: str, now_us: int) -> Filed:
         recipient=reply.recipient,
         content=reply.content,
         conversation=reply.conversation,
+        priority=reply.priority,
         options=reply.options,
     )
     found = filed_new(new, now_us)
     found.details.task_id = reply.task_id
+    if reply.expires_us is not None:
+        found.details.expires_at = reply.expires_us / 1e6
     if reply.in_doubt:
         found.delivery.sending_since = found.delivery.created_at
     return found

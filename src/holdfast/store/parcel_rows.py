@@ -19,7 +19,8 @@ LIVE = "status IN ('pending', 'queued', 'sending')"
 def parcel_of(row: Sequence[Any]) -> Parcel:
     """A row of a dialect's look at what is due: its columns are in this order."""
     (id_, tenant_id, channel, recipient, conversation, task_id, options, calls, retry_count,
-     max_retries, in_doubt, subscription, lane, expires_us, made_us, is_head) = row  # fmt: skip
+     max_retries, in_doubt, subscription, lane, priority, expires_us, made_us,
+     is_head) = row  # fmt: skip
     reply = Outbound(
         id=id_,
         tenant_id=tenant_id,
@@ -28,6 +29,8 @@ def parcel_of(row: Sequence[Any]) -> Parcel:
         content="",
         conversation=conversation,
         task_id=task_id,
+        priority=priority,
+        expires_us=expires_us,
         options=msgspec.json.decode(options) if options else {},
         call=calls + 1,
         retry_count=retry_count,
@@ -36,7 +39,7 @@ def parcel_of(row: Sequence[Any]) -> Parcel:
         repeat_agreed=in_doubt == AGREED,
         made_us=made_us,
     )
-    return Parcel(reply, subscription or "", lane, bool(is_head), expires_us)
+    return Parcel(reply, subscription or "", lane, bool(is_head))
 
 
 def whole(parcel: Parcel, content: str, receipts: str | None) -> Outbound:

@@ -77,6 +77,9 @@ class DeliveriesConformance(DeliveryHarness):
     async def test_what_expired_is_not_sent(self) -> None:
         await self.check(checks.what_expired_is_not_sent)
 
+    async def test_a_channel_is_told_how_urgent_it_is_and_until_when(self) -> None:
+        await self.check(checks.a_channel_is_told_how_urgent_it_is_and_until_when)
+
     async def test_the_dead_lose_what_they_were_sending(self) -> None:
         await self.check(checks.the_dead_lose_what_they_were_sending)
 

@@ -50,7 +50,7 @@ LEVELS = (
 one to the next through the index."""
 DUE = (
     "SELECT d.id, d.tenant_id, d.channel, d.recipient, d.conversation, d.task_id, d.options::text,"
-    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane,"
+    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.priority,"
     f" {us('d.expires_at')}, {us('d.created_at')},"
     f" NOT EXISTS (SELECT 1 FROM deliveries e WHERE e.lane = d.lane AND e.{LIVE}"
     " AND e.seq < d.seq) AND NOT EXISTS (SELECT 1 FROM deliveries s WHERE s.lane = d.lane"
@@ -66,7 +66,7 @@ GRANT = (
 )
 HELD = (
     "SELECT d.id, d.tenant_id, d.channel, d.recipient, d.conversation, d.task_id, d.options::text,"
-    " d.calls - 1, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane,"
+    " d.calls - 1, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.priority,"
     f" {us('d.expires_at')}, {us('d.created_at')}, true, d.content, d.receipts::text"
     " FROM unnest($1::text[], $2::int[]) u(id, call) JOIN deliveries d ON d.id = u.id"
     " WHERE d.status = 'sending' AND d.worker_id = $3::bigint AND d.calls = u.call"
@@ -74,7 +74,7 @@ HELD = (
 """Those of these calls that are this worker's, if they were committed."""
 BEHIND = (
     "SELECT d.id, d.tenant_id, d.channel, d.recipient, d.conversation, d.task_id, d.options::text,"
-    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane,"
+    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.priority,"
     f" {us('d.expires_at')}, {us('d.created_at')}, false, d.content FROM deliveries h"
     f" JOIN deliveries d ON d.lane = h.lane AND d.seq > h.seq AND d.{LIVE} WHERE h.id = $1"
     " AND h.status = 'sending' AND h.worker_id = $2::bigint AND h.calls = $3::int"

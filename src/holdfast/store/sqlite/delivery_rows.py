@@ -28,8 +28,8 @@ LEVEL = (
 )
 DUE = (
     "SELECT d.id, d.tenant_id, d.channel, d.recipient, d.conversation, d.task_id, d.options,"
-    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.expires_at,"
-    " d.created_at,"
+    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.priority,"
+    " d.expires_at, d.created_at,"
     f" NOT EXISTS (SELECT 1 FROM deliveries e WHERE e.lane = d.lane AND e.{LIVE}"
     " AND e.rowid < d.rowid) AND NOT EXISTS (SELECT 1 FROM deliveries s WHERE s.lane = d.lane"
     " AND s.status = 'sending') FROM deliveries d WHERE d.channel = ? AND d.status = 'pending'"
@@ -41,8 +41,8 @@ GRANT = (
 )
 BEHIND = (
     "SELECT d.id, d.tenant_id, d.channel, d.recipient, d.conversation, d.task_id, d.options,"
-    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.expires_at,"
-    " d.created_at,"
+    " d.calls, d.retry_count, d.max_retries, d.in_doubt, d.subscription, d.lane, d.priority,"
+    " d.expires_at, d.created_at,"
     " 0, d.content FROM deliveries h CROSS JOIN deliveries d"
     " WHERE h.id = ?1 AND h.status = 'sending' AND h.worker_id = ?2 AND h.calls = ?3"
     f" AND d.lane = h.lane AND d.{LIVE} AND d.rowid > h.rowid ORDER BY d.rowid LIMIT ?4"

@@ -164,6 +164,18 @@ async def what_expired_is_not_sent(trial: DeliveryTrial) -> None:
     expect(trial.told_ids(events.DELIVERY_FAILED) == ["a", "b"], f"{trial.events}")
 
 
+async def a_channel_is_told_how_urgent_it_is_and_until_when(trial: DeliveryTrial) -> None:
+    """One that hands it on to somebody else hands that on, too."""
+    worker = await trial.worker()
+    await trial.put("a", priority=DIRECT + 1, expires_s=10.0)
+    await trial.put("b", recipient="bob")
+    urgent, usual = (await trial.take(worker)).replies
+    expect((urgent.priority, usual.priority) == (DIRECT + 1, DIRECT), f"{urgent}, {usual}")
+    expires_us = urgent.expires_us
+    expect(expires_us is not None and usual.expires_us is None, f"{urgent}, {usual}")
+    expect(expires_us == urgent.made_us + 10_000_000, f"{urgent}")
+
+
 # -- whose it is ----------------------------------------------------------------------------------
 
 
