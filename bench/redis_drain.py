@@ -16,8 +16,8 @@ from .sections.drain import read_back
 TASKS, RESULTS, GROUP = "stream:task", "stream:result", "cg:workers"
 CHUNK = 500
 LIMIT_S = 60.0
-MANY_SLOTS = 2000
-"""For throughput. A batch is at most half of them, and a thousand: one is read while another is
+MANY_SLOTS = 4000
+"""For throughput. A batch is at most a thousand: one is run and one is read while two others are
 claimed."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from holdfast.brokers.memory import MemoryBroker
@@ -169,8 +170,33 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_next_batch_is_read_while_the_last_is_claimed() -> None:
-    """But claimed after it, and never more is in hand than there are slots for."""
+def of_small_batches() -> MemoryBroker:
+    broker = MemoryBroker()
+    broker.capabilities = msgspec.structs.replace(broker.capabilities, max_batch=100)
+    return broker
+
+
+async def test_two_batches_are_claimed_at_a_time_and_the_next_is_read_meanwhile() -> None:
+    """The store has the second at hand when the first is done, before anything of that one runs."""
+    broker, store, worker, slots = of_small_batches(), Slow(), Counting(), Slots(400)
+    sent = await filled(broker, 400)
+    fetcher = BrokerFetcher(
+        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
+    )
+    fetching = asyncio.ensure_future(fetcher.run())
+    await turns()
+    assert store.asked == [sent[:100], sent[100:200]]
+    assert slots.taken == 200
+    store.go_on.set()
+    await turns()
+    assert store.asked == [sent[:100], sent[100:200], sent[200:300], sent[300:]]
+    assert (worker.started, slots.free) == (400, 0)
+    fetching.cancel()
+    await asyncio.wait({fetching})
+    await broker.close()
+
+
+async def test_no_more_is_in_hand_than_there_are_slots_for() -> None:
     broker, store, worker, slots = MemoryBroker(), Slow(), Counting(), Slots(200)
     sent = await filled(broker, 400)
     fetcher = BrokerFetcher(
@@ -178,11 +204,11 @@ async def test_the_next_batch_is_read_while_the_last_is_claimed() -> None:
     )
     fetching = asyncio.ensure_future(fetcher.run())
     await turns()
-    assert store.asked == [sent[:100]]
-    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 200, "100 claimed, 100 in hand"
+    assert store.asked == [sent[:100], sent[100:200]]
+    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 200
     store.go_on.set()
     await turns()
-    assert store.asked == [sent[:100], sent[100:200]]
+    assert len(store.asked) == 2
     assert (worker.started, slots.free) == (200, 0)
     fetching.cancel()
     await asyncio.wait({fetching})
@@ -190,8 +216,8 @@ async def test_the_next_batch_is_read_while_the_last_is_claimed() -> None:
 
 
 async def test_a_fetcher_that_is_stopped_starts_what_is_claimed_and_hands_back_the_rest() -> None:
-    broker, store, worker, slots = MemoryBroker(), Slow(), Counting(), Slots(200)
-    sent = await filled(broker, 200)
+    broker, store, worker, slots = of_small_batches(), Slow(), Counting(), Slots(400)
+    sent = await filled(broker, 300)
     fetcher = BrokerFetcher(
         SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
     )
@@ -199,12 +225,12 @@ async def test_a_fetcher_that_is_stopped_starts_what_is_claimed_and_hands_back_t
     await turns()
     fetching.cancel()
     await turns()
-    store.go_on.set()  # the answer to a claim that it asked for
+    store.go_on.set()  # the answers to the claims that it asked for
     await asyncio.wait({fetching})
-    assert store.asked == [sent[:100]]
-    assert (worker.started, slots.taken) == (100, 100)
+    assert store.asked == [sent[:100], sent[100:200]]
+    assert (worker.started, slots.taken) == (200, 200)
     again = await broker.receive(SUB, limit=400, wait=0.0)
-    assert [StandardCodec().decode(each, SUB).id for each in again] == sent[100:]
+    assert [StandardCodec().decode(each, SUB).id for each in again] == sent[200:]
     await broker.close()
 
 

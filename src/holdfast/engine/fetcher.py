@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +42,9 @@ NET_S = 1.0
 RECEIVE_WAIT_S = 1.0
 SMALLEST_HALF = 100
 """Smaller batches would cost more in commits than it spares that two threads work at once."""
+CLAIMS = 2
+"""Batches that wait for the store's answer at a time. With one the store would idle while its runs
+begin, before anybody comes to ask for the next."""
 LAST_ANSWER_S = 2.0
 """How long a fetcher that is stopped waits for the answer to what it asked."""
 
@@ -227,50 +231,56 @@ class BrokerFetcher(_Loop):
         self._settle = settle
         self._reads_as: int | None = None
         """The worker number under which this became the one reader of an ordered source."""
-        self._claiming: asyncio.Task[None] | None = None
-        """A large batch that is being claimed."""
+        self._claiming: deque[asyncio.Task[None]] = deque()
+        """Large batches that are being claimed, the oldest first."""
 
     async def run(self) -> None:
         try:
             await super().run()
         finally:
-            if self._claiming is not None:
-                self._claiming.cancel()
-                await asyncio.wait({self._claiming})
-                if not self._claiming.cancelled():
-                    self._claiming.result()  # raises its error, should it have one
+            for claiming in self._claiming:
+                claiming.cancel()
+            if self._claiming:
+                await asyncio.wait(self._claiming)
+            for ended in self._claiming:
+                if not ended.cancelled():
+                    ended.result()  # raises its error, should it have one
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         if self.sub.ordered and not await self._is_the_fetcher():
             await asyncio.sleep(NET_S)
             return 0, None
-        if self._claiming is not None and self._claiming.done():
-            await self._last_claim()  # its error need not wait for the next message
+        self._claims_ended()  # an error need not wait for the next message
         limit = min(limit, self._broker.capabilities.max_batch)
         deliveries = await self._broker.receive(self.sub, limit=limit, wait=RECEIVE_WAIT_S)
         if not deliveries:
             return 0, None
         unclaimed = [self._decode(delivery) for delivery in deliveries]
         try:
-            await self._last_claim()
+            await self._room_for_a_claim()
             # Claimed when there is a slot: the other fetcher takes some, too.
             reserved = await self._slots.reserve(len(unclaimed))
             admitting, unclaimed = self._admit(unclaimed, reserved), []
             if self.sub.ordered or len(deliveries) < SMALLEST_HALF:
                 await admitting
             else:  # the loop reads the next ones meanwhile, if there are slots for them
-                self._claiming = asyncio.create_task(admitting, name="holdfast-claim")
+                self._claiming.append(asyncio.create_task(admitting, name="holdfast-claim"))
                 await asyncio.sleep(0)  # cancelled before its first step it would release nothing
         finally:
             await self._release([candidate.delivery for candidate in unclaimed])
         return len(deliveries), None
 
-    async def _last_claim(self) -> None:
-        """Batches are claimed one after the other."""
-        if self._claiming is not None:
-            await asyncio.wait({self._claiming})
-            ended, self._claiming = self._claiming, None
-            ended.result()
+    async def _room_for_a_claim(self) -> None:
+        """The store claims one batch after the other, and has the next at hand when one is done."""
+        self._claims_ended()
+        if len(self._claiming) >= CLAIMS:
+            await asyncio.wait({self._claiming[0]})
+            self._claims_ended()
+
+    def _claims_ended(self) -> None:
+        """Forget those that are done; raises the error of one that has one."""
+        while self._claiming and self._claiming[0].done():
+            self._claiming.popleft().result()
 
     async def _admit(self, unclaimed: Sequence[Candidate], reserved: int) -> None:
         """Claim and start them. `reserved`: so many slots are theirs already."""
