@@ -383,7 +383,7 @@ def _tune_interpreter() -> None:
 
     Shorter turns at the interpreter's lock: the store's thread asks for it after each statement,
     and gets it 5 ms later while the loop is at work; the loop then has nothing left to do while the
-    other statements run. A seventh of a drain from Redis.
+    other statements run. A tenth of a drain from Redis.
     """
     sys.setswitchinterval(TURN_S)
     gc.collect()
