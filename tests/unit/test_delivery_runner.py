@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from holdfast.core.delivery import SCHEDULED
+from holdfast.core.delivery import SCHEDULED, Outbound
 from holdfast.core.errors import (
     FinalError,
     RateLimited,
@@ -23,6 +24,7 @@ from holdfast.core.errors import (
     TemporaryError,
 )
 from holdfast.delivery import runner as runner_module
+from holdfast.delivery.channels import Channels
 from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.runner import DeliveryRunner, SendFn
@@ -550,3 +552,78 @@ def test_an_answer_overtakes_what_a_timer_made_for_the_same_person(
         pass
     queue.enqueue("telegram", "1", "answer 3")
     assert channel.wait_for(1) == ["answer 3"]
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+class Words:
+    """A channel that sends a reply word by word, and fails at the second one if it is told to."""
+
+    name = "words"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.sent: list[tuple[str, bool]] = []
+        self.failed = threading.Event()
+
+    def parts(self, reply: Outbound) -> list[Outbound]:
+        words = reply.content.split()
+        return [msgspec.structs.replace(reply, content=word) for word in words]
+
+    async def send(self, reply: Outbound) -> str:
+        if self.error is not None and reply.receipts:
+            self.failed.set()
+            raise self.error
+        self.sent.append((reply.content, reply.in_doubt))
+        return "a receipt"
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "error", [TemporaryError("busy"), RateLimited("slowly", retry_after_s=0.001)]
+)
+def test_what_arrived_in_part_before_a_restart_is_marked(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner], error: Exception
+) -> None:
+    """Which parts arrived is known to a process that is gone: all are sent, and may be repeats."""
+    queue.enqueue("words", "ann", "one two")
+    words = Words(error)
+    runner = run(Channels(words))
+    assert words.failed.wait(LIMIT_S)
+    runner.stop()
+    assert words.sent == [("one", False)], "in one process none is sent twice"
+    words = Words()
+    run(Channels(words))
+    emptied(queue)
+    assert words.sent == [("one", True), ("two", True)]
+
+
+def test_what_was_given_up_in_part_is_in_doubt(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
+) -> None:
+    known = queue.enqueue("words", "ann", "one two")
+    run(Channels(Words(FinalError("no such word"))))
+    emptied(queue)
+    given_up = json.loads((queue.failed_dir / f"{known.id}.json").read_text())
+    assert given_up["sending_since"] > 0
+
+
+def test_what_did_not_arrive_at_all_is_in_no_doubt(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
+) -> None:
+    class Down(Words):
+        async def send(self, reply: Outbound) -> str:
+            self.failed.set()
+            raise TemporaryError("down")
+
+    queue.enqueue("words", "ann", "one two")
+    words: Words = Down()
+    runner = run(Channels(words))
+    assert words.failed.wait(LIMIT_S)
+    runner.stop()
+    words = Words()
+    run(Channels(words))
+    emptied(queue)
+    assert words.sent == [("one", False), ("two", False)]

@@ -26,7 +26,7 @@ class Channels:
     """Sends each reply by the channel that it names; a `send_fn` for `DeliveryRunner`.
 
     Long replies go in parts. Which of them arrived is known to this process alone: after a restart
-    all of them are sent again, and marked if their sender died in mid-send.
+    all of them are sent again, and marked.
     """
 
     def __init__(self, *channels: Channel) -> None:
@@ -79,6 +79,12 @@ class Channels:
                         del self._unfinished[next(iter(self._unfinished))]
                 raise
             receipts = (*receipts, receipt or "")
+
+    def sent_in_part(self, delivery_id: str) -> bool:
+        """Some of its parts arrived, and the rest did not."""
+        return any(
+            key[0] == delivery_id and left.receipts for key, left in self._unfinished.items()
+        )
 
     async def close(self) -> None:
         for channel in self._known.values():

@@ -142,28 +142,33 @@ class DeliveryQueue:
             if delivery.retry_count > delivery.max_retries:
                 self._give_up(delivery.id)
 
-    def fail_for_good(self, delivery: QueuedDelivery, error: str) -> None:
-        """No further attempt could help: it is given up at once."""
+    def fail_for_good(self, delivery: QueuedDelivery, error: str, *, unknown: bool = False) -> None:
+        """No further attempt could help: it is given up at once. `unknown` as in `fail`."""
 
         def failed(now: QueuedDelivery) -> None:
             now.last_attempt_at = max(time.time(), now.sending_since)
             now.last_error = _text(error)
             now.not_before = 0.0
-            _end_attempt(now)
+            if not unknown:
+                _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, failed)
             self._give_up(delivery.id)
 
-    def put_off(self, delivery: QueuedDelivery, until: float, error: str) -> None:
-        """The channel takes nothing just now. That is nobody's failure, and costs no retry."""
+    def put_off(
+        self, delivery: QueuedDelivery, until: float, error: str, *, unknown: bool = False
+    ) -> None:
+        """The channel takes nothing just now. That is nobody's failure, and costs no retry.
+        `unknown` as in `fail`."""
 
         def waits(now: QueuedDelivery) -> None:
             now.not_before = until
             # By this it shows if somebody sets the clock back meanwhile.
             now.last_attempt_at = max(time.time(), now.sending_since)
             now.last_error = _text(error)
-            _end_attempt(now)
+            if not unknown:
+                _end_attempt(now)
             if now.retry_count:
                 now.extra["wait_s"] = 0.0  # the wait of its last failure is over
 

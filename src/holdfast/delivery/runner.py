@@ -148,18 +148,20 @@ class DeliveryRunner:
             self._call(delivery)
         except RateLimited as error:
             wait_s = asked_s(error) or compute_backoff_ms(1) / 1000
-            self.queue.put_off(delivery, time.time() + wait_s * self._scale, str(error))
+            until = time.time() + wait_s * self._scale
+            self.queue.put_off(delivery, until, str(error), unknown=self._sent_in_part(delivery))
             log.warning("[delivery] waits: %s (%s), %.0fs", name, error, wait_s)
             return delivery
         except FinalError as error:
-            self.queue.fail_for_good(delivery, str(error))
+            in_part = self._sent_in_part(delivery)
+            self.queue.fail_for_good(delivery, str(error), unknown=in_part)
             log.error("[delivery] FAILED: %s (%s), moved to failed/", name, error)
         except (Exception, asyncio.CancelledError) as error:
             more_s = asked_s(error)
             self.queue.fail(
                 delivery,
                 str(error) or type(error).__name__,
-                unknown=isinstance(error, SendUnknown),
+                unknown=isinstance(error, SendUnknown) or self._sent_in_part(delivery),
                 not_before=time.time() + more_s * self._scale if more_s else 0.0,
             )
             if delivery.retry_count <= delivery.max_retries:
@@ -184,6 +186,10 @@ class DeliveryRunner:
             tries = f", after {count} {'retry' if count == 1 else 'retries'}" if count else ""
             log.info("[delivery] sent: %s (ack%s)", name, tries)
         return None
+
+    def _sent_in_part(self, delivery: QueuedDelivery) -> bool:
+        """What arrived would be sent again after a restart: the file has to tell of it."""
+        return isinstance(self.send_fn, Channels) and self.send_fn.sent_in_part(delivery.id)
 
     def _call(self, delivery: QueuedDelivery) -> None:
         known = {"delivery_id": delivery.id, "in_doubt": delivery.resent > 0}
