@@ -536,7 +536,11 @@ class App:
         return Children(command, size=size)
 
     async def work(self, *, until_idle: bool = False) -> Drained:
-        """Run a worker in this process until cancelled, or until nothing is left to do."""
+        """Run a worker in this process until cancelled, or until nothing is left to do.
+
+        At its end it waits for plain handlers beyond `worker.shutdown_timeout_s`, too: a thread
+        cannot be stopped, and this process goes on.
+        """
         from holdfast.services import relays_of
 
         async with self:
@@ -548,7 +552,7 @@ class App:
                 else:
                     await worker.stopped.wait()
             finally:
-                drained = await asyncio.shield(worker.drain())
+                drained = await asyncio.shield(worker.drain(outlast_threads=True))
             if worker.failure is not None:
                 raise HoldfastError(f"the worker stopped: {worker.failure}") from worker.failure
             return drained

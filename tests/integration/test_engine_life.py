@@ -1,6 +1,7 @@
 """Workers come and go: drains, timeouts, threads, outages of the store and of the broker."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -214,6 +215,40 @@ async def test_drain_takes_the_result_of_a_thread_that_ends_meanwhile(one_file: 
     release.set()
     await draining
     assert one_file.status(receipt.id) == "succeeded"
+
+
+async def test_an_app_inside_another_program_waits_for_its_threads(
+    one_file: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handed back, the message would run beside a thread that nothing can stop."""
+    app = await one_file.open(worker={"shutdown_timeout_s": 0.05})
+    running = asyncio.Event()
+    release = threading.Event()
+    loop = asyncio.get_running_loop()
+    runs: list[int] = []
+
+    @app.on("n", retries=0)
+    def run(ctx: SyncContext) -> str:
+        runs.append(ctx.attempt)
+        loop.call_soon_threadsafe(running.set)
+        release.wait(60)
+        return "whole"
+
+    working = asyncio.create_task(app.work())
+    receipt = await app.send("n")
+    await asyncio.wait_for(running.wait(), 20)
+    working.cancel()
+    await one_file.until(lambda: receipt.id in caplog.text, "that it waits is said")
+    other = await one_file.open()
+    looking = await other.store.register("other")
+    found = await other.store.reap(worker=looking, lease_s=30.0, crash_budget=3)
+    assert not found.workers, "it is alive, and so is its claim"
+    assert not working.done()
+    release.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    assert one_file.status(receipt.id) == "succeeded"
+    assert runs == [1]
 
 
 async def test_many_threads_run_side_by_side(one_file: Lab) -> None:

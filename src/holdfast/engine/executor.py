@@ -50,6 +50,8 @@ from .handlers import Handler, Handlers
 
 log = logging.getLogger("holdfast.engine")
 
+REMIND_S = 10.0
+"""How often whoever waits for threads says so."""
 CallNext = Callable[[Context], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 """Wraps the handler's call. Folded once, the first registered outermost."""
@@ -147,6 +149,19 @@ class Executor:
             # and see its time pass.
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = self._new_pool()
+
+    async def outlast_threads(self) -> int:
+        """Waits until all plain handlers have returned; how many of them there were."""
+        running = {a.task: a.run.message.id for a in self._active.values() if a.thread and a.task}
+        left = set(running)
+        while left:
+            log.warning(
+                "waiting for %d plain handlers, which nothing can stop; messages: %s",
+                len(left),
+                ", ".join([running[task] for task in left][:5]),
+            )
+            _, left = await asyncio.wait(left, timeout=REMIND_S)
+        return len(running)
 
     def cancel(
         self, message_id: str, *, tenant_id: str | None = None, subscription: str | None = None

@@ -170,8 +170,14 @@ class EngineWorker:
         for relay in (*self._own_relays(), *self._extra_relays):
             self._spawn(run_relay(relay, self), relay.name)
 
-    async def drain(self, timeout_s: float | None = None) -> Drained:
-        """Stop fetching, let runs finish up to the limit, hand back the rest. Idempotent."""
+    async def drain(
+        self, timeout_s: float | None = None, *, outlast_threads: bool = False
+    ) -> Drained:
+        """Stop fetching, let runs finish up to the limit, hand back the rest. Idempotent.
+
+        `outlast_threads`: this process goes on. A plain handler, which nothing can stop, is waited
+        for however long it takes: handed back, its message would run beside it.
+        """
         if self.phase in (Phase.STOPPED, Phase.NEW):
             self.phase = Phase.STOPPED
             self.stopped.set()
@@ -190,17 +196,20 @@ class EngineWorker:
             tasks = [a.task for a in unfinished if a.task and not a.thread]
             if tasks:
                 await asyncio.wait(tasks, timeout=1.0)
+        handed_back = len(unfinished)
+        if outlast_threads:
+            handed_back -= await self._executor.outlast_threads()
         await self._settle_all()
         await self._close()
-        if unfinished:
-            log.warning("stopped with %d unfinished messages, handed back", len(unfinished))
+        if handed_back:
+            log.warning("stopped with %d unfinished messages, handed back", handed_back)
         log.info(
             "worker %d stopped: %d finished, %d handed back",
             self.worker.worker_id,
             self.finished,
-            len(unfinished),
+            handed_back,
         )
-        return Drained(finished=self.finished, handed_back=len(unfinished))
+        return Drained(finished=self.finished, handed_back=handed_back)
 
     def is_idle(self) -> bool:
         """Nothing running, nothing waiting to be committed or told."""
