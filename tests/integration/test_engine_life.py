@@ -251,6 +251,21 @@ async def test_an_app_inside_another_program_waits_for_its_threads(
     assert runs == [1]
 
 
+async def test_a_thread_past_its_time_is_not_waited_for(one_file: Lab) -> None:
+    settings = {"shutdown_timeout_s": 0.05, "recycle_grace_s": 0.05}
+    app = await one_file.open(worker=settings)
+    release = threading.Event()
+
+    @app.on("n", retries=0, timeout_s=0.05)
+    def run(ctx: SyncContext) -> None:
+        release.wait(60)
+
+    await app.send("n")
+    drained = await asyncio.wait_for(app.work(), 20)
+    assert (drained.finished, drained.handed_back) == (0, 1)
+    release.set()
+
+
 async def test_many_threads_run_side_by_side(one_file: Lab) -> None:
     app = await one_file.open(worker={"slots": 8})
     together = threading.Barrier(8, timeout=30)

@@ -151,8 +151,15 @@ class Executor:
             self._threads = self._new_pool()
 
     async def outlast_threads(self) -> int:
-        """Waits until all plain handlers have returned; how many of them there were."""
-        running = {a.task: a.run.message.id for a in self._active.values() if a.thread and a.task}
+        """Waits until all plain handlers have returned; how many of them there were.
+
+        Not for those past their time limit: these may never return, and have failed.
+        """
+        running = {
+            active.task: active.run.message.id
+            for active in self._active.values()
+            if active.thread and active.task and active.cause != "timeout"
+        }
         left = set(running)
         while left:
             log.warning(
