@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,11 @@ from bench.measure import Bench
 from bench.postgres_server import PostgresServer, has_postgres
 from bench.redis_drain import CHUNK, MANY_SLOTS, Drained, Stage, drain, drain_for, rate
 from bench.redis_server import RedisServer
-from holdfast.core.message import Message
 
 from . import latency
 from .backlog import FEW, MANY, RESERVE, TIMES
 from .peers import versions_of
-from .sends import TASKS, send_all
+from .sends import TASKS
 
 STORES = {"SQLite store": 4.0, "PostgreSQL store": 2.0}
 """How many times the fastest peer holdfast should be on each."""
@@ -185,27 +182,14 @@ def _paired(row: Row) -> Row:
 
 
 def _publishing(bench: Bench) -> list[Row]:
-    count, many = bench.size(20_000, least=TASKS), bench.size(50_000, least=1000)
-
-    def ours(name: str, send: Callable[[Path, str], float]) -> Callable[[], dict[str, float]]:
-        def run() -> dict[str, float]:
-            with bench.home() as home, RedisServer(home) as server:
-                return {name: count / send(home, server.url)}
-
-        return run
-
-    def each(home: Path, url: str) -> float:
-        return asyncio.run(send_all(home, TASKS, count, url))
-
-    def batches(home: Path, url: str) -> float:
-        return asyncio.run(_send_batches(home, count, url))
+    count = bench.size(50_000, least=1000)
 
     seen = bench.take_turns(
         {
-            "redis-py, publish": lambda: {"raw": _raw(bench, "publish", many)},
-            "redis-py, publish tasks": lambda: {"tasks": _raw(bench, "tasks", many)},
-            f"{TASKS} tasks send": ours("each", each),
-            "batches are sent": ours("batches", batches),
+            "redis-py, publish": lambda: {"raw": _raw(bench, "publish", count)},
+            "redis-py, publish tasks": lambda: {"tasks": _raw(bench, "tasks", count)},
+            f"{TASKS} tasks send": lambda: {"each": _sent(bench, "each", count)},
+            "batches are sent": lambda: {"batches": _sent(bench, "batches", count)},
         }
     )
     raw = _row(f"redis-py, {CHUNK} XADD of one field in a pipeline", "msg/s", seen["raw"])
@@ -221,28 +205,24 @@ def _publishing(bench: Bench) -> list[Row]:
     ]
 
 
-async def _send_batches(home: Path, count: int, url: str) -> float:
-    """Seconds that it takes to make and to send so many messages."""
-    async with workload.open_app(home, url) as app:
-        begin = time.perf_counter()
-        for first in range(0, count, CHUNK):
-            numbers = range(first, min(first + CHUNK, count))
-            await app.send_many(
-                [Message(type=workload.NOOP, payload=workload.payload(n)) for n in numbers]
-            )
-        return time.perf_counter() - begin
+def _sent(bench: Bench, what: str, count: int) -> float:
+    with bench.home() as home, RedisServer(home) as server:
+        command = [sys.executable, "-m", "bench.redis_send", what, str(home), server.url]
+        return _rate_of([*command, str(count)], home, {})
 
 
 def _raw(bench: Bench, what: str, count: int) -> float:
     with bench.home() as home, RedisServer(home) as server:
         messages = workload.write_messages(home, count)
-        with processes.Measured(
-            [sys.executable, str(_RAW), what, str(messages)],
-            log=home / "raw.log",
-            env={"BENCH_URL": server.url},
-        ) as child:
-            child.wait()
-            return float(json.loads(child.tail)["rate"])
+        command = [sys.executable, str(_RAW), what, str(messages)]
+        return _rate_of(command, home, {"BENCH_URL": server.url})
+
+
+def _rate_of(command: list[str], home: Path, env: dict[str, str]) -> float:
+    """What a process of its own says about itself."""
+    with processes.Measured(command, log=home / "rate.log", env=env, cwd=processes.ROOT) as child:
+        child.wait()
+        return float(json.loads(child.tail)["rate"])
 
 
 # -- latency and backlog --------------------------------------------------------------------------
