@@ -1,7 +1,9 @@
 """What a fetcher asks for, and what it has in its hands when it is stopped."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -176,62 +178,73 @@ def of_small_batches() -> MemoryBroker:
     return broker
 
 
-async def test_two_batches_are_claimed_at_a_time_and_the_next_is_read_meanwhile() -> None:
-    """The store has the second at hand when the first is done, before anything of that one runs."""
-    broker, store, worker, slots = of_small_batches(), Slow(), Counting(), Slots(400)
-    sent = await filled(broker, 400)
-    fetcher = BrokerFetcher(
-        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
-    )
-    fetching = asyncio.ensure_future(fetcher.run())
+@dataclass
+class Fetching:
+    """A fetcher at work on messages that wait, beside a store that answers when it is told to."""
+
+    broker: MemoryBroker
+    slots: Slots
+    sent: list[str]
+    store: Slow = field(default_factory=Slow)
+    worker: Counting = field(default_factory=Counting)
+
+    def __post_init__(self) -> None:
+        broker, store = self.broker, cast(Claims, self.store)
+        fetcher = BrokerFetcher(
+            SUB, store, broker, decoder(SUB), self.slots, self.worker, broker.settle
+        )
+        self.task = asyncio.ensure_future(fetcher.run())
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await turns()
+        self.store.go_on.set()  # the answers to the claims that it asked for
+        await asyncio.wait({self.task})
+
+    async def left(self) -> list[str]:
+        """What nobody has in hand; it is in ours then."""
+        found = await self.broker.receive(SUB, limit=400, wait=0.0)
+        return [StandardCodec().decode(each, SUB).id for each in found]
+
+
+@contextlib.asynccontextmanager
+async def fetching(broker: MemoryBroker, count: int, slots: int) -> AsyncIterator[Fetching]:
+    found = Fetching(broker, Slots(slots), await filled(broker, count))
     await turns()
-    assert store.asked == [sent[:100], sent[100:200]]
-    assert slots.taken == 200
-    store.go_on.set()
-    await turns()
-    assert store.asked == [sent[:100], sent[100:200], sent[200:300], sent[300:]]
-    assert (worker.started, slots.free) == (400, 0)
-    fetching.cancel()
-    await asyncio.wait({fetching})
+    yield found
+    await found.stop()
     await broker.close()
+
+
+async def test_two_batches_are_claimed_at_a_time() -> None:
+    """The store has the second at hand when the first is done, before anything of that one runs."""
+    async with fetching(of_small_batches(), 400, slots=400) as at:
+        sent = at.sent
+        assert at.store.asked == [sent[:100], sent[100:200]]
+        assert at.slots.taken == 200
+        at.store.go_on.set()
+        await turns()
+        assert at.store.asked == [sent[:100], sent[100:200], sent[200:300], sent[300:]]
+        assert (at.worker.started, at.slots.free) == (400, 0)
 
 
 async def test_no_more_is_in_hand_than_there_are_slots_for() -> None:
-    broker, store, worker, slots = MemoryBroker(), Slow(), Counting(), Slots(200)
-    sent = await filled(broker, 400)
-    fetcher = BrokerFetcher(
-        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
-    )
-    fetching = asyncio.ensure_future(fetcher.run())
-    await turns()
-    assert store.asked == [sent[:100], sent[100:200]]
-    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 200
-    store.go_on.set()
-    await turns()
-    assert len(store.asked) == 2
-    assert (worker.started, slots.free) == (200, 0)
-    fetching.cancel()
-    await asyncio.wait({fetching})
-    await broker.close()
+    async with fetching(MemoryBroker(), 400, slots=200) as at:
+        assert at.store.asked == [at.sent[:100], at.sent[100:200]]
+        assert await at.left() == at.sent[200:]
+        at.store.go_on.set()
+        await turns()
+        assert len(at.store.asked) == 2
+        assert (at.worker.started, at.slots.free) == (200, 0)
 
 
 async def test_a_fetcher_that_is_stopped_starts_what_is_claimed_and_hands_back_the_rest() -> None:
-    broker, store, worker, slots = of_small_batches(), Slow(), Counting(), Slots(400)
-    sent = await filled(broker, 300)
-    fetcher = BrokerFetcher(
-        SUB, cast(Claims, store), broker, decoder(SUB), slots, worker, broker.settle
-    )
-    fetching = asyncio.ensure_future(fetcher.run())
-    await turns()
-    fetching.cancel()
-    await turns()
-    store.go_on.set()  # the answers to the claims that it asked for
-    await asyncio.wait({fetching})
-    assert store.asked == [sent[:100], sent[100:200]]
-    assert (worker.started, slots.taken) == (200, 200)
-    again = await broker.receive(SUB, limit=400, wait=0.0)
-    assert [StandardCodec().decode(each, SUB).id for each in again] == sent[200:]
-    await broker.close()
+    async with fetching(of_small_batches(), 300, slots=400) as at:
+        assert await at.left() == [], "two batches are claimed, and the next is read meanwhile"
+        await at.stop()
+        assert at.store.asked == [at.sent[:100], at.sent[100:200]]
+        assert (at.worker.started, at.slots.taken) == (200, 200)
+        assert await at.left() == at.sent[200:]
 
 
 async def test_an_error_of_a_claim_ends_the_fetcher() -> None:
