@@ -29,7 +29,7 @@ from holdfast.sqlite.turnstile import Turnstile
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0006"
+HEAD = "0007"
 """The revision that this program reads and writes."""
 
 PAGE_SIZE = 8192

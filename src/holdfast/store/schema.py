@@ -493,6 +493,9 @@ workers = Table(
         info={"only": "postgresql"},
     ),
     Column("lease_until", moment(), info={"only": "postgresql"}),
+    Column("machine", Text),  # the boot of the machine that it runs on
+    Column("parent", Text),  # the process that started it and learns how it ended
+    Column("offers", Text),  # JSON: the message types that it handles, the channels that it has
     sqlite_autoincrement=True,
 )
 

@@ -276,3 +276,8 @@ UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num 
 ALTER TABLE deliveries ADD COLUMN put_off_by TEXT;
 CREATE INDEX idx_deliveries_put_off ON deliveries (put_off_by, priority DESC) WHERE status = 'pending' AND put_off_by IS NOT NULL;
 UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';
+-- Running upgrade 0006 -> 0007
+ALTER TABLE workers ADD COLUMN machine TEXT;
+ALTER TABLE workers ADD COLUMN parent TEXT;
+ALTER TABLE workers ADD COLUMN offers TEXT;
+UPDATE alembic_version SET version_num='0007' WHERE alembic_version.version_num = '0006';
