@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import psycopg
 import pytest
 
 from holdfast.core.delivery import Deliveries
@@ -22,7 +21,7 @@ from holdfast.testing import (
     StoreHarness,
 )
 from holdfast.testing.store_harness import LEASE_S, Store
-from tests.servers.postgres_clock import ServerClock
+from tests.servers.postgres_clock import ServerClock, silence
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -39,16 +38,12 @@ class OnPostgres(StoreHarness):
         self.clock.close()
 
     async def make_store(self) -> Store:
-        return PostgresStore(self._url, lease_s=LEASE_S)
+        return PostgresStore(self._url, lease_s=LEASE_S, clock=self.clock)
 
     async def let_die(self, store: Store, worker: Worker) -> None:
         """No sign of life came for longer than its lease."""
-        with psycopg.connect(self._url) as conn:
-            conn.execute(
-                "UPDATE workers SET lease_until = clock_timestamp() - interval '1 second'"
-                " WHERE worker_id = %s",
-                (worker.worker_id,),
-            )
+        assert isinstance(store, PostgresStore)
+        silence(store, self._url, worker)
 
 
 class TestPostgresStore(OnPostgres, StoreConformance):

@@ -29,7 +29,7 @@ class PostgresBook:
         self.url = url
         self.anchor_file = home / "ledger.anchors"
         self.clock = ServerClock(url)
-        self.store = PostgresStore(url, lease_s=1e9)
+        self.store = PostgresStore(url, lease_s=1e9, clock=self.clock)
         self.workers: list[Worker] = []
         self.anchors = Anchors(self.store, key=KEY, anchor_file=self.anchor_file)
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS
 from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
 from holdfast.core.errors import Conflict, StoreUnavailable
@@ -54,10 +53,12 @@ from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.months import Months
 from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.partitions import make_partitions
+from holdfast.store.postgres.roll import Sign
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
 from holdfast.store.postgres.wake import Bells
 from tests.faults.waiting import until
+from tests.servers.postgres_clock import silence
 
 pytestmark = pytest.mark.xdist_group("postgres")
 SUB = Subscription(name="s", queue="q", ordered=False)
@@ -501,17 +502,6 @@ async def test_a_message_that_no_row_can_hold_harms_no_other(
     assert bytes(body) == broken.delivery.body
 
 
-_LONG_AGO = """
-CREATE SCHEMA fake;
-CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql
-  AS $$SELECT timestamptz 'epoch'$$;
-DO $$BEGIN
-  EXECUTE format('ALTER DATABASE %I SET search_path = fake, pg_catalog, public',
-                 current_database());
-END$$;
-"""
-
-
 async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
@@ -520,10 +510,6 @@ async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
     await store.claim(SUB, [candidate("a")], worker=worker)
     with psycopg.connect(postgres_url) as conn:
         conn.execute("UPDATE workers SET state = 'dead' WHERE worker_id = %s", (worker.worker_id,))
-    with psycopg.connect(postgres_url) as conn:  # the server has been there for long enough
-        conn.execute(_LONG_AGO)
-    await store.database._lost()  # new connections, which see that
-    store.database._away_at = float("-inf")
     found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
     assert found.tasks == 1
     (verdict,) = await store.claim(SUB, [candidate("a")], worker=other)
@@ -532,57 +518,61 @@ async def test_what_a_dead_number_claimed_is_reaped_all_the_same(
         await store.claim(SUB, [candidate("b")], worker=worker)
 
 
+async def reaped(store: PostgresStore, reaper: Worker, lease_s: float = 1.0) -> list[int]:
+    found = await store.reap(worker=reaper, lease_s=lease_s, crash_budget=3)
+    return list(found.workers)
+
+
 async def test_nobody_is_reaped_while_the_store_has_just_come_back(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
     other = await store.register("other")
-    with psycopg.connect(postgres_url) as conn:
-        conn.execute("UPDATE workers SET lease_until = now() - interval '1 hour'")
+    silence(store, postgres_url, worker)
     await store.database._lost()
-    found = await store.reap(worker=other, lease_s=3600.0, crash_budget=3)
-    assert not found.workers
+    assert not await reaped(store, other, lease_s=3600.0)
 
 
 async def test_nobody_is_reaped_while_the_server_takes_no_signs_of_life(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
-    """It stood still and closed no connection: everybody's lease is over, the reaper's, too."""
+    """It stood still and closed no connection: everybody is silent, and so is the reaper."""
     other = await store.register("other")
-    with psycopg.connect(postgres_url) as conn:
-        conn.execute(_LONG_AGO)
-        conn.execute("UPDATE workers SET lease_until = now() - interval '1 hour'")
-    await store.database._lost()
-    store.database._away_at = float("-inf")
-
-    async def reaped() -> list[int]:
-        found = await store.reap(worker=other, lease_s=1.0, crash_budget=3)
-        return list(found.workers)
-
+    silence(store, postgres_url, worker)
     store._pulse._taken -= 9.0
-    assert not await reaped(), "its own sign of life is late"
+    assert not await reaped(store, other), "its own sign of life is late"
     store.beat(other)
-    assert not await reaped(), "the others have had no time to give theirs"
+    assert not await reaped(store, other), "the others have had no time to give theirs"
     store._pulse._missed -= 11.0
-    assert await reaped() == [worker.worker_id]
+    assert await reaped(store, other) == [worker.worker_id]
 
 
-async def test_a_lease_that_ran_out_since_it_was_looked_at_is_not_over(
+async def test_nobody_is_reaped_when_another_server_has_just_taken_over(
     store: PostgresStore, worker: Worker, postgres_url: str
 ) -> None:
-    """Between the look and the verdict the server stood still."""
+    """It was started again, or is a standby; no connection of this process broke."""
     other = await store.register("other")
-    with psycopg.connect(postgres_url) as conn:
-        ended = conn.execute(
-            "UPDATE workers SET lease_until = now() - interval '1 hour' WHERE worker_id = %s"
-            " RETURNING lease_until",
-            (worker.worker_id,),
-        ).fetchone()
-    assert ended is not None
-    for later_us, gone in ((-1, []), (1, [worker.worker_id])):
-        seen_us = to_us(ended[0]) + later_us
+    await reaped(store, other)
+    silence(store, postgres_url, worker)
+    store._watch._server = "the one before"
+    assert not await reaped(store, other, lease_s=3600.0)
+    store._watch._server_since -= 3600.0
+    assert await reaped(store, other, lease_s=3600.0) == [worker.worker_id]
+
+
+async def test_a_sign_of_life_after_the_look_counts(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Between the look and the verdict the server stood still, or the worker woke up."""
+    other = await store.register("other")
+    silence(store, postgres_url, worker)
+    ((old,),) = rows(postgres_url, "SELECT beat FROM workers WHERE worker_id = %s",
+                     worker.worker_id)  # fmt: skip
+    store.beat(worker)
+    for beat, gone in ((old, []), (old + 1, [worker.worker_id])):
+        silent = [Sign(worker.worker_id, beat)]
         found = await store.write(
-            lambda tx, change, seen_us=seen_us: reaper.reap(  # type: ignore[misc]
-                tx, change, me=other, seen_us=seen_us, crash_budget=3
+            lambda tx, change, silent=silent: reaper.reap(  # type: ignore[misc]
+                tx, change, me=other, silent=silent, crash_budget=3
             ),
             worker_id=other.worker_id,
         )
@@ -754,7 +744,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "free": (keys.FREE, 4),
         "waiting": (keys.WAITING_FOR, 3),
         "stuck lanes": (lanes.STUCK, 0),
-        "missing workers": (reaper.MISSING, 2),
+        "missing workers": (reaper.LOOK, 1),
         "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
         "suspects": (looks.SUSPECTS, 2),
     }

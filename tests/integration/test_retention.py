@@ -132,7 +132,7 @@ class ServerAttic(Attic):
 
     def __init__(self, url: str) -> None:
         self.clock = ServerClock(url)
-        self.store = PostgresStore(url)
+        self.store = PostgresStore(url, clock=self.clock)
         self._conn = psycopg.connect(url, autocommit=True)
 
     async def put(self, table: str, *rows: dict[str, Any]) -> None:

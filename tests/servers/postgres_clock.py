@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 import psycopg
 
 from holdfast.core.clock import from_us
+from holdfast.core.store import Worker
+from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.clock import FakeClock
 
 _SETUP = """
@@ -27,6 +29,16 @@ DO $$BEGIN
 END$$;
 """
 START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def silence(store: PostgresStore, url: str, worker: Worker) -> None:
+    """To this store, the worker has given no sign of life for ever."""
+    with psycopg.connect(url) as conn:
+        found = conn.execute(
+            "SELECT beat FROM workers WHERE worker_id = %s", (worker.worker_id,)
+        ).fetchone()
+    assert found is not None
+    store._watch._seen[worker.worker_id] = (found[0], float("-inf"))
 
 
 class ServerClock(FakeClock):

@@ -146,6 +146,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 1
     key: str | None = None
     expires_at_us: int | None = None
+    expires_steady_s: float | None = None
+    """The same by this machine's steady clock, of a broker whose own clock is another machine's."""
     intact: bool = True
     """False: the broker's checksum says that the body is not the one that was published."""
     taken_from: str | None = None

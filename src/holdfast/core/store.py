@@ -276,6 +276,11 @@ class Claims(Protocol):
     expiry_paused: bool
     """True while a jump of the clock makes times to live doubtful: nothing expires."""
 
+    @property
+    def clock_jumps(self) -> int:
+        """How often the store saw its clock set, where that is not this machine's clock."""
+        ...
+
     governed: bool
     """True: a run brings along what people answered about its message (`Run.approvals`)."""
 

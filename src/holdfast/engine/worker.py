@@ -145,6 +145,7 @@ class EngineWorker:
         """The number that was declared dead last."""
         self._jump_until = 0.0
         self._drift = clock.now_us() / 1e6 - clock.monotonic()
+        self._store_jumps = 0
         self.phase = Phase.NEW
         self.worker = Worker(worker_id=0, name=name)
         self.recycle = False
@@ -436,14 +437,18 @@ class EngineWorker:
         """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""
         drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
         if abs(drift - self._drift) > 1.0:
-            self._jump_until = self._clock.monotonic() + self._settings.clock_hold_s
-            log.warning(
-                "the clock jumped by %.0f s: nothing expires for the next %.0f s",
-                drift - self._drift,
-                self._settings.clock_hold_s,
-            )
+            self._hold_expiry(f"the clock jumped by {drift - self._drift:.0f} s")
         self._drift = drift
+        jumps = self._store.clock_jumps
+        if jumps != self._store_jumps:
+            self._hold_expiry("the clock of the store's server jumped")
+        self._store_jumps = jumps
         self._store.expiry_paused = self._clock.monotonic() < self._jump_until
+
+    def _hold_expiry(self, why: str) -> None:
+        hold_s = self._settings.clock_hold_s
+        self._jump_until = self._clock.monotonic() + hold_s
+        log.warning("%s: nothing expires for the next %.0f s", why, hold_s)
 
     async def hold_role(self, role: str) -> bool:
         return await self._store.hold_role(role, worker=self.worker)

@@ -1,13 +1,9 @@
-"""Due times are wall-clock times: when somebody sets the clock, what waits moves with it.
+"""The clock that the due times of one file go by (what moves, and why: `core/due_times.py`).
 
-A retry that is due in a second must not wait a day because the clock went back by one, and a key
-must not be forgotten an hour early because it went forward. How far the wall clock is from the
-machine's steady one stands in the database. The first transaction after a jump, in whatever
-process, finds that this has changed, and moves every waiting time by as much before it writes
-anything of its own; so no row is ever moved twice, and none that is newer than the jump.
-
-Times to live are left alone: some were set elsewhere, by another clock. The worker lets nothing
-expire for a while after a jump instead; `in_doubt` covers the moment until it has noticed.
+How far the wall clock is from the machine's steady one stands in the database. The first
+transaction after a jump, in whatever process, finds that this has changed, and moves every waiting
+time by as much before it writes anything of its own; so no row is ever moved twice, and none that
+is newer than the jump.
 """
 
 from __future__ import annotations
@@ -16,33 +12,36 @@ import json
 import logging
 import sqlite3
 
+from holdfast.core import due_times
 from holdfast.core.clock import Clock
+from holdfast.core.due_times import NOTICED_AFTER_S, TOLERANCE_US
 
 from .liveness import boot_id
 
 log = logging.getLogger("holdfast.sqlite")
 
-TOLERANCE_US = 1_000_000
-"""Clocks are nudged all the time; from here on it is a jump."""
-NOTICED_AFTER_S = 5.0
 HELD_UP_S = 0.1
 """A thread that waited this long between its two looks at the clocks looks again."""
 ROLE = "clock"
+_MOVE = "UPDATE {0} SET {1} WHERE {2}"
+_MOVE_READY = "UPDATE {0} SET {1} WHERE rowid IN (SELECT rowid FROM {0} WHERE {2})"
+"""SQLite would not use the index over ready rows for an update of its own column."""
+
+
+def _move(rule: due_times.Waiting) -> str:
+    moved = ", ".join(f"{column} = {column} + ?1" for column in rule.columns)
+    form = _MOVE_READY if rule.table == "queue_executions" else _MOVE
+    return form.format(rule.table, moved, rule.where)
+
+
+QUEUE = due_times.Waiting("messages", ("due_at",), "state = 1")
+"""The queue is in the same file."""
 WAITING = (
-    "UPDATE queue_executions SET due_at = due_at + ?1 WHERE rowid IN"
-    " (SELECT rowid FROM queue_executions WHERE status = 'ready' AND due_at IS NOT NULL)",
-    "UPDATE messages SET due_at = due_at + ?1 WHERE state = 1",
-    "UPDATE outbox SET due_at = due_at + ?1",
-    "UPDATE deliveries SET due_at = due_at + ?1 WHERE status = 'pending'",
-    # By this clock, and no other: a reply's time to live, and when its call began.
-    "UPDATE deliveries SET expires_at = expires_at + ?1, last_attempt_at = last_attempt_at + ?1"
-    " WHERE status IN ('pending', 'queued', 'sending')",
+    *(_move(rule) for rule in (QUEUE, *due_times.WAITING)),
     "UPDATE send_windows SET ends_at = ends_at + ?1, state = json_object('calls',"
     " json((SELECT json_group_object(c.key, c.value + ?1) FROM json_each(state, '$.calls') c)),"
     " 'blocked_until', json_extract(state, '$.blocked_until') + ?1,"
     " 'back_until', coalesce(json_extract(state, '$.back_until'), 0) + ?1)",
-    "UPDATE idempotency_keys SET expires_at = expires_at + ?1 WHERE expires_at IS NOT NULL",
-    "UPDATE approvals SET expires_at = expires_at + ?1 WHERE state = 'pending'",
 )
 
 

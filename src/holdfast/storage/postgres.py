@@ -90,6 +90,7 @@ class PostgresStorage:
         return PostgresStore(
             self._url,
             lease_s=lease_s,
+            clock=clock,
             suspect_at=suspect_at,
             notices=notices,
             subscribers=subscribers,

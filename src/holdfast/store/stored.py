@@ -49,8 +49,15 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
     return message.id if sub.dedup_by_id else None
 
 
-def expires_us(delivery: Delivery, message: Message) -> int | None:
-    """When its time to live is over: the broker's word or the envelope's, whichever is earlier."""
+def expires_us(delivery: Delivery, message: Message, ahead_us: int) -> int | None:
+    """When its time to live is over, by the store's clock: the broker's word or the envelope's,
+    whichever is earlier.
+
+    Where the broker's clock is not the store's, its word alone counts: it has the same time to
+    live, measured by one clock. `ahead_us`: the store's clock minus this machine's steady one.
+    """
+    if delivery.expires_steady_s is not None:
+        return ahead_us + int(delivery.expires_steady_s * 1e6)
     theirs = delivery.expires_at_us
     if message.expires_at is None:  # nearly always, and asked for every message
         return theirs

@@ -150,6 +150,21 @@ class StoreConformance(StoreHarness):
     async def test_an_ordered_source_has_one_fetcher(self) -> None:
         await self.check(store_waiting.an_ordered_source_has_one_fetcher)
 
+    async def test_a_retry_is_due_as_before_when_the_clock_is_set(self) -> None:
+        await self.check(store_waiting.a_retry_is_due_as_before_when_the_clock_is_set)
+
+    async def test_what_is_written_after_a_jump_is_not_moved(self) -> None:
+        await self.check(store_waiting.what_is_written_after_a_jump_is_not_moved)
+
+    async def test_nothing_expires_at_a_jump(self) -> None:
+        await self.check(store_waiting.nothing_expires_at_a_jump)
+
+    async def test_a_key_moves_with_the_clock(self) -> None:
+        await self.check(store_waiting.a_key_moves_with_the_clock)
+
+    async def test_a_time_to_live_by_the_brokers_clock(self) -> None:
+        await self.check(store_waiting.a_time_to_live_by_the_brokers_clock)
+
     async def test_numbers_are_given_out_once(self) -> None:
         await self.check(store_workers.numbers_are_given_out_once)
 
@@ -161,6 +176,9 @@ class StoreConformance(StoreHarness):
 
     async def test_one_that_stands_still_is_dead_after_its_lease(self) -> None:
         await self.check(store_workers.one_that_stands_still_is_dead_after_its_lease)
+
+    async def test_the_clock_kills_nobody(self) -> None:
+        await self.check(store_workers.the_clock_kills_nobody)
 
     async def test_a_crash_budget_ends_a_message(self) -> None:
         await self.check(store_workers.a_crash_budget_ends_a_message)

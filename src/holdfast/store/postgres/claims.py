@@ -80,6 +80,8 @@ class Claiming(NamedTuple):
     worker_id: int
     expiry: bool
     """False while the clock is in doubt: nothing expires."""
+    ahead_us: int
+    """The store's clock minus this machine's steady one."""
     worker: str
     """The worker's name."""
     governed: bool
@@ -124,7 +126,7 @@ class Claims:
             elif (message.tenant_id, message.id) in new:
                 rest.append((at, candidate, message))
             else:
-                task = tasks.task(claim.sub, candidate, message, row_id)
+                task = tasks.task(claim.sub, candidate, message, row_id, claim.ahead_us)
                 new[task.identity] = (at, task)
         verdicts: dict[int, Verdict] = {}
         granted = await self._claim(claim, new, rest)
@@ -304,7 +306,7 @@ class Claims:
         """Take keyed messages over, in broker order. All of them may be acknowledged then."""
         if not await lanes.own_source(claim.tx, claim.sub.name, claim.worker_id):
             return None
-        rest, written = await lanes.append(claim.tx, claim.sub, candidates)
+        rest, written = await lanes.append(claim.tx, claim.sub, candidates, claim.ahead_us)
         claim.change.lanes |= written
         others = {id(candidate) for candidate in rest}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]

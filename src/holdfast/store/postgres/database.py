@@ -15,12 +15,13 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 
-from holdfast.core.clock import to_us
+from holdfast.core.clock import Clock, SystemClock, to_us
 from holdfast.core.errors import StoreUnavailable
 from holdfast.store.letter import Letter
 
@@ -74,14 +75,38 @@ class Session:
             await self.conn.close()
 
 
+class Look(NamedTuple):
+    """The server's time, asked for and heard at these moments of the steady clock."""
+
+    before_s: float
+    server_us: int
+    after_s: float
+
+    @classmethod
+    def of(cls, before_s: float, now: datetime, after_s: float) -> Look:
+        return cls(before_s, to_us(now), after_s)
+
+    @property
+    def took_s(self) -> float:
+        return self.after_s - self.before_s
+
+    @property
+    def ahead_us(self) -> int:
+        """The server's clock minus the steady one, half of the way there and back taken off."""
+        return self.server_us - int((self.before_s + self.after_s) / 2 * 1e6)
+
+
 class Tx:
     """A transaction in progress. Its `moment` is when it was begun, by the server's clock, or when
     it last looked at it."""
 
     def __init__(
-        self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, *, repeated: bool
+        self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, clock: Clock, *, repeated: bool
     ) -> None:
         self._conn = conn
+        self._clock = clock
+        self._asked_s = self._heard_s = 0.0
+        """When it asked for its `moment`, and heard it, by the steady clock."""
         self._pipeline = pipeline
         self._unheard = False
         self._unsent = 0
@@ -97,6 +122,7 @@ class Tx:
         """Called if it is not known whether this was committed."""
 
     async def begin(self, worker_id: int, *, durable: bool) -> None:
+        self._asked_s = self._clock.monotonic()
         await self._conn.execute("BEGIN")
         statement = _BEGIN if durable else _BEGIN_LOSSY
         self._begun = await self._execute(statement, (str(worker_id),))
@@ -160,11 +186,18 @@ class Tx:
         """Its time (µs)."""
         return to_us((await self._opened())[0])
 
+    async def look(self) -> Look:
+        """Its time, and how exactly that is known."""
+        now = (await self._opened())[0]
+        return Look.of(self._asked_s, now, self._heard_s)
+
     async def look_at_clock(self) -> None:
         """What it tells from here on is told as now: it has seen what others committed since it
         was begun, and must not seem to have come before."""
         _, *rest = await self._opened()
+        self._asked_s = self._clock.monotonic()
         ((now,),) = await self.rows("SELECT clock_timestamp()")
+        self._heard_s = self._clock.monotonic()
         self._opening = (now, *rest)
 
     async def state(self) -> str | None:
@@ -182,6 +215,7 @@ class Tx:
         if not self._opening:
             assert self._begun is not None  # noqa: S101 - `begin` comes first
             self._opening = (await self._begun.fetchall())[0]
+            self._heard_s = self._clock.monotonic()
         return self._opening
 
     async def _execute(self, statement: str, values: Sequence[Any]) -> AsyncRawCursor[Row]:
@@ -197,8 +231,9 @@ Committer = Callable[[Tx, Callable[[], Awaitable[None]]], Awaitable[None]]
 class Database:
     """The connections of one process."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, clock: Clock | None = None) -> None:
         self.address = address
+        self.clock = clock or SystemClock()
         self._idle: list[Session] = []
         self._is_open = False
         self._writers = asyncio.Semaphore(WRITERS)
@@ -248,9 +283,12 @@ class Database:
         worker_id: int,
         durable: bool,
         commit: Committer,
+        limit_s: float | None = None,
     ) -> T:
-        """`op` in one transaction. Raises StoreError, or what the database said of a value."""
-        return await self._shielded(self._write(op, worker_id, durable, commit))
+        """`op` in one transaction. Raises StoreError, or what the database said of a value.
+
+        `limit_s`: how long it may take, if that is not `CALL_S`."""
+        return await self._shielded(self._write(op, worker_id, durable, commit, limit_s or CALL_S))
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work, name="holdfast-postgres")
@@ -272,13 +310,15 @@ class Database:
                     await self._lost()
         raise AssertionError("unreachable")
 
-    async def _write(self, op: Op[T], worker_id: int, durable: bool, commit: Committer) -> T:
+    async def _write(
+        self, op: Op[T], worker_id: int, durable: bool, commit: Committer, limit_s: float
+    ) -> T:
         repeats = reconnects = 0
         unknown = False
         async with self._translated():
             while True:
                 try:
-                    async with self._writers, asyncio.timeout(CALL_S), self._session() as session:
+                    async with self._writers, asyncio.timeout(limit_s), self._session() as session:
                         return await self._once(session, op, worker_id, durable, commit, unknown)
                 except _Unknown as error:
                     unknown = True
@@ -322,7 +362,7 @@ class Database:
 
         try:
             async with conn.pipeline() as pipeline:
-                tx = Tx(conn, pipeline, repeated=repeated)
+                tx = Tx(conn, pipeline, self.clock, repeated=repeated)
                 await tx.begin(worker_id, durable=durable)
                 result = await op(tx)
                 await commit(tx, finish)
@@ -333,7 +373,7 @@ class Database:
                 self.lost.append(session.backend)
                 if tx is not None and tx.if_unknown is not None:
                     tx.if_unknown()
-                why = TimeoutError(f"no answer within {CALL_S:g} s") if late else error
+                why = TimeoutError("the server did not answer in time") if late else error
                 raise _Unknown(why) from error
             raise
         return result

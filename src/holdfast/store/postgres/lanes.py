@@ -104,7 +104,7 @@ async def own_source(tx: Tx, subscription: str, worker_id: int) -> bool:
 
 
 async def append(
-    tx: Tx, sub: Subscription, candidates: Sequence[Candidate]
+    tx: Tx, sub: Subscription, candidates: Sequence[Candidate], ahead_us: int
 ) -> tuple[list[Candidate], set[Lane]]:
     """Write keyed messages behind their conversations, in order.
 
@@ -119,7 +119,7 @@ async def append(
         if (message.tenant_id, message.id) in new:
             rest.append(candidate)
         else:
-            task = tasks.task(sub, candidate, message, row_id)
+            task = tasks.task(sub, candidate, message, row_id, ahead_us)
             new[task.identity] = task
     if not new:
         return rest, set()

@@ -19,7 +19,8 @@ from .wake import OUTGOING
 
 DUE = (
     "SELECT id, tenant_id, queue_name, message_id, headers::text, body, body_crc, priority,"
-    f" ordering_key, ttl_us FROM outbox WHERE due_at <= {NOW} ORDER BY due_at, id LIMIT $1::int"
+    f" ordering_key, ttl_us, clock_timestamp() FROM outbox WHERE due_at <= {NOW}"
+    " ORDER BY due_at, id LIMIT $1::int"
 )
 _DELETE = "DELETE FROM outbox WHERE id = ANY($1::uuid[])"
 _WAIT = (
@@ -35,7 +36,7 @@ class PostgresOutboxRows:
         self._store = store
 
     async def due(self, limit: int) -> Sequence[Row]:
-        found = await self._store.read(DUE, str(limit))
+        found = await self._store.read_due(DUE, str(limit))
         return [Row(row_id.bytes, *rest) for row_id, *rest in found]
 
     async def settle(

@@ -6,6 +6,7 @@ claim may be committed just after its worker was declared dead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.core import events
@@ -13,30 +14,30 @@ from holdfast.core.store import Reclaimed, Worker
 from holdfast.store.crash import Crash
 
 from . import arrays
-from .arrays import moment
 from .change import Change
 from .database import Tx
 from .keys import free_keys
 from .letters import bury
-from .roll import FREE_SOURCES, LEFT
+from .roll import FREE_SOURCES, LEFT, Sign
 from .tasks import Identity
+from .timebase import MOVED
 from .wake import WORK
 
 _PRESENT = "w.state IN ('alive', 'leaving')"
-MISSING = (
-    "SELECT clock_timestamp() WHERE clock_timestamp() >= pg_postmaster_start_time()"
-    " + $2::float8 * interval '1 second' AND"
-    f" (EXISTS (SELECT 1 FROM workers w WHERE {_PRESENT}"
-    " AND w.worker_id <> $1::bigint AND w.lease_until < clock_timestamp())"
-    " OR EXISTS (SELECT 1 FROM queue_executions q WHERE q.status = 'running' AND NOT EXISTS"
-    f" (SELECT 1 FROM workers w WHERE w.worker_id = q.worker_id AND {_PRESENT})))"
+_OTHERS = f"FROM workers w WHERE {_PRESENT} AND w.worker_id <> $1::bigint ORDER BY w.worker_id"
+LOOK = (
+    f"SELECT clock_timestamp(), {MOVED}, pg_postmaster_start_time(),"
+    f" ARRAY(SELECT w.worker_id {_OTHERS}), ARRAY(SELECT w.beat {_OTHERS}),"
+    " EXISTS (SELECT 1 FROM queue_executions q WHERE q.status = 'running' AND NOT EXISTS"
+    f" (SELECT 1 FROM workers w WHERE w.worker_id = q.worker_id AND {_PRESENT}))"
 )
-"""What time is it, if there is anything to do? Nobody is dead while the server itself has just come
-back: the living could not renew their leases, and get one to do so."""
+"""The server's clock, which server it is, the others' signs of life, and whether a message runs
+under a number that is not there any more."""
 _DECLARE = (
     "UPDATE workers w SET state = CASE d.state WHEN 'leaving' THEN 'left' ELSE 'dead' END,"
     " ended_at = clock_timestamp() FROM (SELECT worker_id, state FROM workers w"
-    f" WHERE {_PRESENT} AND worker_id <> $1::bigint AND lease_until < {moment('$2::bigint')}"
+    f" WHERE {_PRESENT} AND (w.worker_id, w.beat) IN"
+    " (SELECT * FROM unnest($1::bigint[], $2::bigint[]))"
     " ORDER BY worker_id FOR UPDATE SKIP LOCKED) d WHERE w.worker_id = d.worker_id"
     " RETURNING w.worker_id, d.state"
 )
@@ -92,12 +93,18 @@ class Running(NamedTuple):
         return self.tenant_id, self.subscription, self.message_id
 
 
-async def reap(tx: Tx, change: Change, *, me: Worker, seen_us: int, crash_budget: int) -> Reclaimed:
-    """Declare workers dead whose lease was over when that was looked at; give back what they ran.
+async def reap(
+    tx: Tx, change: Change, *, me: Worker, silent: Sequence[Sign], crash_budget: int
+) -> Reclaimed:
+    """Declare the silent workers dead and give back what they ran.
 
-    Not by the time that it is now: the server may have stood still since.
+    A worker that has given a sign of life since it was looked at is not among them.
     """
-    declared = await tx.rows(_DECLARE, str(me.worker_id), str(seen_us))
+    declared = await tx.rows(
+        _DECLARE,
+        arrays.numbers(sign.worker_id for sign in silent),
+        arrays.numbers(sign.beat for sign in silent),
+    )
     gone = [worker_id for worker_id, _ in declared]
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))

@@ -8,8 +8,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -38,11 +38,63 @@ _RENEW = (
 _STATE = "SELECT state FROM workers WHERE worker_id = %s"
 
 
+class Sign(NamedTuple):
+    """A worker's last sign of life."""
+
+    worker_id: int
+    beat: int
+
+
+class Watch:
+    """Which workers have given no new sign of life for a lease, by this process's steady clock.
+
+    The server's clock does not count: it may be set. A worker that this process sees for the first
+    time has a whole lease, and so have all when another server answers (it was started again, or
+    a standby took its place): they could not give signs of life meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+        """By worker: the sign of life that was seen last, and when it was new."""
+        self._server: object = None
+        self._server_since = -math.inf
+
+    def silent(
+        self,
+        signs: Iterable[Sign],
+        server: object,
+        lease_s: float,
+        *,
+        before_s: float,
+        now_s: float,
+    ) -> list[Sign]:
+        """Of these signs, which were asked for and heard at these moments, those that are old."""
+        if self._server != server:
+            self._server_since = -math.inf if self._server is None else now_s
+            self._server = server
+        seen = {}
+        for worker_id, beat in signs:
+            known = self._seen.get(worker_id)
+            seen[worker_id] = known if known and known[0] == beat else (beat, now_s)
+        self._seen = seen
+        if not self.is_settled(lease_s, before_s):
+            return []
+        return [
+            Sign(worker_id, beat)
+            for worker_id, (beat, since_s) in seen.items()
+            if before_s - since_s >= lease_s
+        ]
+
+    def is_settled(self, lease_s: float, now_s: float) -> bool:
+        """The same server has answered for a lease."""
+        return now_s - self._server_since >= lease_s
+
+
 class Pulse:
     """Signs of life, from threads.
 
-    They tell, too, how the server fares: while it does not take ours, it takes nobody's, and a
-    lease that ran out is nobody's death.
+    They tell, too, how the server fares: while it does not take ours, it takes nobody's, and
+    silence is nobody's death.
     """
 
     def __init__(self, address: Address, lease_s: float) -> None:

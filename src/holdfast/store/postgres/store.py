@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription
-from holdfast.core.clock import to_us
-from holdfast.core.errors import StoreError
+from holdfast.core.clock import Clock, to_us
+from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.ids import new_id
 from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
@@ -35,15 +35,19 @@ from . import arrays, ends, keys, lanes, looks, parked, reaper, roles, roll, run
 from .address import Address
 from .change import Change
 from .claims import NEXT_DUE, Claiming, Claims
-from .database import Database, Row, Tx
+from .database import Database, Look, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
 from .notices import Teller, tell_subscribers
+from .timebase import ClockSet, TimeBase
 from .wake import OUTGOING, WORK, Bells
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]
 log = logging.getLogger("holdfast.store")
+
+CLOCK_LOOKS = 5
+"""A transaction that finds the server's clock set this often in a row is given up."""
 
 
 class PostgresStore:
@@ -62,6 +66,7 @@ class PostgresStore:
         url: str,
         *,
         lease_s: float = 10.0,
+        clock: Clock | None = None,
         suspect_at: int = 2,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
@@ -69,21 +74,23 @@ class PostgresStore:
         """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
         is told of events, by deliveries that are committed with them."""
         self._address = Address.from_url(url)
+        self._clock = clock
         self._lease_s = lease_s
         self._suspect_at = suspect_at
         self._teller = None if notices is None else Teller(notices)
         self._subscribers = subscribers
         self._opened: Database | None = None
         self._listeners: list[events.Listener] = []
-        self.expiry_paused = False
-        """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self._expiry_paused = False
         self.governed = False
         self.quotas_of: QuotasOf | None = None
 
     async def open(self) -> None:
         if self._opened is None:
-            database = Database(self._address)
+            database = Database(self._address, self._clock)
             await database.open()
+            self._time = TimeBase(database.clock)
+            self._watch = roll.Watch()
             self._ledger = Ledger(database)
             self._claims = Claims(suspect_at=self._suspect_at)
             self._pulse = roll.Pulse(self._address, self._lease_s)
@@ -99,6 +106,19 @@ class PostgresStore:
             await database.close()
 
     @property
+    def expiry_paused(self) -> bool:
+        """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        return self._expiry_paused or (self._opened is not None and self._time.in_doubt)
+
+    @expiry_paused.setter
+    def expiry_paused(self, paused: bool) -> None:
+        self._expiry_paused = paused
+
+    @property
+    def clock_jumps(self) -> int:
+        return self._time.jumps
+
+    @property
     def database(self) -> Database:
         if self._opened is None:
             raise StoreError(f"the store ({self._address.shown}) is not open")
@@ -111,6 +131,7 @@ class PostgresStore:
             (row,) = await tx.rows(roll.REGISTER, name[:255], str(self._lease_s))
             return row
 
+        await self._time.follow(self.database)
         worker_id, started_at = await self.write(op, worker_id=0)
         self._ledger.begin(worker_id, to_us(started_at))
         self._pulse.begin()
@@ -136,17 +157,36 @@ class PostgresStore:
         return self._pulse.is_alive(worker)
 
     async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
-        me = worker.worker_id
-        missing = await self.read(reaper.MISSING, str(me), str(lease_s))
-        if not missing or self.database.steady_s < lease_s or not self._pulse.is_steady:
+        """A worker is dead when its sign of life has not changed for a lease by this process's
+        steady clock, while the server answered and took the signs of this process."""
+        clock = self.database.clock
+        before = clock.monotonic()
+        ((now, moved_us, server, ids, beats, orphans),) = await self.read(
+            reaper.LOOK, str(worker.worker_id)
+        )
+        heard = clock.monotonic()
+        if not self._time.see(Look.of(before, now, heard), moved_us):
+            await self._follow_clock()
+        signs = [roll.Sign(*each) for each in zip(ids, beats, strict=True)]
+        silent = self._watch.silent(signs, server, lease_s, before_s=before, now_s=heard)
+        orphans = orphans and self._watch.is_settled(lease_s, before)
+        if not silent and not orphans:
             return Reclaimed()
-        seen_us = to_us(missing[0][0])
+        if self.database.steady_s < lease_s or not self._pulse.is_steady:
+            return Reclaimed()
         return await self.write(
             lambda tx, change: reaper.reap(
-                tx, change, me=worker, seen_us=seen_us, crash_budget=crash_budget
+                tx, change, me=worker, silent=silent, crash_budget=crash_budget
             ),
-            worker_id=me,
+            worker_id=worker.worker_id,
         )
+
+    async def _follow_clock(self) -> None:
+        """The server's clock was set: move what waits, and let everybody look who waits for it."""
+        jumps = self._time.jumps
+        await self._time.follow(self.database)
+        if self._time.jumps != jumps:
+            self.look_again()
 
     async def identity(self) -> str:
         """The name of this store, made when it was, and never another's."""
@@ -222,6 +262,7 @@ class PostgresStore:
             sub,
             worker.worker_id,
             expiry=not self.expiry_paused,
+            ahead_us=self._time.ahead_us,
             worker=worker.name,
             governed=self.governed,
             quotas_of=self.quotas_of,
@@ -365,6 +406,17 @@ class PostgresStore:
         """One statement by itself."""
         return await self.database.read(statement, *values)
 
+    async def read_due(self, statement: str, *values: Any) -> list[Row]:
+        """As `read`, for what is due: the last column of the rows is the server's time, and is
+        left out. Nothing is due while the clock was set and what waits has not moved with it."""
+        clock = self.database.clock
+        before = clock.monotonic()
+        found = await self.database.read(statement, *values)
+        if found and not self._time.agrees(Look.of(before, found[0][-1], clock.monotonic())):
+            await self._follow_clock()
+            return []
+        return [row[:-1] for row in found]
+
     async def write(self, op: Operation[T], *, worker_id: int, durable: bool = True) -> T:
         """One transaction; what it wrote into the ledger is told once it is committed, and who
         waits for what it let go is looked for. Not `durable`: only if the change asks for it."""
@@ -383,11 +435,20 @@ class PostgresStore:
             if change.durable and not durable:
                 tx.sync_after_all()
             synced = durable or change.durable
+            if not self._time.agrees(await tx.look()):
+                raise ClockSet
             await self._ledger.commit(tx, worker_id, change.entries, finish, durable=synced)
 
-        result = await self.database.write(
-            attempt, worker_id=worker_id, durable=durable, commit=commit
-        )
+        for _ in range(CLOCK_LOOKS):
+            try:
+                result = await self.database.write(
+                    attempt, worker_id=worker_id, durable=durable, commit=commit
+                )
+                break
+            except ClockSet:
+                await self._follow_clock()
+        else:
+            raise StoreUnavailable("the clock of the database server is being set over and over")
         if change.entries:
             for listener in self._listeners:
                 listener(change.entries)

@@ -113,13 +113,16 @@ class Ready(NamedTuple):
     due_at: datetime
 
 
-def task(sub: Subscription, candidate: Candidate, message: Message, row_id: bytes) -> Task:
+def task(
+    sub: Subscription, candidate: Candidate, message: Message, row_id: bytes, ahead_us: int
+) -> Task:
+    """`ahead_us`: the store's clock minus this machine's steady one."""
     return Task(
         candidate,
         message,
         idem_key(sub, message),
         to_us(message.created_at),
-        expires_us(candidate.delivery, message),
+        expires_us(candidate.delivery, message, ahead_us),
         row_id,
     )
 

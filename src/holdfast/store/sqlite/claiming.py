@@ -20,6 +20,8 @@ class Claiming(msgspec.Struct, frozen=True):
     now_us: int
     expiry_us: int
     """What expires up to here is over; 0 while the clock is in doubt."""
+    ahead_us: int = 0
+    """This machine's wall clock minus its steady one."""
     held: str = "store"
     """Who keeps the message once claimed: `store` (one file with the queue) or `broker`."""
     worker: str = ""

@@ -111,6 +111,8 @@ class SqliteStore:
         self._listeners: list[events.Listener] = []
         self.expiry_paused = False
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
+        self.clock_jumps = 0
+        """The worker watches the same clock."""
         self.governed = False
         self.quotas_of: QuotasOf | None = None
 
@@ -260,6 +262,7 @@ class SqliteStore:
             worker.worker_id,
             now,
             self.expiry_us(now),
+            now - int(self.clock.monotonic() * 1e6),
             held,
             worker.name,
             self.governed,

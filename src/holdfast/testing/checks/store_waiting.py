@@ -238,3 +238,64 @@ async def an_ordered_source_has_one_fetcher(trial: StoreTrial) -> None:
     await trial.die(second)
     await trial.reap(third)
     expect(await tried(third), "the second one died")
+
+
+# -- somebody sets the clock ----------------------------------------------------------------------
+
+
+async def a_retry_is_due_as_before_when_the_clock_is_set(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    for n, jump_s in enumerate((-600, 3600, -86_400, 86_400, -60, 60)):
+        run = await trial.run(worker, f"m{n}")
+        await trial.committed(worker, run, Retry(5.0, "again"))
+        trial.clock.jump_wall(jump_s)
+        expect(await trial.ready(worker) == [], f"early after {jump_s} s")
+        trial.clock.advance(4)
+        expect(await trial.ready(worker) == [], f"early after {jump_s} s")
+        trial.clock.advance(2)
+        again = await trial.one_ready(worker)
+        await trial.committed(worker, again, Done())
+
+
+async def what_is_written_after_a_jump_is_not_moved(trial: StoreTrial) -> None:
+    """The first transaction after the jump is the one that writes the due time."""
+    worker = await trial.worker()
+    for n, jump_s in enumerate((-600, 3600)):
+        run = await trial.run(worker, f"m{n}")
+        trial.clock.jump_wall(jump_s)
+        await trial.committed(worker, run, Retry(5.0, "again"))
+        expect(await trial.ready(worker) == [], f"early after {jump_s} s")
+        trial.clock.advance(6)
+        await trial.committed(worker, await trial.one_ready(worker), Done())
+
+
+async def nothing_expires_at_a_jump(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    candidate = trial.candidate("m", ttl_s=600.0)
+    trial.clock.jump_wall(3600)
+    expect_answers(await trial.claim(worker, candidate), Answer.RUN)
+
+
+async def a_key_moves_with_the_clock(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.committed(worker, run, Done(), dedup_window_s=600.0)
+    trial.clock.jump_wall(3600)
+    (verdict,) = await trial.claim(worker, trial.candidate("b", idempotency_key="k"))
+    expect(verdict.answer is Answer.DUPLICATE, f"its key was forgotten early: {verdict.answer}")
+
+
+async def a_time_to_live_by_the_brokers_clock(trial: StoreTrial) -> None:
+    """The broker's clock is two minutes behind the store's, and the sender's, too."""
+    worker = await trial.worker()
+    sent_us = trial.clock.now_us() - 120_000_000
+    for left_s, answer in ((60.0, Answer.RUN), (-1.0, Answer.EXPIRED)):
+        candidate = trial.candidate(f"m{left_s}", ttl_s=60.0 - 120.0)
+        delivery = msgspec.structs.replace(
+            candidate.delivery,
+            sent_at_us=sent_us,
+            expires_at_us=sent_us + 60_000_000,
+            expires_steady_s=trial.clock.monotonic() + left_s,
+        )
+        candidate = msgspec.structs.replace(candidate, delivery=delivery)
+        expect_answers(await trial.claim(worker, candidate), answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.core.errors import LeaseLost
 from holdfast.core.events import FAILED, HEARTBEAT
 from holdfast.core.outcome import Done, Retry
-from holdfast.core.store import EffectState, Reply, Run
+from holdfast.core.store import EffectState, Reply, Run, Worker
 from holdfast.testing.harness import expect, fail
 from holdfast.testing.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
 
@@ -52,11 +52,36 @@ async def one_that_stands_still_is_dead_after_its_lease(trial: StoreTrial) -> No
     run = await trial.run(still, "m")
     await trial.committed(still, run, Retry(0.0, "into the store"))
     await trial.one_ready(still)
-    trial.clock.advance(LEASE_S + 1)
-    trial.store.beat(worker)
-    expect(list((await trial.reap(worker)).workers) == [still.worker_id], "its lease is over")
+    expect(await _reaped_within(trial, worker, 0.9) == [], "its lease is not over")
+    expect(await _reaped_within(trial, worker, 0.9) == [still.worker_id], "its lease is over")
     again = await trial.one_ready(worker)
     expect((again.attempt, again.crashes, again.failures) == (3, 1, 1), f"{again}")
+
+
+async def _reaped_within(trial: StoreTrial, worker: Worker, leases: float) -> list[int]:
+    """Workers that are declared dead while this one beats and looks for so many leases."""
+    found: list[int] = []
+    for _ in range(3):
+        trial.clock.advance(LEASE_S * leases / 3)
+        trial.store.beat(worker)
+        found += (await trial.reap(worker)).workers
+    return found
+
+
+async def the_clock_kills_nobody(trial: StoreTrial) -> None:
+    """Somebody sets the wall clock: the living live, and the silent are dead after a lease."""
+    living, still, worker = [await trial.worker() for _ in range(3)]
+    await trial.reap(worker)
+    for jump_s in (60, -60, 3600, -3600, 86_400, -86_400):
+        trial.clock.jump_wall(jump_s)
+        expect(not (await trial.reap(worker)).workers, f"a jump of {jump_s} s is no death")
+        trial.store.beat(living)
+    trial.clock.jump_wall(-86_400)
+    dead: list[int] = []
+    for _ in range(2):
+        trial.store.beat(living)
+        dead += await _reaped_within(trial, worker, 0.6)
+    expect(dead == [still.worker_id], f"{dead} are dead, not the one that gave no sign of life")
 
 
 async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
