@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import Context
 from holdfast.core.errors import Ambiguous, Conflict, NotFound
 from holdfast.core.records import EffectWord, Identity, Resumption
+from holdfast.core.store import Run
 from tests.servers.stores import STORES, store_url
 from tests.unit.desk import Desk, open_desk, until
 
@@ -152,6 +154,34 @@ async def test_an_unknown_effect_needs_the_operators_word(desk: Desk):
     assert await desk.status("m-1") == "succeeded"
     assert await desk.status("m-2") == "parked"
     assert "effect.cleared" in await desk.events("m-2")
+
+
+async def test_a_word_on_an_effect_that_is_done_by_now_is_no_conflict(desk: Desk):
+    """A worker that had stood still recorded its result before the operator spoke."""
+
+    async def charge(ctx: Context) -> None:
+        def effect() -> None:
+            raise RuntimeError("the line went dead")
+
+        desk.seen.append(await ctx.once("charge", effect))
+
+    desk.app.on("pay", retries=2)(charge)
+    runs: list[Run] = []
+    effect_begin = desk.app.store.effect_begin
+
+    async def kept(run: Run, name: str, **options: Any) -> Any:
+        runs.append(run)
+        return await effect_begin(run, name, **options)
+
+    desk.app.store.effect_begin = kept  # type: ignore[method-assign]
+    await desk.app.send("pay", {}, id="m-1")
+    await desk.work()
+    await desk.app.store.effect_done(runs[0], "charge", b'"late"')
+    done = EffectWord(name="charge", word=Resumption.DONE, value=b'"mine"')
+    await desk.parked.resume(await desk.parked.find("m-1"), effects=[done])
+    await desk.work()
+    assert await desk.status("m-1") == "succeeded"
+    assert desk.seen == ["late"], "the result that was recorded counts"
 
 
 async def test_short_names_and_cursors(desk: Desk):

@@ -1,12 +1,13 @@
 """What a handler does through its context: all of it commits with the run, or none."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
 from holdfast.config import Tasks
-from holdfast.core.errors import InvalidMessage
+from holdfast.core.errors import InvalidMessage, NotDone
 from holdfast.core.events import HEARTBEAT, PARKED, SUCCEEDED, Event
 from holdfast.engine.context import Context, SyncContext
 from holdfast.testing import Signal
@@ -283,6 +284,8 @@ async def test_once_when_nobody_knows(lab: Lab, policy: str) -> None:
             await lab.becomes(receipt.id, "parked")
             assert lab.task(receipt.id)["parked_kind"] == "effect_unknown"
             assert lab.kinds(receipt.id)[-1] == PARKED
+            reason = lab.task(receipt.id)["error_message"]
+            assert "effect 'charge' raised ConnectionError: the answer was lost" in reason
             assert calls == [1]
         case "again":
             assert await lab.ends(receipt.id) == ["succeeded"]
@@ -294,7 +297,21 @@ async def test_once_when_nobody_knows(lab: Lab, policy: str) -> None:
             assert lab.task(receipt.id)["result"] == b'{"got":null}'
 
 
-async def test_once_after_an_error_that_proves_nothing_happened(lab: Lab) -> None:
+class OutOfStock(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError("nobody is there"),
+        socket.gaierror(-2, "no such name"),
+        NotDone("they said no"),
+        OutOfStock(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_once_after_an_error_that_proves_nothing_happened(lab: Lab, error: Exception) -> None:
     app = await lab.open()
     calls: list[int] = []
 
@@ -303,10 +320,10 @@ async def test_once_after_an_error_that_proves_nothing_happened(lab: Lab) -> Non
         def effect() -> str:
             calls.append(ctx.attempt)
             if ctx.attempt < 3:
-                raise ConnectionRefusedError("nobody is there")
+                raise error
             return "paid"
 
-        return await ctx.once("charge", effect, not_done=(ConnectionRefusedError,))
+        return await ctx.once("charge", effect, not_done=(OutOfStock,))
 
     await lab.start(app)
     receipt = await app.send("pay")
@@ -328,9 +345,9 @@ async def test_once_that_is_cancelled_before_the_effect_is_not_unknown(
 
     effect_begin = app.store.effect_begin
 
-    async def slow(*args: Any) -> Any:
+    async def slow(*args: Any, **options: Any) -> Any:
         """Written; the answer takes a while."""
-        found = await effect_begin(*args)
+        found = await effect_begin(*args, **options)
         begun.set()
         await go_on.wait()
         return found

@@ -28,6 +28,7 @@ PUBLIC = {
     "MessageEnvelope",
     "MessageParser",
     "MockQueueAdapter",
+    "NotDone",
     "NotFoundError",
     "Park",
     "ParkMessage",

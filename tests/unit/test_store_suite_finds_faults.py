@@ -106,8 +106,10 @@ class ReapsTheLiving(SqliteStore):
 
 
 class ForgetsEffects(SqliteStore):
-    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
-        await super().effect_begin(run, name)
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
+        await super().effect_begin(run, name, again=again)
         return EffectState.NEW, None
 
 

@@ -125,6 +125,8 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
             out.line(f"  {label:<9} {safe(value)}")
     for effect in effects:
         end = "begun, its end is unknown" if effect.state == "begun" else "done"
+        if effect.state == "begun" and effect.value is not None:
+            end += f": it raised {safe(effect.value.decode('utf-8', 'replace'))}"
         out.line(f"  effect    {safe(effect.name)}: {end} ({when(effect.begun_at_us)} UTC)")
     show_history(out, task.history)
     show_body(out, reading, task.body)
@@ -134,6 +136,7 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     epilog=examples(
         "holdfast parked resume 0199a1e1-ab12",
         "holdfast parked resume 0199a1e1-ab12 --effect charge=not-done",
+        "holdfast parked resume 0199a1e1-ab12 0199a1e1-ab34 --effect charge=not-done",
         "holdfast parked resume 0199a1e1-ab12 --effect 'charge=done:{\"receipt\": 7}'",
     )
 )
@@ -152,10 +155,9 @@ def resume(
 ) -> None:
     """Let parked messages run again; no attempt is spent.
 
-    A message parked as effect_unknown needs your word on each effect: was it done or not?
+    A message parked as effect_unknown needs your word on each effect: was it done or not? What you
+    say goes for every message that you name.
     """
-    if effects and len(names) > 1:
-        raise click.UsageError("--effect is about one message; resume them one by one.")
     session.run(_each(session, names, tenant, "resumed", effects=effects))
 
 

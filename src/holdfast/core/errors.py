@@ -26,6 +26,7 @@ HoldfastError
 └── raised by handlers to say what should happen
     ├── RetryableError         try again (`retry_after_s` if the upstream said when)
     │   ├── TemporaryError
+    │   │   └── NotDone        by the function of `ctx.once`: the effect did not happen
     │   ├── RateLimited        by channels: not now; that costs a reply no attempt
     │   └── SendUnknown        by channels: no answer came; the reply may have arrived
     ├── FinalError             never retried
@@ -146,10 +147,14 @@ class HandlerCrashed(HandlerFailed):
 class EffectUnknown(HoldfastError):
     """A guarded effect was begun by an earlier attempt and its result was never recorded."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, error: str | None = None) -> None:
+        """`error`: what its function raised; None: the attempt ended while it ran."""
         self.name = name
+        self.error = error
+        what = "was begun by an attempt that ended before its result was recorded"
         super().__init__(
-            f"effect {name!r} was begun by an attempt that died before recording its result; "
+            # Stores find such messages by the words up to the name: KNOWN_EFFECT.
+            f"effect {name!r} {what if error is None else f'raised {error}'}; "
             "it may or may not have happened. Look, then resume or discard the message."
         )
 
@@ -164,6 +169,11 @@ class RetryableError(HoldfastError):
 
 class TemporaryError(RetryableError):
     """A passing fault of something upstream."""
+
+
+class NotDone(TemporaryError):
+    """Raised by the function of `ctx.once`: the effect did not happen. A later attempt calls the
+    function again."""
 
 
 class RateLimited(RetryableError):

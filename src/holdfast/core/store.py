@@ -359,11 +359,24 @@ class EffectState(StrEnum):
 class Effects(Protocol):
     """The guard of external effects: intent before, result after."""
 
-    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
-        """Write the intent (fenced). DONE: the recorded result; UNKNOWN: begun, never recorded."""
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
+        """Write the intent (fenced). DONE: the recorded result; UNKNOWN: begun, never recorded,
+        with what `effect_raised` wrote.
+
+        `again`: this call is repeated, and its first answer was lost. An intent of the same run is
+        its own then, and NEW.
+        """
         ...
 
-    async def effect_done(self, run: Run, name: str, result: bytes) -> None: ...
+    async def effect_done(
+        self, run: Run, name: str, result: bytes, *, again: bool = False
+    ) -> None: ...
+
+    async def effect_raised(self, run: Run, name: str, error: str) -> None:
+        """The effect raised, and nobody knows whether it happened: keep the error for people."""
+        ...
 
     async def effect_clear(self, run: Run, name: str) -> None:
         """The effect certainly did not happen (it raised before acting): forget the intent."""

@@ -12,10 +12,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.core.delivery import DIRECT, SCHEDULED, check_recipient
+from holdfast.core.effects import proves_not_done
 from holdfast.core.errors import EffectUnknown, InvalidMessage
 from holdfast.core.json_text import dumps
 from holdfast.core.message import Message
+from holdfast.core.retry import describe
 from holdfast.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
+from holdfast.core.text import storable
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.handler")
@@ -187,8 +190,9 @@ class Context:
         the message aside for a person, `again` calls `fn` again (for effects that take an
         idempotency key), `skip` returns None. `fn` may take one argument: an
         idempotency key for this effect.
-        An error of `fn` leaves it unknown, unless it is one of `not_done`, which prove that nothing
-        happened. The result must be a JSON value.
+        An error of `fn` leaves it unknown, unless it proves that nothing happened: `NotDone`, a
+        refused connection, a name that DNS does not know, or one of `not_done`. Then a later
+        attempt calls `fn` again. The result must be a JSON value.
         """
         if on_unknown not in ON_UNKNOWN:
             raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
@@ -197,14 +201,17 @@ class Context:
             return msgspec.json.decode(recorded or b"null")
         if state is EffectState.UNKNOWN:
             if on_unknown == "park":
-                raise EffectUnknown(name)
+                raise EffectUnknown(name, None if recorded is None else recorded.decode())
             if on_unknown == "skip":
                 log.warning("message %s: effect %r is unknown, skipped", self.message.id, name)
                 return None
         try:
             result = await _call_effect(fn, f"{self.idempotency_key}:{name}")
-        except not_done:
-            await self._store.effect_clear(self._run, name)
+        except BaseException as error:
+            if isinstance(error, not_done) or proves_not_done(error):
+                await self._store.effect_clear(self._run, name)
+            elif on_unknown == "park" and isinstance(error, Exception):
+                await self._store.effect_raised(self._run, name, storable(describe(error)))
             raise
         await self._store.effect_done(self._run, name, dumps(result))
         return result

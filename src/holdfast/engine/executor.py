@@ -47,6 +47,7 @@ from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
 from .guard import Guard, asking
 from .handlers import Handler, Handlers
+from .patience import PatientStore
 
 log = logging.getLogger("holdfast.engine")
 
@@ -75,7 +76,8 @@ class Active(msgspec.Struct, eq=False):
     task: asyncio.Task[None] | None = None
     thread: bool = False
     cause: str = ""
-    """Why it was cancelled: timeout, drain, lost, cancel."""
+    """Why it was cancelled: timeout, store (it timed out while it waited for the store), drain,
+    lost, cancel."""
 
 
 class Executor:
@@ -100,7 +102,7 @@ class Executor:
         on_stuck: Callable[[Run], None] | None = None,
     ) -> None:
         self._handlers = handlers
-        self._store = store
+        self._store = PatientStore(store)
         self._make_send = make_send
         self._clock = clock
         self._done = done
@@ -199,6 +201,7 @@ class Executor:
     async def close(self) -> None:
         self._deadlines.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._store.close()
         if self._isolated is not None:
             await self._isolated.close()
 
@@ -256,7 +259,7 @@ class Executor:
             if active.cause:  # however the handler put it, it ended because it was told to
                 return self._cancelled(active, handler)
             if isinstance(error, StoreUnavailable):
-                return Retry(after_s=1.0, reason=describe(error))
+                return self._store_away(active.run, error)
             return self._failed(handler, active.run, as_failure(error))
 
     def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
@@ -315,10 +318,21 @@ class Executor:
 
     # -- ends -------------------------------------------------------------------------------------
 
+    def _store_away(self, run: Run, error: BaseException | str) -> Outcome:
+        """No failure of the handler: it spends no attempt, and its breaker does not hear of it."""
+        log.warning(
+            "message %s: the store was away for too long; it runs again without a lost attempt: %s",
+            run.message.id,
+            error,
+        )
+        return Released(after_s=1.0)
+
     def _cancelled(self, active: Active, handler: Handler) -> Outcome | None:
         if active.cause == "timeout":
             error = HandlerTimeout(f"{handler.name} ran longer than {handler.timeout_s} s")
             return self._failed(handler, active.run, error)
+        if active.cause == "store":
+            return self._store_away(active.run, f"{handler.name} waited for it past its timeout")
         if active.cause == "drain":
             return Released()
         if active.cause == "cancel":
@@ -394,7 +408,7 @@ class Executor:
                 active.task.cancel()
 
     def _timed_out(self, active: Active, handler: Handler) -> None:
-        self._cancel(active, "timeout")
+        self._cancel(active, "store" if self._store.is_waiting(active.run) else "timeout")
         at = asyncio.get_running_loop().time() + self._recycle_grace_s
         self._deadlines.add(at, lambda: self._stuck(active, handler))
 

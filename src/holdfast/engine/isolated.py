@@ -71,12 +71,17 @@ class RemoteWrites:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
         state, value = await self._link.ask("effect_begin", name=name)
         return EffectState(state), value
 
-    async def effect_done(self, run: Run, name: str, result: bytes) -> None:
+    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
         await self._link.ask("effect_done", name=name, value=result)
+
+    async def effect_raised(self, run: Run, name: str, error: str) -> None:
+        await self._link.ask("effect_raised", name=name, value=error.encode())
 
     async def effect_clear(self, run: Run, name: str) -> None:
         await self._link.ask("effect_clear", name=name)

@@ -252,6 +252,8 @@ async def _answer(context: Context, ask: Ask) -> Answer:
                 value = list(await store.effect_begin(run, ask.name))
             case "effect_done":
                 await store.effect_done(run, ask.name, ask.value)
+            case "effect_raised":
+                await store.effect_raised(run, ask.name, ask.value.decode())
             case "effect_clear":
                 await store.effect_clear(run, ask.name)
             case "heartbeat":

@@ -40,6 +40,17 @@ UNCOMMON = none_of("running", "succeeded", "duplicate")
 """Neither running nor well ended: the few rows that a person may want to look for."""
 
 
+KNOWN_EFFECT = (
+    # As `EffectUnknown` says it: what it waits for is the effect named in its reason.
+    "q.status = 'parked' AND q.parked_kind = 'effect_unknown' AND EXISTS (SELECT 1 FROM effects e"
+    " WHERE e.tenant_id = q.tenant_id AND e.subscription = q.subscription"
+    " AND e.message_id = q.message_id AND e.state = 'done' AND"
+    " substr(q.error_message, 1, length(e.name) + 9) = 'effect ''' || e.name || '''')"
+)
+"""A message that is parked for an effect whose result was recorded later, by a worker that had
+stood still."""
+
+
 def idem_key(sub: Subscription, message: Message) -> str | None:
     """The key this message is deduplicated by, if any."""
     if not sub.dedup:

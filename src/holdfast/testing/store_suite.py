@@ -195,6 +195,12 @@ class StoreConformance(StoreHarness):
     async def test_effects(self) -> None:
         await self.check(store_workers.effects)
 
+    async def test_a_repeated_intent_is_its_own(self) -> None:
+        await self.check(store_workers.a_repeated_intent_is_its_own)
+
+    async def test_a_late_result_resumes_its_message(self) -> None:
+        await self.check(store_workers.a_late_result_resumes_its_message)
+
     async def test_effects_outlive_their_attempt(self) -> None:
         await self.check(store_workers.effects_outlive_their_attempt)
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from .pending import (
     owners,
     place_in_order,
 )
+from .server_time import ServerTime
 from .wire import AnswerUnknown, Wire
 
 log = logging.getLogger("holdfast.brokers.redis")
@@ -70,6 +72,7 @@ class Group:
         self._buffer: dict[int, dict[bytes, Delivery]] = {level: {} for level in LEVELS}
         self._held: dict[int, set[bytes]] = {level: set() for level in LEVELS}
         self._debts = Debts(wire, self._keys, group, consumer, delete_acked=delete_acked)
+        self._time = ServerTime(wire)
         self._made = False
         self._unmade: BrokerError | None = None
         """Why the group could not be made."""
@@ -130,6 +133,7 @@ class Group:
                 await self._wait_for_some(limit, block_s)
             if not self._in_order:
                 await self._overtake()
+            await self._time.look(chain.from_iterable(b.values() for b in self._buffer.values()))
         except AnswerUnknown:
             self._unsure = True
             raise
@@ -216,7 +220,7 @@ class Group:
             now = list(waiting)[: limit - len(taken)]
             taken += [waiting.pop(entry) for entry in now]
             self._held[level].update(now)
-        return taken
+        return self._time.timed(taken)
 
     # -- what nobody works on ---------------------------------------------------------------------
 

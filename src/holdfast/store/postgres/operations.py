@@ -45,6 +45,7 @@ _SETTLE = (
 )
 _LETTER = "SELECT state, settled_at, replay_id FROM dead_letters WHERE id = $1::uuid"
 _UNKNOWN = f"SELECT name FROM effects WHERE {PK} AND state = 'begun' ORDER BY name"
+_IS_DONE = f"SELECT 1 FROM effects WHERE {PK} AND name = $4 AND state = 'done'"
 _EFFECT_DONE = (
     "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
     f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
@@ -132,6 +133,8 @@ class PostgresOperations(Operator):
         self, tx: Tx, change: Change, identity: tuple[str, str, str], effect: EffectWord
     ) -> None:
         if effect.word is Resumption.DONE:
+            if await tx.rows(_IS_DONE, *identity, effect.name):
+                return  # its own result came late, and counts
             changed = await tx.rows(_EFFECT_DONE, *identity, effect.name, effect.value)
             kind = events.EFFECT_DONE
         else:

@@ -11,7 +11,7 @@ from holdfast.core.outcome import Status
 from holdfast.core.text import storable
 from holdfast.store.letter import Letter
 from holdfast.store.outcomes import final_data
-from holdfast.store.stored import decode_history
+from holdfast.store.stored import KNOWN_EFFECT, decode_history
 
 from .change import Change
 from .database import Tx
@@ -33,6 +33,11 @@ FOR_A_HANDLER = f"SELECT 1 FROM queue_executions{_WAITING_FOR_HANDLER} LIMIT 1"
 _HANDLER_CAME = (
     "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(),"
     f" parked_kind = NULL{_WAITING_FOR_HANDLER} RETURNING tenant_id, subscription, message_id"
+)
+KNOWN = f"SELECT 1 FROM queue_executions q WHERE {KNOWN_EFFECT} LIMIT 1"
+_EFFECT_KNOWN = (
+    "UPDATE queue_executions q SET status = 'ready', due_at = clock_timestamp(),"
+    f" parked_kind = NULL WHERE {KNOWN_EFFECT} RETURNING tenant_id, subscription, message_id"
 )
 _END = (
     "UPDATE queue_executions q SET status = $4, completed_at = clock_timestamp(),"
@@ -67,6 +72,16 @@ async def handler_came(tx: Tx, change: Change, kind: str, asked: Sequence[Any]) 
     """All that waited for a handler that is there now; `asked` as for `FOR_A_HANDLER`."""
     found = await tx.rows(_HANDLER_CAME, *asked)
     data = {"kind": kind, "by": "handler"}
+    change.entries += [(*identity, events.RESUMED, data) for identity in found]
+    if found:
+        change.topics.add(WORK)
+    return len(found)
+
+
+async def effect_known(tx: Tx, change: Change) -> int:
+    """All that waited for an effect whose result is recorded by now."""
+    found = await tx.rows(_EFFECT_KNOWN)
+    data = {"kind": "effect_unknown", "by": "effect"}
     change.entries += [(*identity, events.RESUMED, data) for identity in found]
     if found:
         change.topics.add(WORK)

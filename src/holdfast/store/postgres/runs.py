@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core import events
 from holdfast.core.errors import LeaseLost
-from holdfast.core.store import EffectState, Reply, Run
+from holdfast.core.store import EffectState, Reply, Run, Token
 from holdfast.store.outgoing import created_event, delivery_row
 from holdfast.store.stored import crc, run_info
 
@@ -36,6 +36,7 @@ _DONE = (
     "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
     f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
 )
+_RAISED = f"UPDATE effects SET value = $5::bytea WHERE {PK} AND name = $4 AND state = 'begun'"
 _CONSUMER = "SELECT name FROM workers WHERE worker_id = $1::bigint"
 _REPLY = f"{DELIVERIES} RETURNING 1"
 _CLEAR = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun'"
@@ -56,7 +57,7 @@ async def adopt(tx: Tx, run: Run, worker_id: int) -> bool:
 
 
 async def effect_begin(
-    tx: Tx, change: Change, run: Run, name: str
+    tx: Tx, change: Change, run: Run, name: str, *, again: bool
 ) -> tuple[EffectState, bytes | None]:
     """Write the intent, unless an earlier attempt did: then say how far it got."""
     await fence(tx, run)
@@ -66,20 +67,26 @@ async def effect_begin(
         state, value, worker_id, epoch = found[0]
         if state == "done":
             return EffectState.DONE, value
-        token = (run.token.worker_id, run.token.epoch)
-        if tx.repeated and (worker_id, epoch) == token:  # written by this very call, unheard
+        own = Token(worker_id, epoch) == run.token and value is None
+        if own and (again or tx.repeated):  # written by this very call, unheard
             return EffectState.NEW, None
-        return EffectState.UNKNOWN, None
+        return EffectState.UNKNOWN, value
     await tx.send(_BEGIN, *identity, name, str(run.token.worker_id), str(run.token.epoch))
     change.entries.append((*identity, events.EFFECT_BEGUN, {"name": name}))
     return EffectState.NEW, None
 
 
-async def effect_done(tx: Tx, change: Change, run: Run, name: str, value: bytes) -> None:
+async def effect_done(
+    tx: Tx, change: Change, run: Run, name: str, value: bytes, *, again: bool
+) -> None:
     """Record the result. Not fenced: what happened happened, whoever knows of it."""
     written = await tx.rows(_DONE, *_identity(run), name, value)
-    if written or not tx.repeated:
+    if written or not (again or tx.repeated):
         change.entries.append((*_identity(run), events.EFFECT_DONE, {"name": name}))
+
+
+async def effect_raised(tx: Tx, run: Run, name: str, error: str) -> None:
+    tx.before_end(_RAISED, *_identity(run), name, error.encode())
 
 
 async def effect_clear(tx: Tx, change: Change, run: Run, name: str) -> None:

@@ -290,7 +290,10 @@ class PostgresStore:
         )
 
     async def resolve(self, *, worker: Worker) -> int:
-        """A net: keys and lanes are looked at after each commit that may have freed one."""
+        """A net: keys and lanes are looked at after each commit that may have freed one. And
+        messages that were parked for an effect which turned out to be done go on."""
+        if await self.read(parked.KNOWN):
+            await self.write(parked.effect_known, worker_id=worker.worker_id)
         waiting = await self.read(looks.WAITS_FOR_KEY)
         stuck = {(t, s, lane) for t, s, lane in await self.read(lanes.STUCK)}
         if not waiting and not stuck:
@@ -327,11 +330,20 @@ class PostgresStore:
 
     # -- during a run -----------------------------------------------------------------------------
 
-    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
-        return await self._of_run(run, lambda tx, change: runs.effect_begin(tx, change, run, name))
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
+        return await self._of_run(
+            run, lambda tx, change: runs.effect_begin(tx, change, run, name, again=again)
+        )
 
-    async def effect_done(self, run: Run, name: str, result: bytes) -> None:
-        await self._of_run(run, lambda tx, change: runs.effect_done(tx, change, run, name, result))
+    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
+        await self._of_run(
+            run, lambda tx, change: runs.effect_done(tx, change, run, name, result, again=again)
+        )
+
+    async def effect_raised(self, run: Run, name: str, error: str) -> None:
+        await self._of_run(run, lambda tx, change: runs.effect_raised(tx, run, name, error))
 
     async def effect_clear(self, run: Run, name: str) -> None:
         await self._of_run(run, lambda tx, change: runs.effect_clear(tx, change, run, name))

@@ -129,7 +129,7 @@ class SqliteOperations(Operator):
             raise waits_for_an_answer(task.message_id, question)
         entries: list[Entry] = []
         for effect in effects:
-            entries.append(self._settle_effect(conn, identity, effect, now_us))
+            entries += self._settle_effect(conn, identity, effect, now_us)
         unknown = _unknown_effects(conn, identity)
         if kind == "effect_unknown" and unknown:
             raise effects_are_unknown(task.message_id, unknown)
@@ -143,8 +143,11 @@ class SqliteOperations(Operator):
         identity: tuple[str, str, str],
         effect: EffectWord,
         now_us: int,
-    ) -> Entry:
+    ) -> list[Entry]:
         if effect.word is Resumption.DONE:
+            done = f"SELECT 1 FROM effects{_TASK} AND name = ? AND state = 'done'"
+            if conn.execute(done, (*identity, effect.name)).fetchone():
+                return []  # its own result came late, and counts
             changed = conn.execute(
                 f"UPDATE effects SET state = 'done', value = ?, done_at = ?{_TASK}"
                 " AND name = ? AND state = 'begun'",
@@ -159,7 +162,7 @@ class SqliteOperations(Operator):
             kind = events.EFFECT_CLEARED
         if changed != 1:
             raise no_such_effect(identity[2], effect.name, _unknown_effects(conn, identity))
-        return (*identity, kind, {"name": effect.name, "by": self._by})
+        return [(*identity, kind, {"name": effect.name, "by": self._by})]
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
         await self._write(lambda conn, now: self._discard_parked(conn, task, reason, now))

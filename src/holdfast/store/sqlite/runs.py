@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.core import events
 from holdfast.core.errors import LeaseLost
-from holdfast.core.store import EffectState, Reply, Run
+from holdfast.core.store import EffectState, Reply, Run, Token
 from holdfast.sqlite import rows
 from holdfast.store.outgoing import created_event, delivery_row
 
@@ -23,7 +23,7 @@ class RunWriter:
         self._ledger = ledger
 
     def effect_begin(
-        self, conn: sqlite3.Connection, run: Run, name: str, now_us: int
+        self, conn: sqlite3.Connection, run: Run, name: str, now_us: int, *, again: bool
     ) -> tuple[EffectState, bytes | None]:
         """Write the intent, unless an earlier attempt did: then say how far it got."""
         fence(conn, run)
@@ -34,8 +34,12 @@ class RunWriter:
             identity,
         ).fetchone()
         if found is not None:
-            state, value, *_ = found
-            return (EffectState.DONE, value) if state == "done" else (EffectState.UNKNOWN, None)
+            state, value, *token = found
+            if state == "done":
+                return EffectState.DONE, value
+            if again and value is None and Token(*token) == run.token:
+                return EffectState.NEW, None  # written by this very call, unheard
+            return EffectState.UNKNOWN, value
         conn.execute(
             "INSERT INTO effects (tenant_id, subscription, message_id, name, state, worker_id,"
             " epoch, created_at) VALUES (?, ?, ?, ?, 'begun', ?, ?, ?)",
@@ -45,15 +49,30 @@ class RunWriter:
         return EffectState.NEW, None
 
     def effect_done(
-        self, conn: sqlite3.Connection, run: Run, name: str, value: bytes, now_us: int
+        self,
+        conn: sqlite3.Connection,
+        run: Run,
+        name: str,
+        value: bytes,
+        now_us: int,
+        *,
+        again: bool,
     ) -> None:
         """Record the result. Not fenced: what happened happened, whoever knows of it."""
-        conn.execute(
+        written = conn.execute(
             "UPDATE effects SET state = 'done', value = ?, done_at = ? WHERE tenant_id = ?"
             " AND subscription = ? AND message_id = ? AND name = ? AND state = 'begun'",
             (value, now_us, *_identity(run, name)),
+        ).rowcount
+        if written or not again:
+            self._event(conn, run, events.EFFECT_DONE, {"name": name}, now_us)
+
+    def effect_raised(self, conn: sqlite3.Connection, run: Run, name: str, error: str) -> None:
+        conn.execute(
+            "UPDATE effects SET value = ? WHERE tenant_id = ? AND subscription = ?"
+            " AND message_id = ? AND name = ? AND state = 'begun'",
+            (error.encode(), *_identity(run, name)),
         )
-        self._event(conn, run, events.EFFECT_DONE, {"name": name}, now_us)
 
     def effect_clear(self, conn: sqlite3.Connection, run: Run, name: str) -> None:
         fence(conn, run)

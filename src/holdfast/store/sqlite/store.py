@@ -40,7 +40,7 @@ from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import UNCOMMON, UNENDED, crc, run_info
+from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, crc, run_info
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -50,6 +50,7 @@ from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
 from .notices import NoticeWriter
 from .outbox_rows import OUTBOX
+from .parked import resume
 from .quotas import SqliteQuotaBook
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
@@ -72,6 +73,9 @@ BUSY = (
     f" AND {UNCOMMON} AND subscription {_OURS}) END"
 )
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
+KNOWN = (
+    f"SELECT q.tenant_id, q.subscription, q.message_id FROM queue_executions q WHERE {KNOWN_EFFECT}"
+)
 TO_CANCEL = (
     "SELECT tenant_id, subscription, message_id FROM queue_executions"
     " WHERE worker_id = ? AND status = 'running' AND cancel_at IS NOT NULL"
@@ -313,9 +317,10 @@ class SqliteStore:
         return await self._commit(op)
 
     async def resolve(self, *, worker: Worker) -> int:
-        """A net: keys and lanes are resolved where they end, inside the same transaction."""
-        keys, lanes = await self.file.read(_unresolved)
-        if not keys and not lanes:
+        """A net: keys and lanes are resolved where they end, inside the same transaction. And
+        messages that were parked for an effect which turned out to be done go on."""
+        keys, lanes, known = await self.file.read(_unresolved)
+        if not keys and not lanes and not known:
             return 0
 
         def op(conn: sqlite3.Connection) -> int:
@@ -326,6 +331,8 @@ class SqliteStore:
                 entries += resolve_key(conn, tenant_id, subscription, key, now)
             for tenant_id, subscription, lane in lanes:
                 advance_lane(conn, tenant_id, subscription, lane, now)
+            for identity in conn.execute(KNOWN).fetchall():
+                entries.append(resume(conn, identity, by="effect", now_us=now))
             self._ledger.append(conn, worker.worker_id, entries, now)
             changed = conn.total_changes - before
             if changed:
@@ -345,11 +352,20 @@ class SqliteStore:
 
     # -- during a run -----------------------------------------------------------------------------
 
-    async def effect_begin(self, run: Run, name: str) -> tuple[EffectState, bytes | None]:
-        return await self.write(lambda conn, now: self._runs.effect_begin(conn, run, name, now))
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
+        return await self.write(
+            lambda conn, now: self._runs.effect_begin(conn, run, name, now, again=again)
+        )
 
-    async def effect_done(self, run: Run, name: str, result: bytes) -> None:
-        await self.write(lambda conn, now: self._runs.effect_done(conn, run, name, result, now))
+    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
+        await self.write(
+            lambda conn, now: self._runs.effect_done(conn, run, name, result, now, again=again)
+        )
+
+    async def effect_raised(self, run: Run, name: str, error: str) -> None:
+        await self.write(lambda conn, now: self._runs.effect_raised(conn, run, name, error))
 
     async def effect_clear(self, run: Run, name: str) -> None:
         await self.write(lambda conn, now: self._runs.effect_clear(conn, run, name))
@@ -490,8 +506,9 @@ class SqliteStore:
         return result
 
 
-def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
-    """Keys that are over while others wait for them; lanes whose first message only waits."""
+def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any], bool]:
+    """Keys that are over while others wait for them; lanes whose first message only waits; whether
+    a message is parked for an effect that is known by now."""
     keys = conn.execute(
         "SELECT DISTINCT w.tenant_id, w.subscription, w.idem_key FROM queue_executions w"
         " LEFT JOIN idempotency_keys k ON k.tenant_id = w.tenant_id"
@@ -503,4 +520,4 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
         f" min(lane_seq) FROM queue_executions WHERE {UNENDED}"
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
-    return keys, lanes
+    return keys, lanes, conn.execute(KNOWN).fetchone() is not None

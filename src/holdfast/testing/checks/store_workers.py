@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.core.errors import LeaseLost
+from holdfast.core.errors import EffectUnknown, LeaseLost
 from holdfast.core.events import FAILED, HEARTBEAT
-from holdfast.core.outcome import Done, Retry
+from holdfast.core.outcome import Done, Park, ParkKind, Retry
 from holdfast.core.store import EffectState, Reply, Run, Worker
 from holdfast.testing.harness import expect, fail
 from holdfast.testing.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
@@ -165,6 +165,46 @@ async def effects(trial: StoreTrial) -> None:
     expect((await store.effect_begin(run, "mail"))[0] is EffectState.NEW, "it was cleared")
     other = await trial.run(worker, "x")
     expect((await store.effect_begin(other, "pay"))[0] is EffectState.NEW, "another message's")
+
+
+async def a_repeated_intent_is_its_own(trial: StoreTrial) -> None:
+    """Its first answer was lost. Another call of the same run finds the intent of the first."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "m")
+    await trial.store.effect_begin(run, "pay")
+    expect((await trial.store.effect_begin(run, "pay", again=True))[0] is EffectState.NEW, "own")
+    await trial.store.effect_raised(run, "pay", "TimeoutError: late")
+    expect(
+        await trial.store.effect_begin(run, "pay", again=True)
+        == (EffectState.UNKNOWN, b"TimeoutError: late"),
+        "it was called meanwhile, and raised",
+    )
+
+
+async def a_late_result_resumes_its_message(trial: StoreTrial) -> None:
+    """A worker that stood still records what it did after the message was parked for that."""
+    still, worker = await trial.worker(), await trial.worker()
+    first = await trial.run(still, "m")
+    await trial.store.adopt([first], worker=still)
+    await trial.store.effect_begin(first, "pay")
+    await trial.die(still)
+    await trial.reap(worker)
+    second = await trial.one_ready(worker)
+    state, _ = await trial.store.effect_begin(second, "pay")
+    expect(state is EffectState.UNKNOWN, f"{state}")
+    reason = str(EffectUnknown("pay"))
+    await trial.committed(worker, second, Park(kind=ParkKind.EFFECT_UNKNOWN, reason=reason))
+    await trial.store.resolve(worker=worker)
+    expect(await trial.ready(worker) == [], "nobody knows yet")
+    await trial.store.effect_done(first, "mail", b"1")
+    await trial.store.resolve(worker=worker)
+    expect(await trial.ready(worker) == [], "that was another effect")
+    await trial.store.effect_done(first, "pay", b"7")
+    await trial.store.resolve(worker=worker)
+    third = await trial.one_ready(worker)
+    found = await trial.store.effect_begin(third, "pay")
+    expect(found == (EffectState.DONE, b"7"), f"{found}")
+    await trial.committed(worker, third, Done())
 
 
 async def effects_outlive_their_attempt(trial: StoreTrial) -> None:

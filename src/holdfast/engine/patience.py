@@ -1,0 +1,112 @@
+"""Writes of a run wait while the store is away: an outage is no failure of the handler.
+
+The result of an effect is kept until it is written, however long that takes and whatever becomes of
+its run: only this process knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.store import EffectState, Reply, Run, Token
+
+from .context import RunStore
+
+T = TypeVar("T")
+log = logging.getLogger("holdfast.engine")
+
+WAIT_S = 60.0
+"""A run waits this long for its store. After that it is handed back and runs again later."""
+LAST_WAIT_S = 5.0
+"""A worker that stops waits this long for results of effects that are not written yet."""
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class PatientStore:
+    """`RunStore` around another one."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._waiting: Counter[Token] = Counter()
+        self._unwritten: set[asyncio.Task[None]] = set()
+
+    def is_waiting(self, run: Run) -> bool:
+        """Does this run wait for the store just now?"""
+        return self._waiting[run.token] > 0
+
+    async def effect_begin(
+        self, run: Run, name: str, *, again: bool = False
+    ) -> tuple[EffectState, bytes | None]:
+        return await self._repeat(
+            run, lambda repeat: self._store.effect_begin(run, name, again=again or repeat)
+        )
+
+    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
+        """Returns when it is written. A caller that is cancelled leaves it to this object."""
+
+        async def write() -> None:
+            await self._repeat(
+                run,
+                lambda repeat: self._store.effect_done(run, name, result, again=again or repeat),
+                limit_s=None,
+            )
+
+        writing = asyncio.create_task(write(), name="holdfast-effect")
+        self._unwritten.add(writing)
+        writing.add_done_callback(self._written)
+        await asyncio.shield(writing)
+
+    async def effect_raised(self, run: Run, name: str, error: str) -> None:
+        await self._repeat(run, lambda _: self._store.effect_raised(run, name, error))
+
+    async def effect_clear(self, run: Run, name: str) -> None:
+        await self._repeat(run, lambda _: self._store.effect_clear(run, name))
+
+    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
+        await self._repeat(run, lambda _: self._store.heartbeat(run, data))
+
+    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
+        return await self._repeat(run, lambda _: self._store.reply_now(run, reply, n))
+
+    async def close(self) -> None:
+        """Wait a little for results that are not written, then give them up."""
+        if self._unwritten:
+            await asyncio.wait(set(self._unwritten), timeout=LAST_WAIT_S)
+        for writing in set(self._unwritten):
+            log.error("the store is away, and the result of an effect is lost: %s", writing)
+            writing.cancel()
+
+    def _written(self, writing: asyncio.Task[None]) -> None:
+        self._unwritten.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # its run was told of it, unless it was cancelled before
+
+    async def _repeat(
+        self, run: Run, call: Callable[[bool], Awaitable[T]], *, limit_s: float | None = WAIT_S
+    ) -> T:
+        """`call` is told whether an earlier one of its calls may have been committed."""
+        try:
+            return await call(False)
+        except StoreUnavailable as error:
+            log.warning("message %s waits for the store: %s", run.message.id, error)
+        loop = asyncio.get_running_loop()
+        deadline = None if limit_s is None else loop.time() + limit_s
+        self._waiting[run.token] += 1
+        try:
+            for n in range(1_000_000_000):
+                await asyncio.sleep(PAUSES_S[min(n, len(PAUSES_S) - 1)])
+                try:
+                    return await call(True)
+                except StoreUnavailable:
+                    if deadline is not None and loop.time() >= deadline:
+                        raise
+            raise AssertionError("unreachable")
+        finally:
+            self._waiting[run.token] -= 1
+            if not self._waiting[run.token]:
+                del self._waiting[run.token]
