@@ -207,6 +207,7 @@ def carrier_relay(carrier: Carrier) -> Relay:
         name="deliveries",
         every_s=LOOK_S,
         step=carrier.step,
+        channels=carrier.channels,
         bell=carrier,
         at_end=True,
         last=carrier.finish,

@@ -225,14 +225,14 @@ class Fleet:
 
     def pids(self) -> list[tuple[int, int]]:
         """(worker_id, pid) of all workers that ever registered."""
-        found = self.rows("SELECT worker_id, name FROM workers WHERE name LIKE 'faults@%'")
+        found = self.rows("SELECT worker_id, name FROM workers WHERE name LIKE '%faults@%'")
         return [(worker_id, int(name.rsplit(":", 1)[1])) for worker_id, name in found]
 
     def worker_of(self, pid: int) -> int | None:
         """The number under which a process works now."""
         found = self.one(
             "SELECT max(worker_id) FROM workers WHERE state = 'alive' AND name LIKE ?",
-            f"faults@%:{pid}",
+            f"%faults@%:{pid}",
         )
         return None if found is None else int(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol
@@ -21,6 +22,7 @@ from holdfast.core.store import (
     Claims,
     Commit,
     Finished,
+    Offers,
     Run,
     RunWrites,
     Verdict,
@@ -268,6 +270,20 @@ class EngineWorker:
             copies = sum(verdict.answer in _COPIES for verdict in verdicts)
             if copies:
                 self._meter.recognized(sub.queue, copies)
+        parked = Counter(
+            verdict.run.message.type
+            for verdict in verdicts
+            if verdict.answer is Answer.PARKED and verdict.run is not None
+        )
+        for message_type, n in parked.items():
+            log.warning(
+                "parked %d %s of queue %s: no living worker has a handler for type %r. A worker"
+                " that has one resumes them; 'holdfast parked list' shows them",
+                n,
+                "message" if n == 1 else "messages",
+                sub.queue,
+                message_type,
+            )
 
     def unclaimed(self, sub: Subscription, messages: int) -> None:
         if self._meter is not None:
@@ -322,7 +338,7 @@ class EngineWorker:
     # -- the lease --------------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        self.worker = await self._store.register(self._name)
+        self.worker = await self._store.register(self._name, self._offers())
         self._lease = Lease(
             self._store,
             self.worker,
@@ -332,6 +348,15 @@ class EngineWorker:
             clock=self._clock,
             lost=self._lease_lost,
             stuck=self._end_process,
+        )
+
+    def _offers(self) -> Offers:
+        """What this worker has handlers and channels for."""
+        return Offers(
+            types={
+                sub.name: frozenset(self._handlers.types(sub.queue)) for sub in self._subscriptions
+            },
+            channels=frozenset().union(*(relay.channels for relay in self._extra_relays)),
         )
 
     def _lease_lost(self) -> None:
@@ -430,7 +455,7 @@ class EngineWorker:
                     ParkKind.WORKFLOW_PENDING, types, subscription=sub.name, worker=worker
                 )
                 if n:
-                    log.info("%d parked messages of %s go on: a handler is here", n, sub.name)
+                    log.info("resumed %d parked messages of %s: a handler is here", n, sub.name)
 
     async def _watch_clock(self, worker: Worker) -> None:
         """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""

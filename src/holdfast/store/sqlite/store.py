@@ -24,6 +24,7 @@ from holdfast.core.store import (
     Decode,
     EffectState,
     Finished,
+    Offers,
     QuotasOf,
     Reclaimed,
     Reply,
@@ -38,6 +39,7 @@ from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store.fleet import Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc, run_info
@@ -76,7 +78,7 @@ TO_CANCEL = (
     "SELECT tenant_id, subscription, message_id FROM queue_executions"
     " WHERE worker_id = ? AND status = 'running' AND cancel_at IS NOT NULL"
 )
-_ENDS = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED}
+_WAKES = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED, Answer.PASSED_ON}
 
 
 class SqliteStore:
@@ -113,6 +115,7 @@ class SqliteStore:
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
         self.governed = False
         self.quotas_of: QuotasOf | None = None
+        self._fleet = Fleet()
 
     async def open(self) -> None:
         if self._opened is None:
@@ -151,8 +154,10 @@ class SqliteStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str) -> Worker:
-        return await self._roll.register(name)
+    async def register(self, name: str, offers: Offers | None = None) -> Worker:
+        worker = await self._roll.register(name, offers)
+        self._fleet.forget()
+        return worker
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         await self._roll.leave(worker, running=running)
@@ -170,6 +175,7 @@ class SqliteStore:
             lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget)
         )
         self._roll.forget(found.workers)
+        self._fleet.forget()
         return found
 
     async def identity(self) -> str:
@@ -238,8 +244,9 @@ class SqliteStore:
         return await self._commit(op, durable=False)
 
     def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
-        """What ended at its claim let go of its key and its lane: the next may be ready now."""
-        if not _ENDS.isdisjoint([verdict.answer for verdict in verdicts]):
+        """What ended at its claim let go of its key and its lane: the next may be ready now. What
+        was passed on is ready for another worker."""
+        if not _WAKES.isdisjoint([verdict.answer for verdict in verdicts]):
             self.file.wake_after_commit()
 
     async def next_due_s(self, sub: Subscription) -> float | None:
@@ -264,6 +271,8 @@ class SqliteStore:
             worker.name,
             self.governed,
             None if self.quotas_of is None else SqliteQuotaBook(conn, now, self.quotas_of),
+            handled_by(worker, sub.name),
+            self._fleet,
         )
 
     def expiry_us(self, now_us: int) -> int:
