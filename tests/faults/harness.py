@@ -91,9 +91,9 @@ class Fleet:
 
     # -- processes --------------------------------------------------------------------------------
 
-    def start(self, count: int = 1) -> list[subprocess.Popen[bytes]]:
+    def start(self, count: int = 1, *, target: str = TARGET) -> list[subprocess.Popen[bytes]]:
         """Start workers and wait until each has registered."""
-        new = [self._spawn() for _ in range(count)]
+        new = [self._spawn(target) for _ in range(count)]
         for process in new:
             self.wait_for(partial(self._is_up, process), f"worker process {process.pid} registers")
         return new
@@ -111,9 +111,9 @@ class Fleet:
         )
         return self._launch([sys.executable, "-c", code])
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self, target: str = TARGET) -> subprocess.Popen[bytes]:
         return self._launch(
-            [sys.executable, "-m", "holdfast.supervisor", TARGET, "--log-level", "warning"]
+            [sys.executable, "-m", "holdfast.supervisor", target, "--log-level", "warning"]
         )
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:

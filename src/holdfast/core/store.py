@@ -331,8 +331,8 @@ class Claims(Protocol):
         """Messages of these types that were parked for want of a handler become ready."""
         ...
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
-        """Is there a due message that must run alone?"""
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
+        """Is there a due message that must run alone, and that workers like this one claim?"""
         ...
 
     async def paused(self) -> frozenset[str]:

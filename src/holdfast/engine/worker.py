@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol
@@ -270,19 +269,16 @@ class EngineWorker:
             copies = sum(verdict.answer in _COPIES for verdict in verdicts)
             if copies:
                 self._meter.recognized(sub.queue, copies)
-        parked = Counter(
-            verdict.run.message.type
-            for verdict in verdicts
-            if verdict.answer is Answer.PARKED and verdict.run is not None
-        )
-        for message_type, n in parked.items():
+        parked = [v.run for v in verdicts if v.answer is Answer.PARKED and v.run is not None]
+        if parked:
+            types = sorted({run.message.type for run in parked})
             log.warning(
-                "parked %d %s of queue %s: no living worker has a handler for type %r. A worker"
-                " that has one resumes them; 'holdfast parked list' shows them",
-                n,
-                "message" if n == 1 else "messages",
+                "parked %d messages of queue %s, the first is %s: no living worker has a handler"
+                " for %s. They run when one starts; 'holdfast parked list' shows them",
+                len(parked),
                 sub.queue,
-                message_type,
+                parked[0].message.id,
+                ", ".join(types[:5]) + (" and others" if len(types) > 5 else ""),
             )
 
     def unclaimed(self, sub: Subscription, messages: int) -> None:

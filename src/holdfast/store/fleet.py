@@ -64,6 +64,9 @@ class Choice(NamedTuple):
     """`all`, `only` the named types, or all `but` the named types."""
     types: tuple[str, ...] = ()
 
+    def takes(self, message_type: str) -> bool:
+        return self.rule == "all" or (message_type in self.types) is (self.rule == "only")
+
 
 EVERYTHING = Choice()
 
@@ -100,6 +103,10 @@ class Fleet:
     def handles(self, subscription: str, message_type: str) -> bool:
         offered = self._types.get(subscription, frozenset())
         return message_type in offered or _ALL in offered
+
+    def of(self, worker: Worker, subscription: str) -> Choice:
+        """What a worker claims of this subscription."""
+        return self.choice(subscription, handled_by(worker, subscription))
 
     def choice(self, subscription: str, mine: frozenset[str] | None) -> Choice:
         """What a worker claims that handles `mine` (None: all types).

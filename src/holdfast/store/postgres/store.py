@@ -330,9 +330,10 @@ class PostgresStore:
             worker_id=worker.worker_id,
         )
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
         names = arrays.texts(list(subscriptions))
-        return bool(await self.read(looks.SUSPECTS, names, str(self._suspect_at)))
+        found = await self.read(looks.SUSPECTS, names, str(self._suspect_at))
+        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.read(looks.PAUSED)

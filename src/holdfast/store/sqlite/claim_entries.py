@@ -60,7 +60,5 @@ def pass_on(
 def reclaim(claim: Claiming, run: Run, delivery: Delivery | None, lost_by: str | None) -> Entry:
     """Another worker or consumer had this message and died: name both in the ledger, once."""
     if lost_by is not None:
-        claim.conn.execute(
-            "UPDATE queue_executions SET lost_by = NULL WHERE rowid = ?", (run.row,)
-        )
+        claim.conn.execute("UPDATE queue_executions SET lost_by = NULL WHERE rowid = ?", (run.row,))
     return reclaimed(run, claim.worker, delivery, lost_by)

@@ -410,16 +410,17 @@ class SqliteStore:
         )
         return await self._commit(op) if some else 0
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
         marks = msgspec.json.encode(list(subscriptions)).decode()
         found = await self.file.read(
             lambda conn: conn.execute(
-                "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= ?"
-                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ? LIMIT 1",
+                "SELECT DISTINCT subscription, event_name FROM queue_executions"
+                " WHERE status = 'ready' AND crashes >= ?"
+                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ?",
                 (self._suspect_at, marks, self.clock.now_us()),
-            ).fetchone()
+            ).fetchall()
         )
-        return found is not None
+        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.file.read(
