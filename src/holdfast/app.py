@@ -21,7 +21,14 @@ from holdfast.channels import GRACE_S, form_for, make_channel, subscribers_of
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
 from holdfast.core.breaker import BreakerPolicy
-from holdfast.core.broker import Broker, Inspectable, Notices, Renews, Subscription
+from holdfast.core.broker import (
+    Broker,
+    Inspectable,
+    NamesConsumers,
+    Notices,
+    Renews,
+    Subscription,
+)
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
 from holdfast.core.errors import BrokerError, ConfigError, HoldfastError, StoreError
@@ -93,6 +100,8 @@ class App:
             hold_back=self._hold_back,
         )
         self._sync: LoopThread | None = None
+        self._consumer = ""
+        """The name of its worker in the store, and of its consumer where the broker has those."""
 
     # -- what runs --------------------------------------------------------------------------------
 
@@ -247,6 +256,9 @@ class App:
         self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
         if isinstance(broker, Renews):
             broker.renew_by(self._broker_url_now)
+        self._consumer = f"{self.name}@{socket.gethostname()}:{os.getpid()}"
+        if isinstance(broker, NamesConsumers):
+            self._consumer = broker.name_consumer(self._consumer)
         store = self.storage.make_store(
             broker,
             clock=self.clock,
@@ -465,7 +477,7 @@ class App:
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
         worker = EngineWorker(
-            name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
+            name=self._consumer,
             store=self.store,
             broker=self.broker,
             fused=self.store.fused,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.approvals import Clerk
 from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Trims
+from holdfast.core.ids import derived_id
 from holdfast.core.store import Store, Worker
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.delivery.terminal import TerminalChannel
@@ -57,7 +58,10 @@ def relays_of(
         relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
         solo = SoloSpawner(app, app.target)
-        relays.append(Relay(name="suspects", every_s=0.5, step=solo.step, role="suspects"))
+        # One worker of each kind of app: a child of this app runs only what this app handles.
+        kinds = sorted(f"{handler.queue}/{handler.type}" for handler in app.handlers)
+        role = f"suspects {derived_id(*kinds)}"
+        relays.append(Relay(name="suspects", every_s=0.5, step=solo.step, role=role))
     return relays
 
 
@@ -207,6 +211,7 @@ def carrier_relay(carrier: Carrier) -> Relay:
         name="deliveries",
         every_s=LOOK_S,
         step=carrier.step,
+        channels=carrier.channels,
         bell=carrier,
         at_end=True,
         last=carrier.finish,
@@ -241,7 +246,7 @@ class SoloSpawner:
         ):
             return
         names = [sub.name for sub in self._app.subscriptions()]
-        if await self._app.store.has_suspects(names):
+        if await self._app.store.has_suspects(names, worker=worker):
             log.warning("a message crashed its worker twice: it runs alone in a child process now")
             self.children.append(spawn(self._target, ["--solo"]))
             self._spawned_at = now

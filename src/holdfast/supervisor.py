@@ -337,7 +337,7 @@ async def _no_suspects(app: App, worker: EngineWorker) -> None:
     while quiet < 3:
         await asyncio.sleep(0.5)
         try:
-            waits = worker.running > 0 or await app.store.has_suspects(names)
+            waits = worker.running > 0 or await app.store.has_suspects(names, worker=worker.worker)
         except StoreError as error:
             log.warning("it is not known whether suspects wait: %s", error)
             waits = True

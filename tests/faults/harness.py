@@ -91,9 +91,9 @@ class Fleet:
 
     # -- processes --------------------------------------------------------------------------------
 
-    def start(self, count: int = 1) -> list[subprocess.Popen[bytes]]:
+    def start(self, count: int = 1, *, target: str = TARGET) -> list[subprocess.Popen[bytes]]:
         """Start workers and wait until each has registered."""
-        new = [self._spawn() for _ in range(count)]
+        new = [self._spawn(target) for _ in range(count)]
         for process in new:
             self.wait_for(partial(self._is_up, process), f"worker process {process.pid} registers")
         return new
@@ -111,9 +111,9 @@ class Fleet:
         )
         return self._launch([sys.executable, "-c", code])
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self, target: str = TARGET) -> subprocess.Popen[bytes]:
         return self._launch(
-            [sys.executable, "-m", "holdfast.supervisor", TARGET, "--log-level", "warning"]
+            [sys.executable, "-m", "holdfast.supervisor", target, "--log-level", "warning"]
         )
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -225,14 +225,14 @@ class Fleet:
 
     def pids(self) -> list[tuple[int, int]]:
         """(worker_id, pid) of all workers that ever registered."""
-        found = self.rows("SELECT worker_id, name FROM workers WHERE name LIKE 'faults@%'")
+        found = self.rows("SELECT worker_id, name FROM workers WHERE name LIKE '%faults@%'")
         return [(worker_id, int(name.rsplit(":", 1)[1])) for worker_id, name in found]
 
     def worker_of(self, pid: int) -> int | None:
         """The number under which a process works now."""
         found = self.one(
             "SELECT max(worker_id) FROM workers WHERE state = 'alive' AND name LIKE ?",
-            f"faults@%:{pid}",
+            f"%faults@%:{pid}",
         )
         return None if found is None else int(found)
 

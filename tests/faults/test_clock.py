@@ -173,7 +173,7 @@ async def test_the_clock_is_set(fleet: Fleet, home: Path, jump: int) -> None:
     fleet.wait_for("long", "succeeded")
     fleet.wait_for("mortal", "succeeded")
     fleet.wait_for("again", "duplicate")
-    assert fleet.events("task.reclaimed") == []
+    assert fleet.events("task.lost") == []
     assert fleet.events("task.expired") == []
     # What is due in half an hour is due in half an hour still, by the new clock.
     (moved_due,) = fleet.ask("SELECT due_at FROM messages WHERE message_id = 'far'")[0]

@@ -145,7 +145,7 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(
             "the worker's lease is renewed on a full disk",
         )
         assert worker.process.poll() is None
-        assert worker.ask("SELECT 1 FROM event_log WHERE event_type = 'task.reclaimed'") == []
+        assert worker.ask("SELECT 1 FROM event_log WHERE event_type = 'task.lost'") == []
         with pytest.raises(StoreFull, match="nothing was written"):
             await app.send("quick", {"text": "x" * 500}, id="still-full")
 

@@ -54,7 +54,7 @@ def test_effect_guard(make_fleet: MakeFleet, soak: bool) -> None:
         assert happened[message_id] == wanted, (message_id, policy, moment, count, report.table())
         assert (fleet.status(message_id) == "parked") is (message_id in parked)
     assert all(happened[f"good-{n}"] == 1 for n in range(20))
-    reclaims = fleet.events("task.reclaimed")
+    reclaims = fleet.events("task.lost")
     print(f"{reclaims} kills, {len(parked)} parked, {sum(happened.values())} effects")
     assert reclaims >= kills
 

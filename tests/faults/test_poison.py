@@ -91,11 +91,11 @@ def ran_alone(fleet: Fleet, message_id: str) -> None:
     """Its last worker had nothing else to lose when it died."""
     last = fleet.one(
         "SELECT json_extract(data, '$.worker') FROM event_log WHERE task_id = ?"
-        " AND event_type = 'task.reclaimed' ORDER BY rowid DESC LIMIT 1",
+        " AND event_type = 'task.lost' ORDER BY rowid DESC LIMIT 1",
         message_id,
     )
     victims = fleet.rows(
-        "SELECT task_id FROM event_log WHERE event_type = 'task.reclaimed'"
+        "SELECT task_id FROM event_log WHERE event_type = 'task.lost'"
         " AND json_extract(data, '$.worker') = ?",
         last,
     )

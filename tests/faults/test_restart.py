@@ -52,7 +52,7 @@ def test_rolling_restart(make_fleet: MakeFleet, soak: bool, killed: bool) -> Non
     )
     assert spent == [], "a restart costs no retry"
     if not killed:
-        assert fleet.events("task.reclaimed") == 0, "nothing was left for the reaper"
+        assert fleet.events("task.lost") == 0, "nothing was left for the reaper"
 
 
 def restart(fleet: Fleet, pid: int, *, killed: bool) -> list[float]:
@@ -72,7 +72,7 @@ def restart(fleet: Fleet, pid: int, *, killed: bool) -> list[float]:
     fleet.start()
     fleet.wait_for(lambda: running_of(fleet, worker_id) == 0, "its tasks are given back")
     found = fleet.rows(
-        "SELECT created_at FROM event_log WHERE event_type = 'task.reclaimed' AND rowid > ?"
+        "SELECT created_at FROM event_log WHERE event_type = 'task.lost' AND rowid > ?"
         " AND json_extract(data, '$.worker') = ?",
         before,
         worker_id,

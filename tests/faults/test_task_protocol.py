@@ -63,6 +63,13 @@ def pending(client: Any) -> int:
     return int(client.xpending(TASKS, GROUP)["pending"])
 
 
+def holder(client: Any) -> tuple[str, str]:
+    """The one entry that is pending, and its consumer."""
+    (found,) = client.xpending_range(TASKS, GROUP, "-", "+", 10)
+    assert found["consumer"] in {each["name"] for each in client.xinfo_consumers(TASKS, GROUP)}
+    return found["message_id"], found["consumer"]
+
+
 def nothing_is_pending(client: Any, fleet: Fleet) -> None:
     fleet.wait_for(lambda: pending(client) == 0, "every entry is acknowledged")
 
@@ -120,23 +127,32 @@ def test_a_task_that_fails(fleet: Fleet, client: Any) -> None:
 
 def test_a_task_of_a_worker_that_was_killed(fleet: Fleet, client: Any) -> None:
     """3. pending for longer than the visibility timeout: reclaimed, and completed."""
-    (victim,) = fleet.start()
-    submit(client, "t-1", "work", {"seconds": 1})
-    fleet.wait_for(lambda: fleet.status("t-1") == "running", "the task runs")
-    fleet.kill(victim)
-    assert pending(client) == 1, "it stays pending with the dead"
-    fleet.start()
+    fleet.start(4)
+    submit(client, "t-1", "work", {"seconds": 2})
+    (victim,) = fleet.wait_for(fleet.busy, "the task runs")
+    entry, first = holder(client)
+    fleet.kill(fleet.process(victim.pid))
+    assert holder(client) == (entry, first), "it stays pending with the dead"
+    survivors = fleet.wait_for(fleet.busy, "another worker runs it")
+    same, second = holder(client)
     assert ends(client, fleet, "t-1")["status"] == "succeeded"
     nothing_is_pending(client, fleet)
+    assert (len(survivors), same) == (1, entry)
+    # Three workers survived. The server itself says which of them took the entry.
     steps = timeline(fleet, "t-1")
     (reclaimed,) = [data for kind, data in steps if kind == "task.reclaimed"]
-    assert reclaimed["message_id"] == "t-1"
-    assert reclaimed["original_consumer"].endswith(f":{victim.pid}")
-    assert reclaimed["new_consumer"].startswith("faults@")
-    assert reclaimed["original_consumer"] != reclaimed["new_consumer"]
+    assert reclaimed == {
+        "original_consumer": first,
+        "new_consumer": second,
+        "message_id": entry,
+        "task_id": "t-1",
+    }
+    assert first.endswith(f":{victim.pid}")
+    assert second.endswith(f":{survivors[0].pid}")
     assert kinds(fleet, "t-1") == [
         "task.created",
         "task.claimed",
+        "task.lost",
         "task.reclaimed",
         "task.claimed",
         "task.succeeded",

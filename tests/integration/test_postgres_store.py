@@ -736,7 +736,9 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
     """With many rows, and a plan made while there were few."""
     hot = {
         "claim": (tasks.FIND, 3),
-        "ready": (claims.CLAIM_READY, 5),
+        "ready": (claims.CLAIM_READY["all"], 5),
+        "ready, some types only": (claims.CLAIM_READY["only"], 6),
+        "ready, without some types": (claims.CLAIM_READY["but"], 6),
         "next due": (claims.NEXT_DUE, 1),
         "done": (finish.ALL_DONE, 9),
         "others": (finish.OTHERS, 21),

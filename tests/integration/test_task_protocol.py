@@ -101,7 +101,7 @@ async def test_a_broker_url_is_all_that_a_worker_needs(
     assert (result["error"], result["retry_count"]) == ("", "0")
     assert result["idempotency_key"] == "key-t-1"
     assert result["finished_at"].endswith("Z")
-    assert result["consumer"].startswith("app@")
+    assert "-app@" in result["consumer"], "the name that XINFO CONSUMERS shows"
     assert events_of(home, "t-1") == ["task.created", "task.claimed", "task.succeeded"]
     groups = client.xinfo_groups("stream:task")
     assert [(group["name"], group["pending"]) for group in groups] == [(b"cg:workers", 0)]
@@ -312,7 +312,8 @@ async def test_what_a_stranger_lets_lie_is_taken_over(home: Path, server: RedisS
             "SELECT data FROM event_log WHERE event_type = 'task.reclaimed'"
         ).fetchall()
     data = json.loads(told)
-    assert (data["original_consumer"], data["message_id"]) == ("stranger", "t-1")
+    assert (data["original_consumer"], data["task_id"]) == ("stranger", "t-1")
+    assert data["message_id"] == entry.decode()
     assert data["new_consumer"] == result["consumer"]
     assert events_of(home, "t-1") == [
         "task.created",
@@ -320,6 +321,46 @@ async def test_what_a_stranger_lets_lie_is_taken_over(home: Path, server: RedisS
         "task.claimed",
         "task.succeeded",
     ]
+
+
+async def test_what_a_stranger_takes_from_us_and_lets_lie_is_taken_back(
+    home: Path, server: RedisServer, client: Any
+):
+    """The task has a row by then: our own worker had begun it, and handed it back."""
+    app = make_app(home, server)
+    begun = asyncio.Event()
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    entry = client.xadd("stream:task", task("t-1"))
+    async with asyncio.timeout(LIMIT_S):
+        async with app:
+            worker = app.worker()
+            await worker.begin()
+            await begun.wait()
+            await worker.drain(0.0)
+    client.xclaim("stream:task", "cg:workers", "stranger", 0, [entry], idle=3_600_000)
+    again = make_app(home, server)
+
+    @again.on("search")
+    async def search_again(ctx: Context) -> int:
+        return 7
+
+    await until_idle(again)
+    (result,) = entries(client, "stream:result")
+    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+        ((told,),) = conn.execute(
+            "SELECT data FROM event_log WHERE event_type = 'task.reclaimed'"
+        ).fetchall()
+    assert json.loads(told) == {
+        "original_consumer": "stranger",
+        "new_consumer": result["consumer"],
+        "message_id": entry.decode(),
+        "task_id": "t-1",
+    }
 
 
 async def test_a_worker_of_another_kind_may_end_a_task(

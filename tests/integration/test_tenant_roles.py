@@ -114,7 +114,8 @@ def test_statements_are_planned_as_for_the_owner(place: Estate, worker_url: str)
     """The policy of workers says true: nothing of it is left in a plan."""
     hot = (
         (tasks.FIND, 3),
-        (claims.CLAIM_READY, 5),
+        (claims.CLAIM_READY["all"], 5),
+        (claims.CLAIM_READY["but"], 6),
         (finish.ALL_DONE, 9),
         (finish.OTHERS, 21),
         (keys.KEEP, 6),

@@ -22,6 +22,7 @@ _COLOURS = {
     "expired": "red",
     "rejected": "red",
     "dlq": "red",
+    "lost": "yellow",
     "reclaimed": "yellow",
     "retried": "yellow",
     "parked": "yellow",

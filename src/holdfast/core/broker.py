@@ -150,6 +150,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """The same by this machine's steady clock, of a broker whose own clock is another machine's."""
     intact: bool = True
     """False: the broker's checksum says that the body is not the one that was published."""
+    entry: str | None = None
+    """The broker's id of this copy, as the server's own tools show it, where it was pending."""
     taken_from: str | None = None
     """Whose it was: another consumer had it, and gave no sign of life for too long."""
     crc: int | None = None
@@ -288,6 +290,18 @@ class Renews(Protocol):
 
     def renew_by(self, url_now: Callable[[], str]) -> None:
         """Where to ask for its URL anew, should the server refuse what the old one says."""
+        ...
+
+
+@runtime_checkable
+class NamesConsumers(Protocol):
+    """Optional role: a broker whose server knows each reader by a name."""
+
+    def name_consumer(self, name: str) -> str:
+        """Read under a name that contains this one and that nobody else has. Returns it.
+
+        Called before the broker is opened.
+        """
         ...
 
 

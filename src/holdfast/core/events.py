@@ -16,6 +16,7 @@ from .outcome import Status
 CREATED = "task.created"
 CLAIMED = "task.claimed"
 RETRIED = "task.retried"
+LOST = "task.lost"
 RECLAIMED = "task.reclaimed"
 PARKED = "task.parked"
 RESUMED = "task.resumed"

@@ -22,11 +22,22 @@ from .outcome import Outcome
 from .quota import Quota
 
 
+class Offers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can do, announced to the other workers when it registers."""
+
+    types: Mapping[str, frozenset[str]] = {}
+    """By subscription, the message types that it has handlers for; `*` stands for all types."""
+    channels: frozenset[str] = frozenset()
+    """The channels by which it sends replies."""
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process as the store knows it. The number is given out once and never again."""
 
     worker_id: int
     name: str = ""
+    offers: Offers | None = None
+    """None: the worker announced nothing. It claims messages of every type."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -116,6 +127,11 @@ class Answer(StrEnum):
     EXPIRED = "expired"
     KNOWN = "known"
     """A further copy of what the store holds or runs already: acknowledge."""
+    PASSED_ON = "passed_on"
+    """This worker has no handler for it, another living worker has. The store holds the message
+    for that worker. Acknowledge this copy."""
+    PARKED = "parked"
+    """No living worker has a handler for it. The message is parked. Acknowledge this copy."""
     LEAVE = "leave"
     """Another fetcher owns this source: back to the broker."""
 
@@ -125,6 +141,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     answer: Answer
     run: Run | None = None
+    """Set for RUN, and for PARKED as well: it says which message was parked."""
     delivery: Delivery | None = None
 
 
@@ -228,8 +245,8 @@ class Claims(Protocol):
         same worker may then be granted it once more, under the same token."""
         ...
 
-    async def register(self, name: str) -> Worker:
-        """A new worker id, alive from now on."""
+    async def register(self, name: str, offers: Offers | None = None) -> Worker:
+        """A new worker id, alive from now on. It claims only the types that it offers."""
         ...
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
@@ -319,8 +336,8 @@ class Claims(Protocol):
         """Messages of these types that were parked for want of a handler become ready."""
         ...
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
-        """Is there a due message that must run alone?"""
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
+        """Is there a due message that must run alone, and that workers like this one claim?"""
         ...
 
     async def paused(self) -> frozenset[str]:

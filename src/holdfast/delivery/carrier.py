@@ -110,6 +110,10 @@ class Carrier:
         self._bell: asyncio.Event | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
+    @property
+    def channels(self) -> frozenset[str]:
+        return frozenset(self._carried)
+
     # -- the relay --------------------------------------------------------------------------------
 
     def subscribe(self) -> asyncio.Event:

@@ -29,7 +29,6 @@ from holdfast.core.errors import (
 )
 from holdfast.core.json_text import dumps
 from holdfast.core.outcome import (
-    NO_HANDLER,
     Dead,
     Done,
     Duplicate,
@@ -225,9 +224,8 @@ class Executor:
 
     async def _outcome(self, active: Active, context: Context) -> Outcome | None:
         run, handler = active.run, active.handler
-        if handler is None:
-            reason = f"{NO_HANDLER} {run.message.type!r} on queue {run.queue!r}"
-            return Park(kind=ParkKind.WORKFLOW_PENDING, reason=reason)
+        if handler is None:  # the store grants only types that this worker has handlers for
+            raise LookupError(f"no handler for type {run.message.type!r} on queue {run.queue!r}")
         if active.cause:  # stopped before its first step
             return self._cancelled(active, handler)
         breaker = self._breakers.get(id(handler)) or self._new_breaker(handler)

@@ -45,6 +45,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 
     A step that the stop finds in progress is not cut in two either.
     """
+    channels: frozenset[str] = frozenset()
+    """The channels by which it sends replies."""
     last: Step | None = None
     """What is done at the end instead of one more step."""
 

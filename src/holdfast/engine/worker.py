@@ -21,6 +21,7 @@ from holdfast.core.store import (
     Claims,
     Commit,
     Finished,
+    Offers,
     Run,
     RunWrites,
     Verdict,
@@ -269,6 +270,17 @@ class EngineWorker:
             copies = sum(verdict.answer in _COPIES for verdict in verdicts)
             if copies:
                 self._meter.recognized(sub.queue, copies)
+        parked = [v.run for v in verdicts if v.answer is Answer.PARKED and v.run is not None]
+        if parked:
+            types = sorted({run.message.type for run in parked})
+            log.warning(
+                "parked %d messages of queue %s, the first is %s: no living worker has a handler"
+                " for %s. They run when one starts; 'holdfast parked list' shows them",
+                len(parked),
+                sub.queue,
+                parked[0].message.id,
+                ", ".join(types[:5]) + (" and others" if len(types) > 5 else ""),
+            )
 
     def unclaimed(self, sub: Subscription, messages: int) -> None:
         if self._meter is not None:
@@ -323,7 +335,7 @@ class EngineWorker:
     # -- the lease --------------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        self.worker = await self._store.register(self._name)
+        self.worker = await self._store.register(self._name, self._offers())
         self._lease = Lease(
             self._store,
             self.worker,
@@ -333,6 +345,15 @@ class EngineWorker:
             clock=self._clock,
             lost=self._lease_lost,
             stuck=self._end_process,
+        )
+
+    def _offers(self) -> Offers:
+        """What this worker has handlers and channels for."""
+        return Offers(
+            types={
+                sub.name: frozenset(self._handlers.types(sub.queue)) for sub in self._subscriptions
+            },
+            channels=frozenset().union(*(relay.channels for relay in self._extra_relays)),
         )
 
     def _lease_lost(self) -> None:
@@ -431,7 +452,7 @@ class EngineWorker:
                     ParkKind.WORKFLOW_PENDING, types, subscription=sub.name, worker=worker
                 )
                 if n:
-                    log.info("%d parked messages of %s go on: a handler is here", n, sub.name)
+                    log.info("resumed %d parked messages of %s: a handler is here", n, sub.name)
 
     async def _watch_clock(self, worker: Worker) -> None:
         """Wall and steady clock drift apart: someone set the clock. Nothing expires for a while."""

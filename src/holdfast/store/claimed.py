@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Subscription
+from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.events import Entry
 from holdfast.core.message import Message
 from holdfast.core.store import Run
@@ -53,14 +53,21 @@ def failed_elsewhere(sub: Subscription, run: Run) -> Run:
     return msgspec.structs.replace(run, message=message, attempt=attempt)
 
 
-def reclaimed(sub: Subscription, worker: str, message: Message, taken_from: str) -> Entry:
-    """A stranger had it and let go of it: of what our own workers ran, the reaper tells."""
+def reclaimed(run: Run, worker: str, delivery: Delivery | None, lost_by: str | None) -> Entry:
+    """`worker` claims a message that another consumer had and lost.
+
+    That consumer is a worker of ours that died (`lost_by`), or whoever held the broker's copy.
+    """
+    message = run.message
+    taken_from = None if delivery is None else delivery.taken_from
+    entry = None if delivery is None else delivery.entry
     data = {
-        "original_consumer": taken_from,
+        "original_consumer": taken_from or lost_by or "",
         "new_consumer": worker,
-        "message_id": message.id,
+        "task_id": message.id,
+        "message_id": entry or message.id,
     }
-    return message.tenant_id, sub.name, message.id, events.RECLAIMED, data
+    return message.tenant_id, run.subscription, message.id, events.RECLAIMED, data
 
 
 def claimed(run: Run) -> Entry:

@@ -67,17 +67,15 @@ class Crash:
         """As the row keeps it."""
         return _encode(self._history).decode()
 
-    def reclaimed(self, me: int, *, its_name: str, my_name: str) -> Entry:
-        """The event that says who took it back from whom."""
+    def lost(self, me: int, *, its_name: str) -> Entry:
+        """The event that says whose death was found, and by whom."""
         data = {
             "worker": self._worker_id,
             "by": me,
-            "original_consumer": its_name,
-            "new_consumer": my_name,
-            "message_id": self.task.message_id,
+            "consumer": its_name,
             "crashes": self.crashes,
         }
-        return (*self.identity, events.RECLAIMED, data)
+        return (*self.identity, events.LOST, data)
 
     def failed(self) -> Entry:
         """The final event, once the budget is spent."""

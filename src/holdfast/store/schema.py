@@ -167,6 +167,7 @@ queue_executions = Table(
     Column("body_sha256", LargeBinary(32)),
     Column("result", LargeBinary),
     Column("cancel_at", moment()),
+    Column("lost_by", Text),  # the worker that died while it ran it, until the next claim
     # The identity, and on PostgreSQL the primary key: one index for both costs half.
     Index(
         "idx_queue_executions_tenant_message_id",

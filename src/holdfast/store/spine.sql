@@ -280,4 +280,5 @@ UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num 
 ALTER TABLE workers ADD COLUMN machine TEXT;
 ALTER TABLE workers ADD COLUMN parent TEXT;
 ALTER TABLE workers ADD COLUMN offers TEXT;
+ALTER TABLE queue_executions ADD COLUMN lost_by TEXT;
 UPDATE alembic_version SET version_num='0007' WHERE alembic_version.version_num = '0006';

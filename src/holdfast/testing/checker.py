@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.core.events import CLAIMED, DUPLICATE, EVENT_OF_STATUS, RECLAIMED, SUCCEEDED
+from holdfast.core.events import CLAIMED, DUPLICATE, EVENT_OF_STATUS, LOST, SUCCEEDED
 from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.outcome import FINAL, Status
 from holdfast.store.ledger_report import LedgerReport
@@ -317,8 +317,8 @@ def _reclaims(story: Story) -> list[tuple[int, str, float]]:
     """Worker, task and seconds for each task of a killed worker that was given back."""
     killed = {kill.worker_id: kill.at_us for kill in story.kills}
     found = []
-    for event in story.history.of_type(RECLAIMED):
-        worker_id = event.data.get("worker")  # none, where a stranger's copy was taken over
+    for event in story.history.of_type(LOST):
+        worker_id = event.data["worker"]
         if worker_id in killed:
             seconds = (event.created_at_us - killed[worker_id]) / 1e6
             found.append((worker_id, event.task_id, seconds))

@@ -151,7 +151,7 @@ class StoreTrial:
         verdicts = await self.store.claim_ready(
             sub or self.sub, limit=limit, worker=worker, solo=solo
         )
-        return [verdict.run for verdict in verdicts if verdict.run is not None]
+        return [v.run for v in verdicts if v.run is not None and v.answer is Answer.RUN]
 
     async def one_ready(self, worker: Worker, **options: Any) -> Run:
         runs = await self.ready(worker, **options)

@@ -16,7 +16,7 @@ adoption, effects, roles and the fence of ordered sources. Time is a `FakeClock`
 
 from __future__ import annotations
 
-from .checks import store_claims, store_finish, store_waiting, store_workers
+from .checks import store_claims, store_finish, store_fleet, store_waiting, store_workers
 from .store_harness import StoreCheck, StoreHarness, run_store_check
 
 
@@ -191,6 +191,27 @@ class StoreConformance(StoreHarness):
 
     async def test_a_role_has_one_holder(self) -> None:
         await self.check(store_workers.a_role_has_one_holder)
+
+    async def test_another_workers_types_are_left_to_it(self) -> None:
+        await self.check(store_fleet.another_workers_types_are_left_to_it)
+
+    async def test_a_handler_for_all_types_takes_what_others_leave(self) -> None:
+        await self.check(store_fleet.a_handler_for_all_types_takes_what_others_leave)
+
+    async def test_what_nobody_handles_is_parked_once(self) -> None:
+        await self.check(store_fleet.what_nobody_handles_is_parked_once)
+
+    async def test_the_types_of_a_worker_that_is_gone(self) -> None:
+        await self.check(store_fleet.the_types_of_a_worker_that_is_gone)
+
+    async def test_a_copy_that_comes_back_to_the_wrong_worker(self) -> None:
+        await self.check(store_fleet.a_copy_that_comes_back_to_the_wrong_worker)
+
+    async def test_a_conversation_between_two_workers_keeps_its_order(self) -> None:
+        await self.check(store_fleet.a_conversation_between_two_workers_keeps_its_order)
+
+    async def test_who_took_over_from_whom(self) -> None:
+        await self.check(store_fleet.who_took_over_from_whom)
 
     async def test_effects(self) -> None:
         await self.check(store_workers.effects)

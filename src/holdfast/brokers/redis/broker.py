@@ -86,7 +86,7 @@ class RedisBroker:
         self._wire: Wire | None = None
         self._groups: dict[tuple[str, str], Group] = {}
         self._queues: set[str] = set()
-        self._consumer = f"{OURS}{socket.gethostname()}-{os.getpid()}-{new_id()[-6:]}"
+        self.name_consumer(f"{socket.gethostname()}:{os.getpid()}")
         self.capabilities = Capabilities(
             durability=Durability.PROCESS,
             priority=True,
@@ -114,6 +114,11 @@ class RedisBroker:
             delete_acked=found.delete_acked,
             allow_unsafe=found.allow_unsafe,
         )
+
+    def name_consumer(self, name: str) -> str:
+        """The name that XINFO CONSUMERS shows. A process number alone may come again."""
+        self._consumer = f"{OURS}{new_id()[-6:]}-{name}"
+        return self._consumer
 
     def renew_by(self, url_now: Callable[[], str]) -> None:
         self._url_now = lambda: read_address(url_now()).url

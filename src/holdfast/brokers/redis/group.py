@@ -205,9 +205,12 @@ class Group:
         """`owned`: whose it was before it was taken over."""
         count = 1 if owned is None else owned.deliveries + 1
         delivery = delivery_of(self._queue, level, entry, fields, count)
+        taken_from = None
         if owned is not None and owned.consumer not in (RELEASED, self._consumer):
-            delivery = msgspec.structs.replace(delivery, taken_from=owned.consumer)
-        self._buffer[level][entry] = delivery
+            taken_from = owned.consumer
+        self._buffer[level][entry] = msgspec.structs.replace(
+            delivery, entry=entry.decode(), taken_from=taken_from
+        )
 
     def _level_of(self, key: bytes) -> int:
         text = key.decode()

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Keys, Subscription
+from holdfast.core.broker import Delivery, Keys, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
-from holdfast.core.outcome import FINAL, Status
+from holdfast.core.outcome import FINAL, ParkKind, Status
 from holdfast.core.quota import WAITS_FOR
 from holdfast.core.store import Answer, Candidate, QuotasOf, Run, Token, Verdict, lets_go
 from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed, waits_for_quota
+from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet, no_handler, parked
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
 from holdfast.store.stored import ENDED, none_of
@@ -35,7 +36,9 @@ from .change import Change
 from .database import Tx
 from .keys import Holder, Wanted, end_as_duplicates, free_keys, take_keys
 from .quotas import PostgresQuotaBook
+from .roll import OFFERS
 from .tasks import NOW, PK, Existing, Identity, Ready, Task
+from .wake import WORK
 
 _ANY_CRASHES = 1_000_000
 _HEAD = (
@@ -43,17 +46,22 @@ _HEAD = (
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
     f" AND b.lane_seq < a.lane_seq AND {none_of(*ENDED, column='b.status')}))"
 )
-CLAIM_READY = (
-    "WITH due AS MATERIALIZED (SELECT d.* FROM (VALUES (3), (2), (1), (0)) p(priority)"
+CLAIM_READY = {
+    rule: "WITH due AS MATERIALIZED (SELECT d.* FROM (VALUES (3), (2), (1), (0)) p(priority)"
     " CROSS JOIN LATERAL (SELECT a.tenant_id, a.subscription, a.message_id FROM queue_executions a"
     " WHERE a.subscription = $1 AND a.status = 'ready' AND a.priority = p.priority"
-    f" AND a.due_at <= {NOW} AND a.crashes BETWEEN $3::int AND $4::int AND {_HEAD}"
+    f" AND a.due_at <= {NOW} AND a.crashes BETWEEN $3::int AND $4::int{chosen} AND {_HEAD}"
     " ORDER BY a.due_at LIMIT $5::int FOR UPDATE OF a SKIP LOCKED) d LIMIT $5::int)"
     " UPDATE queue_executions q SET status = 'running', worker_id = $2::bigint,"
     " epoch = q.epoch + 1, attempt = q.attempt + 1 FROM due WHERE q.tenant_id = due.tenant_id"
     " AND q.subscription = due.subscription AND q.message_id = due.message_id"
     f" RETURNING {tasks.RUN_COLUMNS}"
-)
+    for rule, chosen in (
+        ("all", ""),
+        ("only", " AND a.event_name = ANY($6::text[])"),
+        ("but", " AND a.event_name <> ALL($6::text[])"),
+    )
+}
 NEXT_DUE = (
     f"SELECT extract(epoch FROM min(d.due_at) - {NOW})::float8"
     " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
@@ -65,6 +73,15 @@ _PUT_OFF = (
     f"UPDATE queue_executions SET status = 'ready', due_at = {moment('$4::bigint')},"
     f" worker_id = NULL, attempt = attempt - 1, error_message = $5 WHERE {PK}"
 )
+_PASS_ON = (
+    "UPDATE queue_executions SET status = 'ready', due_at = coalesce(due_at, clock_timestamp()),"
+    f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
+)
+_PARK = (
+    "UPDATE queue_executions SET status = 'parked', parked_kind = $4, error_message = $5,"
+    f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
+)
+_FOUND_AGAIN = f"UPDATE queue_executions SET lost_by = NULL WHERE {PK}"
 _WAIT_FOR_KEY = (
     "UPDATE queue_executions SET status = 'waiting_key', worker_id = NULL, attempt = attempt - 1"
     f" WHERE {PK}"
@@ -88,6 +105,30 @@ class Claiming(NamedTuple):
     """Runs bring along what people answered about their messages."""
     quotas_of: QuotasOf | None
     """Under which quotas runs are counted, if there are any."""
+    mine: frozenset[str] | None
+    """The types that this worker has handlers for; None: all."""
+    fleet: Fleet
+
+    async def choice(self) -> Choice:
+        """What this worker claims of the messages that the store holds."""
+        if self.mine is not None:
+            await self._look(LOOK_S)
+        return self.fleet.choice(self.sub.name, self.mine)
+
+    async def is_handled(self, message_type: str) -> bool:
+        """Has any living worker a handler for it?"""
+        await self._look(SURE_S)
+        return self.fleet.handles(self.sub.name, message_type)
+
+    async def _look(self, old_s: float) -> None:
+        """Read what the workers offer, if that was last done this long ago."""
+        if self.fleet.age_s < old_s:
+            return
+        found = await self.tx.rows(OFFERS, str(GRACE_S))
+        self.fleet.update(text for (text,) in found)
+
+    def is_mine(self, run: Run) -> bool:
+        return self.mine is None or run.message.type in self.mine
 
     async def book(self, runs: Sequence[Run]) -> PostgresQuotaBook | None:
         """Where these runs are counted; None: nowhere."""
@@ -99,6 +140,17 @@ class Claiming(NamedTuple):
 
     def is_over(self, expires_us: int | None, now_us: int) -> bool:
         return self.expiry and expires_us is not None and expires_us <= now_us
+
+
+class _Granted(NamedTuple):
+    """A row that CLAIM returned."""
+
+    at: int
+    """Its place in the batch."""
+    task: Task
+    run: Run
+    lost_by: str | None
+    """The worker that was running it when it died."""
 
 
 class Claims:
@@ -148,7 +200,7 @@ class Claims:
         claim: Claiming,
         new: dict[tuple[str, str], tuple[int, Task]],
         rest: list[tuple[int, Candidate, Message]],
-    ) -> list[tuple[int, Task, Run]]:
+    ) -> list[_Granted]:
         """Write the rows; where one was there before, its candidate is one of the rest."""
         if not new:
             return []
@@ -164,7 +216,7 @@ class Claims:
             )
         }
         now_us = await claim.tx.moment()
-        granted: list[tuple[int, Task, Run]] = []
+        granted: list[_Granted] = []
         for identity, (at, task) in new.items():
             row = found.get(identity)
             if row is None:
@@ -175,30 +227,26 @@ class Claims:
             if counted is not run:
                 values = (counted.attempt, counted.failures)
                 await claim.tx.send(_COUNT, *_of(run), *(str(value) for value in values))
-            granted.append((at, task, counted))
+            granted.append(_Granted(at, task, counted, row[7]))
         return granted
 
     async def _grant(
         self,
         claim: Claiming,
-        rows: Sequence[tuple[int, Task, Run]],
+        rows: Sequence[_Granted],
         verdicts: dict[int, Verdict],
     ) -> None:
         """Runs for claimed rows, less those that are over time or whose key is another's."""
         now_us = await claim.tx.moment()
-        timely = [each for each in rows if not claim.is_over(each[1].expires_us, now_us)]
-        lost = await _take(claim, [run for _, _, run in timely])
-        book = await claim.book([run for _, _, run in timely])
+        timely = [row.run for row in rows if not claim.is_over(row.task.expires_us, now_us)]
+        lost = await _take(claim, timely)
+        book = await claim.book([run for run in timely if claim.is_mine(run)])
         entries = claim.change.entries
-        new = [(task.message, task.created_us) for _, task, run in rows if run.token.epoch == 1]
+        new = [(t.message, t.created_us) for _, t, run, _ in rows if run.token.epoch == 1]
         entries += created(claim.sub, new)
-        for at, task, run in rows:
+        for at, task, run, lost_by in rows:
             delivery = task.candidate.delivery
             identity = (run.message.tenant_id, run.message.id)
-            if delivery.taken_from is not None and run.token.epoch == 1:
-                entries.append(
-                    reclaimed(claim.sub, claim.worker, task.message, delivery.taken_from)
-                )
             if claim.is_over(task.expires_us, now_us):
                 await _expire(claim, run, now_us)
                 verdicts[at] = Verdict(answer=Answer.EXPIRED, delivery=delivery)
@@ -208,12 +256,18 @@ class Claims:
                 )
                 answer = await _without_key(claim, run, lost[identity])
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
+            elif not claim.is_mine(run):
+                hold = tasks.hold_values(claim.sub, task.candidate, task.message)
+                await claim.tx.send(tasks.HOLD, *hold)
+                verdicts[at] = await _pass_on(claim, run, delivery)
             elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
                 hold = tasks.hold_values(claim.sub, task.candidate, task.message)
                 await claim.tx.send(tasks.HOLD, *hold)
                 await _put_off(claim, run, admitted, task.expires_us)
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
+                if delivery.taken_from is not None or lost_by is not None:
+                    await _reclaim(claim, admitted, delivery, lost_by)
                 entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
@@ -295,7 +349,7 @@ class Claims:
     def _doubt(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
             run = verdict.run
-            if run is not None:
+            if run is not None and verdict.answer is Answer.RUN:
                 self._unsure[(run.message.tenant_id, run.subscription, run.message.id)] = run
 
     # -- lanes ------------------------------------------------------------------------------------
@@ -330,13 +384,15 @@ class Claims:
         """Due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
         again = await self._granted_before(claim)
         low, high = (self._suspect_at, _ANY_CRASHES) if solo else (0, self._suspect_at - 1)
+        choice = await claim.choice()
         found = await claim.tx.rows(
-            CLAIM_READY,
+            CLAIM_READY[choice.rule],
             claim.sub.name,
             str(claim.worker_id),
             str(low),
             str(high),
             str(max(0, limit - len(again))),
+            *(() if choice.rule == "all" else (arrays.texts(choice.types),)),
         )
         await claim.tx.require_alive(claim.worker_id)
         if found:
@@ -368,16 +424,20 @@ class Claims:
         lost = await _take(claim, list(runs.values()))
         if claim.governed:
             runs = await _with_approvals(claim, runs)
-        book = await claim.book(list(runs.values()))
+        book = await claim.book([run for run in runs.values() if claim.is_mine(run)])
         for at, run in runs.items():
             holder = lost.get((run.message.tenant_id, run.message.id))
             if holder is not None:
                 verdicts[at] = Verdict(answer=await _without_key(claim, run, holder))
+            elif not claim.is_mine(run):
+                verdicts[at] = await _pass_on(claim, run, None)
             elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
                 expires = rows[at].expires_at
                 await _put_off(claim, run, admitted, None if expires is None else to_us(expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING)
             else:
+                if rows[at].lost_by is not None:
+                    await _reclaim(claim, admitted, None, rows[at].lost_by)
                 entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted)
         if book is not None:
@@ -457,6 +517,29 @@ async def _put_off(claim: Claiming, run: Run, wait: PutOff, expires_us: int | No
     due = wait.until_us if expires_us is None else min(wait.until_us, expires_us)
     await claim.tx.send(_PUT_OFF, *_of(run), str(due), f"{WAITS_FOR}{wait.quota}")
     claim.change.entries.append(waits_for_quota(run, wait))
+
+
+async def _pass_on(claim: Claiming, run: Run, delivery: Delivery | None) -> Verdict:
+    """This worker has no handler for the message: leave it to a worker that has one, or park it.
+
+    Costs no attempt.
+    """
+    if await claim.is_handled(run.message.type):
+        await claim.tx.send(_PASS_ON, *_of(run))
+        claim.change.topics.add(WORK)
+        return Verdict(answer=Answer.PASSED_ON, delivery=delivery)
+    await claim.tx.send(_PARK, *_of(run), ParkKind.WORKFLOW_PENDING.value, no_handler(run))
+    claim.change.entries.append(parked(run))
+    return Verdict(answer=Answer.PARKED, run=run, delivery=delivery)
+
+
+async def _reclaim(
+    claim: Claiming, run: Run, delivery: Delivery | None, lost_by: str | None
+) -> None:
+    """Another worker or consumer had this message and died: name both in the ledger, once."""
+    if lost_by is not None:
+        await claim.tx.send(_FOUND_AGAIN, *_of(run))
+    claim.change.entries.append(reclaimed(run, claim.worker, delivery, lost_by))
 
 
 async def _expire(claim: Claiming, run: Run, now_us: int) -> None:

@@ -11,8 +11,9 @@ TO_CANCEL = (
     " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
 )
 SUSPECTS = (
-    "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= $2::int"
-    f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1"
+    "SELECT DISTINCT subscription, event_name FROM queue_executions WHERE status = 'ready'"
+    " AND crashes >= $2::int AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3)"
+    f" AND due_at <= {NOW}"
 )
 WAITS_FOR_KEY = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 PAUSED = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"

@@ -54,9 +54,11 @@ RUNNING_OF_THE_GONE = _RUNNING.format("")
 _GIVE_BACK = (
     "UPDATE queue_executions q SET status = CASE q.held WHEN 'store' THEN 'ready' ELSE 'open' END,"
     " worker_id = NULL, epoch = q.epoch + 1, crashes = u.crashes, attempt = u.attempt,"
-    " due_at = clock_timestamp(), history = coalesce(u.history, q.history::text)::json"
-    " FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[])"
-    " u(tenant, sub, message, crashes, attempt, history) WHERE q.tenant_id = u.tenant"
+    " due_at = clock_timestamp(), history = coalesce(u.history, q.history::text)::json,"
+    " lost_by = coalesce(u.lost_by, q.lost_by)"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[],"
+    " $7::text[]) u(tenant, sub, message, crashes, attempt, history, lost_by)"
+    " WHERE q.tenant_id = u.tenant"
     " AND q.subscription = u.sub AND q.message_id = u.message"
 )
 _QUARANTINE = (
@@ -116,9 +118,7 @@ async def reap(
     back: list[tuple[Running, int, int, str | None]] = []
     for task in crashed:
         crash = Crash(task, task.worker_id, crash_budget, now_us)
-        change.entries.append(
-            crash.reclaimed(me.worker_id, its_name=task.worker or "", my_name=me.name)
-        )
+        change.entries.append(crash.lost(me.worker_id, its_name=task.worker or ""))
         if crash.spent_the_budget:
             await _quarantine(tx, change, task, crash)
             quarantined += 1
@@ -159,6 +159,7 @@ async def _give_back(tx: Tx, back: list[tuple[Running, int, int, str | None]]) -
         arrays.numbers(crashes for _, crashes, _, _ in back),
         arrays.numbers(attempt for _, _, attempt, _ in back),
         arrays.texts([history for *_, history in back]),
+        arrays.texts([task.worker if task.worker_state == "dead" else None for task, *_ in back]),
     )
 
 

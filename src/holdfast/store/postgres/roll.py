@@ -20,14 +20,18 @@ from .address import Address
 from .failures import translate
 
 REGISTER = (
-    "INSERT INTO workers (name, state, started_at, beat, lease_until) VALUES ($1, 'alive',"
-    " clock_timestamp(), 1, clock_timestamp() + $2::float8 * interval '1 second')"
+    "INSERT INTO workers (name, state, started_at, beat, lease_until, offers) VALUES ($1, 'alive',"
+    " clock_timestamp(), 1, clock_timestamp() + $2::float8 * interval '1 second', $3)"
     " RETURNING worker_id, started_at"
 )
 LEAVING = "UPDATE workers SET state = 'leaving' WHERE worker_id = $1::bigint AND state = 'alive'"
 LEFT = (
     "UPDATE workers SET state = 'left', ended_at = clock_timestamp() WHERE worker_id = $1::bigint"
     " AND state = 'alive'"
+)
+OFFERS = (
+    "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN ('alive', 'leaving')"
+    " OR ended_at > clock_timestamp() - $1::float8 * interval '1 second')"
 )
 FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint"
 FORGET = "DELETE FROM workers WHERE worker_id = $1::bigint AND state = 'left'"

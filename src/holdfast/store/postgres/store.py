@@ -19,6 +19,7 @@ from holdfast.core.store import (
     Commit,
     EffectState,
     Finished,
+    Offers,
     QuotasOf,
     Reclaimed,
     Reply,
@@ -28,6 +29,7 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.core.subscribers import Subscribers
+from holdfast.store.fleet import Fleet, handled_by, offers_text
 from holdfast.store.halving import commit_in_halves, finish_in_halves
 from holdfast.store.outgoing import outbox_row
 
@@ -84,6 +86,7 @@ class PostgresStore:
         self._expiry_paused = False
         self.governed = False
         self.quotas_of: QuotasOf | None = None
+        self._fleet = Fleet()
 
     async def open(self) -> None:
         if self._opened is None:
@@ -126,16 +129,19 @@ class PostgresStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str) -> Worker:
+    async def register(self, name: str, offers: Offers | None = None) -> Worker:
         async def op(tx: Tx, change: Change) -> Row:
-            (row,) = await tx.rows(roll.REGISTER, name[:255], str(self._lease_s))
+            (row,) = await tx.rows(
+                roll.REGISTER, name[:255], str(self._lease_s), offers_text(offers)
+            )
             return row
 
         await self._time.follow(self.database)
         worker_id, started_at = await self.write(op, worker_id=0)
         self._ledger.begin(worker_id, to_us(started_at))
         self._pulse.begin()
-        return Worker(worker_id=worker_id, name=name)
+        self._fleet.forget()
+        return Worker(worker_id=worker_id, name=name, offers=offers)
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         number = worker.worker_id
@@ -174,6 +180,7 @@ class PostgresStore:
             return Reclaimed()
         if self.database.steady_s < lease_s or not self._pulse.is_steady:
             return Reclaimed()
+        self._fleet.forget()
         return await self.write(
             lambda tx, change: reaper.reap(
                 tx, change, me=worker, silent=silent, crash_budget=crash_budget
@@ -266,6 +273,8 @@ class PostgresStore:
             worker=worker.name,
             governed=self.governed,
             quotas_of=self.quotas_of,
+            mine=handled_by(worker, sub.name),
+            fleet=self._fleet,
         )
 
     async def next_due_s(self, sub: Subscription) -> float | None:
@@ -374,9 +383,10 @@ class PostgresStore:
             worker_id=worker.worker_id,
         )
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
         names = arrays.texts(list(subscriptions))
-        return bool(await self.read(looks.SUSPECTS, names, str(self._suspect_at)))
+        found = await self.read(looks.SUSPECTS, names, str(self._suspect_at))
+        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.read(looks.PAUSED)

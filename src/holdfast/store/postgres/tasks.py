@@ -44,7 +44,7 @@ CLAIM = (
     " ON CONFLICT (tenant_id, subscription, message_id) DO UPDATE SET status = 'running',"
     " worker_id = excluded.worker_id, epoch = t.epoch + 1, attempt = t.attempt + 1"
     " WHERE t.status = 'open' AND t.crashes < $4::int AND t.body_sha256 = excluded.body_sha256"
-    " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text, t.ctid"
+    " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text, t.ctid, t.lost_by"
 )
 """Sorted by identity; one row per identity."""
 FIND = (
@@ -62,7 +62,7 @@ KEEP_SUSPECT = (
 )
 RUN_COLUMNS = (
     "q.tenant_id, q.message_id, q.epoch, q.attempt, q.crashes, q.lane, q.idem_key, q.expires_at,"
-    " q.history::text, q.body, q.body_info::text, q.body_crc, q.priority, q.due_at"
+    " q.history::text, q.body, q.body_info::text, q.body_crc, q.priority, q.due_at, q.lost_by"
 )
 
 
@@ -111,6 +111,8 @@ class Ready(NamedTuple):
     check: int | None
     priority: int
     due_at: datetime
+    lost_by: str | None
+    """The worker that was running it when it died."""
 
 
 def task(
@@ -162,7 +164,7 @@ def claimed_run(
     sub: Subscription, task: Task, found: Sequence[Any], worker_id: int, now_us: int
 ) -> Run:
     """The run of a row that CLAIM returned."""
-    _, _, epoch, attempt, crashes, history, ctid = found
+    _, _, epoch, attempt, crashes, history, ctid, _ = found
     message = task.message
     if attempt > 1:
         message = msgspec.structs.replace(message, attempt=attempt)

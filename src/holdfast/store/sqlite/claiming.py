@@ -7,8 +7,14 @@ import sqlite3
 import msgspec
 
 from holdfast.core.broker import Subscription
+from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet
 
 from .quotas import SqliteQuotaBook
+
+_OFFERS = (
+    "SELECT offers FROM workers WHERE offers IS NOT NULL"
+    " AND (state IN ('alive', 'leaving') OR ended_at > ?)"
+)
 
 
 class Claiming(msgspec.Struct, frozen=True):
@@ -30,3 +36,25 @@ class Claiming(msgspec.Struct, frozen=True):
     """Runs bring along what people answered about their messages."""
     book: SqliteQuotaBook | None = None
     """Where runs are counted, if there are quotas."""
+    mine: frozenset[str] | None = None
+    """The types that this worker has handlers for; None: all."""
+    fleet: Fleet = msgspec.field(default_factory=Fleet)
+
+    @property
+    def choice(self) -> Choice:
+        """What this worker claims of the messages that the store holds."""
+        if self.mine is not None:
+            self._look(LOOK_S)
+        return self.fleet.choice(self.sub.name, self.mine)
+
+    def is_handled(self, message_type: str) -> bool:
+        """Has any living worker a handler for it?"""
+        self._look(SURE_S)
+        return self.fleet.handles(self.sub.name, message_type)
+
+    def _look(self, old_s: float) -> None:
+        """Read what the workers offer, if that was last done this long ago."""
+        if self.fleet.age_s < old_s:
+            return
+        since = self.now_us - int(GRACE_S * 1e6)
+        self.fleet.update(text for (text,) in self.conn.execute(_OFFERS, (since,)))

@@ -20,14 +20,14 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
 from holdfast.sqlite import rows
-from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere, reclaimed
+from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
 from holdfast.store.stored import ENDED, decode_history, expires_us, none_of
 
 from . import ends, tasks
 from .approvals import approved_of
-from .claim_entries import put_off
+from .claim_entries import pass_on, put_off, reclaim
 from .claiming import Claiming
 from .keys import Holder, end_as_duplicate, is_free, resolve_key, take_keys
 from .lanes import append_to_lanes, ready_heads
@@ -53,13 +53,14 @@ _HEAD = (
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
     f" AND b.lane_seq < a.lane_seq AND {none_of(*ENDED, column='b.status')}))"
 )
-CLAIM_READY = (
-    "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"
+CLAIM_READY = {
+    rule: "UPDATE queue_executions SET status = 'running', worker_id = ?1, epoch = epoch + 1,"
     " attempt = attempt + 1 WHERE rowid IN (SELECT rowid FROM queue_executions a"
-    " WHERE subscription = ? AND status = 'ready' AND priority = ? AND due_at <= ?"
-    f" AND crashes BETWEEN ? AND ? AND {_HEAD} ORDER BY due_at LIMIT ?)"
+    " WHERE subscription = ?2 AND status = 'ready' AND priority = ?3 AND due_at <= ?4"
+    f" AND crashes BETWEEN ?5 AND ?6{chosen} AND {_HEAD} ORDER BY due_at LIMIT ?7)"
     f" RETURNING {tasks.RUN_COLUMNS}"
-)
+    for rule, chosen in tasks.chosen(8).items()
+}
 REOPEN = (
     "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"
     " attempt = attempt + 1 WHERE rowid = ? AND status = 'open'"
@@ -220,15 +221,13 @@ class Claims:
         ]
         lost = take_keys(claim, keys)
         entries = created(claim.sub, [(task.message, task.created_us) for _, task in new])
-        book = claim.book
+        book, mine = claim.book, claim.mine
         token, foreign, granted = Token(claim.worker_id, 1), claim.sub.codec == TASK, Answer.RUN
         for at, task in new:
             delivery, message = task.candidate.delivery, task.message
             run = tasks.new_run(claim, task, token)
             if foreign and message.metadata.get("retry_count"):
                 run = self._failed_elsewhere(claim, run)
-            if delivery.taken_from is not None:
-                entries.append(reclaimed(claim.sub, claim.worker, message, delivery.taken_from))
             expires = task.expires_us
             if expires is not None and expires <= claim.expiry_us:
                 entries += ends.expired(claim, run)
@@ -237,10 +236,14 @@ class Claims:
                 holder = lost[(message.tenant_id, message.id)]
                 answer = self._lost_key(claim, run, holder, task.candidate, entries)
                 verdicts[at] = Verdict(answer=answer, delivery=delivery)
+            elif mine is not None and message.type not in mine:
+                verdicts[at] = pass_on(claim, run, task.candidate, entries)
             elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
                 entries.append(put_off(claim, run, admitted, task.candidate, expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
+                if delivery.taken_from is not None:
+                    entries.append(reclaim(claim, run, delivery, None))
                 entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=granted, run=admitted, delivery=delivery)
         if book is not None:
@@ -310,6 +313,11 @@ class Claims:
         if expires is not None and expires <= claim.expiry_us:
             self._append(claim, ends.expired(claim, run))
             return Verdict(answer=Answer.EXPIRED, delivery=delivery)
+        entries: list[Entry] = []
+        if claim.mine is not None and message.type not in claim.mine:
+            verdict = pass_on(claim, run, candidate, entries)
+            self._append(claim, entries)
+            return verdict
         if claim.book is not None:
             admitted = claim.book.admit(run)
             claim.book.save()
@@ -317,7 +325,9 @@ class Claims:
                 self._append(claim, [put_off(claim, run, admitted, candidate, expires)])
                 return Verdict(answer=Answer.WAITING, delivery=delivery)
             run = admitted
-        self._append(claim, [claimed(run)])
+        if delivery.taken_from is not None or row.lost_by is not None:
+            entries.append(reclaim(claim, run, delivery, row.lost_by))
+        self._append(claim, [*entries, claimed(run)])
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
 
     def _keep(self, claim: Claiming, candidate: Candidate, row: tasks.Existing) -> Verdict:
@@ -336,9 +346,9 @@ class Claims:
     ) -> list[Verdict]:
         """Due tasks of one priority: retries, resumed, adopted, lane heads; `solo`: suspects."""
         low, high = (self._suspect_at, _ANY_CRASHES) if solo else (0, self._suspect_at - 1)
-        sub = claim.sub
+        choice, asked = claim.choice, (claim.worker_id, claim.sub.name, priority, claim.now_us)
         found = claim.conn.execute(
-            CLAIM_READY, (claim.worker_id, sub.name, priority, claim.now_us, low, high, limit)
+            CLAIM_READY[choice.rule], (*asked, low, high, limit, *tasks.chosen_value(choice))
         ).fetchall()
         if not found:
             return []
@@ -371,6 +381,8 @@ class Claims:
         holder = lost.get((run.message.tenant_id, run.message.id))
         if holder is not None:
             return Verdict(answer=self._lost_key(claim, run, holder, None, entries))
+        if claim.mine is not None and run.message.type not in claim.mine:
+            return pass_on(claim, run, None, entries)
         if approved:
             answers = approved.get((run.message.tenant_id, run.message.id), ())
             run = msgspec.structs.replace(run, approvals=answers)
@@ -380,6 +392,9 @@ class Claims:
                 entries.append(put_off(claim, run, admitted, None, expires))
                 return Verdict(answer=Answer.WAITING)
             run = admitted
+        lost_by = row[13]
+        if lost_by is not None:
+            entries.append(reclaim(claim, run, None, lost_by))
         entries.append(claimed(run))
         return Verdict(answer=Answer.RUN, run=run)
 

@@ -25,21 +25,23 @@ LANE_FIRST = (
     "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
     f" AND lane = ? AND {UNENDED} ORDER BY lane_seq LIMIT 1"
 )
-READY_HEADS = (
-    "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?"
-    " AND status = 'ready' AND priority IN (0, 1, 2, 3) AND due_at <= ? AND crashes = 0"
-    " AND lane IS NOT NULL LIMIT ?)"
-)
+READY_HEADS = {
+    rule: "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?1"
+    " AND status = 'ready' AND priority IN (0, 1, 2, 3) AND due_at <= ?2 AND crashes = 0"
+    f" AND lane IS NOT NULL{chosen} LIMIT ?3)"
+    for rule, chosen in tasks.chosen(4).items()
+}
 
 
 def ready_heads(claim: Claiming, limit: int) -> int:
     """How many conversations have a message that could run now (counted up to `limit`).
 
     One that waits for a retry, or for a child of its own because it crashed, must not keep others
-    out of their lanes.
+    out of their lanes. Neither must one that only another worker can handle.
     """
-    values = (claim.sub.name, claim.now_us, limit)
-    found: int = claim.conn.execute(READY_HEADS, values).fetchone()[0]
+    choice = claim.choice
+    values = (claim.sub.name, claim.now_us, limit, *tasks.chosen_value(choice))
+    found: int = claim.conn.execute(READY_HEADS[choice.rule], values).fetchone()[0]
     return found
 
 

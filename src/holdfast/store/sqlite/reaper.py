@@ -54,14 +54,12 @@ def reap(
         entries: list[Entry] = []
         for task in found:
             crash = Crash(task, worker_id, crash_budget, now_us)
-            entries.append(
-                crash.reclaimed(me, its_name=names[worker_id], my_name=names.get(me, ""))
-            )
+            entries.append(crash.lost(me, its_name=names[worker_id]))
             if crash.spent_the_budget:
                 entries += _quarantine(conn, task, crash)
                 quarantined += 1
             else:
-                _give_back(conn, task, crash)
+                _give_back(conn, task, crash, names[worker_id])
                 back += 1
         ledger.append(conn, me, entries, now_us)
     return Reclaimed(workers=list(dead), tasks=back, quarantined=quarantined)
@@ -110,13 +108,13 @@ class _Running(NamedTuple):
         return self.tenant_id, self.subscription, self.message_id
 
 
-def _give_back(conn: sqlite3.Connection, task: _Running, crash: Crash) -> None:
+def _give_back(conn: sqlite3.Connection, task: _Running, crash: Crash, lost_by: str) -> None:
     """It runs again, by whoever comes first."""
     status = Status.READY if task.held == "store" else Status.OPEN
     conn.execute(
         "UPDATE queue_executions SET status = ?, worker_id = NULL, epoch = epoch + 1,"
-        " crashes = ?, due_at = ?, history = ? WHERE rowid = ?",
-        (status, crash.crashes, crash.now_us, crash.history, task.rowid),
+        " crashes = ?, due_at = ?, history = ?, lost_by = ? WHERE rowid = ?",
+        (status, crash.crashes, crash.now_us, crash.history, lost_by, task.rowid),
     )
 
 

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterable
 
 from holdfast.core.errors import StoreError
-from holdfast.core.store import Reclaimed, Worker
+from holdfast.core.store import Offers, Reclaimed, Worker
 from holdfast.sqlite.file import SqliteFile, translate
 from holdfast.sqlite.liveness import Beat, forget, is_alive
+from holdfast.store.fleet import offers_text
 
 from . import reaper
 from .ledger import Ledger
@@ -36,13 +37,13 @@ class Roll:
                 beat.close()
             self._beats.clear()
 
-    async def register(self, name: str) -> Worker:
+    async def register(self, name: str, offers: Offers | None = None) -> Worker:
         made: list[int] = []
 
         def op(conn: sqlite3.Connection) -> Worker:
             cursor = conn.execute(
-                "INSERT INTO workers (name, state, started_at) VALUES (?, 'alive', ?)",
-                (name, self._clock.now_us()),
+                "INSERT INTO workers (name, state, started_at, offers) VALUES (?, 'alive', ?, ?)",
+                (name, self._clock.now_us(), offers_text(offers)),
             )
             worker_id = cursor.lastrowid or 0
             # Locked before the row can be seen: no reaper may find it without its sign of life.
@@ -50,7 +51,7 @@ class Roll:
                 if worker_id not in self._beats:  # it is there if this is undone and run again
                     self._beats[worker_id] = Beat(self._file.workers_folder, worker_id, self._clock)
             made.append(worker_id)
-            return Worker(worker_id=worker_id, name=name)
+            return Worker(worker_id=worker_id, name=name, offers=offers)
 
         try:
             worker = await self._file.write(op)

@@ -24,6 +24,7 @@ from holdfast.core.store import (
     Decode,
     EffectState,
     Finished,
+    Offers,
     QuotasOf,
     Reclaimed,
     Reply,
@@ -38,6 +39,7 @@ from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store.fleet import Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, crc, run_info
@@ -80,7 +82,7 @@ TO_CANCEL = (
     "SELECT tenant_id, subscription, message_id FROM queue_executions"
     " WHERE worker_id = ? AND status = 'running' AND cancel_at IS NOT NULL"
 )
-_ENDS = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED}
+_WAKES = {Answer.DUPLICATE, Answer.DEAD, Answer.EXPIRED, Answer.PASSED_ON}
 
 
 class SqliteStore:
@@ -119,6 +121,7 @@ class SqliteStore:
         """The worker watches the same clock."""
         self.governed = False
         self.quotas_of: QuotasOf | None = None
+        self._fleet = Fleet()
 
     async def open(self) -> None:
         if self._opened is None:
@@ -157,8 +160,10 @@ class SqliteStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str) -> Worker:
-        return await self._roll.register(name)
+    async def register(self, name: str, offers: Offers | None = None) -> Worker:
+        worker = await self._roll.register(name, offers)
+        self._fleet.forget()
+        return worker
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         await self._roll.leave(worker, running=running)
@@ -176,6 +181,7 @@ class SqliteStore:
             lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget)
         )
         self._roll.forget(found.workers)
+        self._fleet.forget()
         return found
 
     async def identity(self) -> str:
@@ -244,8 +250,9 @@ class SqliteStore:
         return await self._commit(op, durable=False)
 
     def _wake_for_next(self, verdicts: Sequence[Verdict]) -> None:
-        """What ended at its claim let go of its key and its lane: the next may be ready now."""
-        if not _ENDS.isdisjoint([verdict.answer for verdict in verdicts]):
+        """What ended at its claim let go of its key and its lane: the next may be ready now. What
+        was passed on is ready for another worker."""
+        if not _WAKES.isdisjoint([verdict.answer for verdict in verdicts]):
             self.file.wake_after_commit()
 
     async def next_due_s(self, sub: Subscription) -> float | None:
@@ -271,6 +278,8 @@ class SqliteStore:
             worker.name,
             self.governed,
             None if self.quotas_of is None else SqliteQuotaBook(conn, now, self.quotas_of),
+            handled_by(worker, sub.name),
+            self._fleet,
         )
 
     def expiry_us(self, now_us: int) -> int:
@@ -420,16 +429,17 @@ class SqliteStore:
         )
         return await self._commit(op) if some else 0
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
+    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
         marks = msgspec.json.encode(list(subscriptions)).decode()
         found = await self.file.read(
             lambda conn: conn.execute(
-                "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= ?"
-                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ? LIMIT 1",
+                "SELECT DISTINCT subscription, event_name FROM queue_executions"
+                " WHERE status = 'ready' AND crashes >= ?"
+                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ?",
                 (self._suspect_at, marks, self.clock.now_us()),
-            ).fetchone()
+            ).fetchall()
         )
-        return found is not None
+        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.file.read(

@@ -13,6 +13,7 @@ from holdfast.core.clock import to_us
 from holdfast.core.message import Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run, Token
+from holdfast.store.fleet import Choice
 from holdfast.store.stored import (
     body_info,
     crc,
@@ -34,7 +35,7 @@ ALIKE = (2, 4, 5, 12)
 """Tenant, type, priority and form of the body: places in `columns`."""
 RUN_COLUMNS = (
     "rowid, tenant_id, message_id, epoch, attempt, crashes, lane, idem_key, expires_at, history,"
-    " body, body_info, body_crc"
+    " body, body_info, body_crc, lost_by"
 )
 
 
@@ -63,6 +64,8 @@ class Existing(NamedTuple):
     attempt: int
     crashes: int
     history: str | None
+    lost_by: str | None
+    """The worker that was running it when it died."""
 
 
 def claimed(claim: Claiming) -> tuple[Any, ...]:
@@ -122,6 +125,21 @@ def columns(
     )
 
 
+def chosen(mark: int) -> dict[str, str]:
+    """By the rule of a `Choice`, the condition that follows it, with its types at this mark."""
+    types = f"(SELECT value FROM json_each(?{mark}))"
+    return {
+        "all": "",
+        "only": f" AND event_name IN {types}",
+        "but": f" AND event_name NOT IN {types}",
+    }
+
+
+def chosen_value(choice: Choice) -> tuple[str, ...]:
+    """The value for `chosen`, if its rule has one."""
+    return () if choice.rule == "all" else (msgspec.json.encode(choice.types).decode(),)
+
+
 def max_rowid(conn: sqlite3.Connection) -> int:
     found: int | None = conn.execute("SELECT max(rowid) FROM queue_executions").fetchone()[0]
     return found or 0
@@ -130,7 +148,7 @@ def max_rowid(conn: sqlite3.Connection) -> int:
 def find(conn: sqlite3.Connection, sub: Subscription, message: Message) -> Existing | None:
     """The row of a message, by its identity."""
     found = conn.execute(
-        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes, history"
+        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes, history, lost_by"
         " FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
         (message.tenant_id, sub.name, message.id),
     ).fetchone()
@@ -170,7 +188,8 @@ def new_run(claim: Claiming, task: Task, token: Token) -> Run:
 
 def run_of_row(claim: Claiming, found: Sequence[Any]) -> Run:
     """A claimed row (RUN_COLUMNS) as a run. Raises StoreCorrupt or DecodeError."""
-    rowid, _, message_id, epoch, attempt, crashes, lane, key, _, history, body, info, check = found
+    rowid, _, message_id, epoch, attempt, crashes, lane, key, _, history = found[:10]
+    body, info, check = found[10:13]
     message = stored_message(claim.sub, message_id, body, info, check)
     return Run(
         subscription=claim.sub.name,

@@ -94,14 +94,15 @@ async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
             run = await trial.run(worker, "m")
             await trial.store.adopt([run], worker=worker)
         else:
-            expect(await trial.store.has_suspects([trial.sub.name]) is suspect, f"crash {crash}")
+            found = await trial.store.has_suspects([trial.sub.name], worker=worker)
+            expect(found is suspect, f"crash {crash}")
             expect(bool(await trial.ready(worker, solo=not suspect)) is False, "alone, or not")
             await trial.one_ready(worker, solo=suspect)
         await trial.die(worker)
         found = await trial.reap(last)
         expect(found.quarantined == int(suspect), f"crash {crash}: {found}")
     expect(trial.finals("m") == [FAILED], f"{trial.finals('m')}")
-    expect(not await trial.store.has_suspects([trial.sub.name]), "it is over")
+    expect(not await trial.store.has_suspects([trial.sub.name], worker=last), "it is over")
 
 
 async def a_crash_stays_in_the_history(trial: StoreTrial) -> None:
