@@ -40,7 +40,7 @@ from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, crc, run_info
+from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, Ahead, crc, run_info
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -266,7 +266,7 @@ class SqliteStore:
             worker.worker_id,
             now,
             self.expiry_us(now),
-            now - int(self.clock.monotonic() * 1e6),
+            Ahead(now - int(self.clock.monotonic() * 1e6)),
             held,
             worker.name,
             self.governed,
