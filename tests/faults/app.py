@@ -108,6 +108,20 @@ async def effect(ctx: Context) -> Any:
     return {"charged": charged, **result()}
 
 
+@app.on("steps", retries=0)
+async def steps(ctx: Context) -> dict[str, int]:
+    """Guarded effects one after the other, each of which leaves its mark with the oracle."""
+
+    def step(key: str) -> str:
+        act(ctx, key)
+        return key
+
+    for n in range(ctx.payload["steps"]):
+        await ctx.once(f"step-{n}", step)
+        await asyncio.sleep(ctx.payload["pause"])
+    return result()
+
+
 @app.on("hang", retries=1, timeout_s=1.0)
 async def hang(ctx: Context) -> None:
     """Never ends by itself. Only this handler has a time limit: every effect is synced on the

@@ -21,20 +21,12 @@ import pytest
 from holdfast.app import App
 from holdfast.config import load_config
 from tests.faults.waiting import wait_until
+from tests.servers.faketime import ClockFile
 
 HOUR, DAY = 3600, 86_400
 APP = Path(__file__).with_name("patient_app.py")
 SETTINGS = {"WORKER__SHUTDOWN_TIMEOUT_S": "5"}
 """The usual lease: a machine that stands still for two seconds is another test's matter."""
-
-
-def libfaketime() -> Path:
-    """The build for threads. With the plain one a thread that reads the file beside another sees
-    the machine's own clock for a moment: 315 of 84,000 looks of four threads did.
-    """
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    assert found, "libfaketime is missing: run tests/prepare.sh (Debian package faketime)"
-    return found[0]
 
 
 class Fleet:
@@ -43,8 +35,7 @@ class Fleet:
     def __init__(self, home: Path) -> None:
         self.database = home / "holdfast.db"
         self.log = home / "workers.log"
-        self._clock = home / "clock"
-        self.set_clock(0)
+        self.clock = ClockFile(home / "clock")
         signs = home / "signs"
         signs.mkdir()
         self.go = signs / "go"
@@ -53,17 +44,9 @@ class Fleet:
             "HOLDFAST_HOME": str(home),
             "HOLDFAST_SIGNS": str(signs),
             **{f"HOLDFAST__{name}": value for name, value in SETTINGS.items()},
-            "LD_PRELOAD": str(libfaketime()),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-            "FAKETIME_NO_CACHE": "1",
+            **self.clock.variables,
         }
         self.processes: list[subprocess.Popen[bytes]] = []
-
-    def set_clock(self, seconds: int) -> None:
-        draft = self._clock.with_suffix(".new")
-        draft.write_text(f"{seconds:+d}\n")
-        draft.replace(self._clock)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -160,7 +143,7 @@ async def test_the_clock_is_set(fleet: Fleet, home: Path, jump: int) -> None:
     (far_due,) = fleet.ask("SELECT due_at FROM messages WHERE message_id = 'far'")[0]
     (attempts,) = fleet.ask("SELECT attempt FROM queue_executions WHERE message_id = 'retried'")[0]
 
-    fleet.set_clock(jump)
+    fleet.clock.set(jump)
 
     # Work goes on: what was due in seconds is done in seconds, not in a day.
     fleet.wait_for("retried", "succeeded")

@@ -9,6 +9,7 @@ import pytest
 from redis import Redis
 
 from holdfast.testing.checker import Sent
+from holdfast.testing.oracle import times
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import Fleet
 from tests.servers.postgres import PostgresServer
@@ -104,6 +105,36 @@ def test_killed_and_stopped_every_few_seconds(
         time.sleep(UP_S * fleet.random.random())
     fleet.wait_until_final()
     verdict(load)
+
+
+def test_effects_outlive_outages(
+    make_fleet: MakeFleet, postgres_server: PostgresServer, soak: bool
+) -> None:
+    """Nobody is killed but the server: every result of `ctx.once` is in somebody's hands, so no
+    message is parked for it. An outage is no failure of the handler, which has no retry here: no
+    breaker opens, and what ran goes on within seconds."""
+    messages, outages = (600, 10) if soak else (120, 3)
+    fleet = make_fleet(WORKER__SLOTS=20, BREAKER__FAILURES=3, BREAKER__PROBE_S=3600)
+    payload = {"steps": 8, "pause": 0.15}
+    fleet.send({"type": "steps", "payload": payload} for _ in range(messages))
+    fleet.start(2)
+    fleet.wait_for(lambda: fleet.has_finished(5), "work has begun")
+    for n in range(outages):
+        before = fleet.finished()
+        postgres_server.kill()
+        time.sleep(3.0 if n == 0 else DOWN_S)  # that it is down for a while is what is tested
+        postgres_server.start()
+        back = time.monotonic()
+        fleet.wait_for(partial(fleet.has_finished, before + 5), "runs end again")
+        print(f"outage {n}: runs ended {time.monotonic() - back:.1f} s after it")
+        assert time.monotonic() - back < 15, "they waited for something else than the server"
+    fleet.wait_until_final()
+    found = dict(fleet.rows("SELECT status, count(*) FROM queue_executions GROUP BY 1"))
+    assert found == {"succeeded": messages}
+    assert fleet.rows("SELECT worker_id FROM workers WHERE state = 'dead'") == []
+    done = times(fleet.oracle.effects())
+    assert len(done) == messages * payload["steps"]
+    assert set(done.values()) == {1}, "an effect happened twice"
 
 
 def test_stands_still_for_longer_than_a_lease(

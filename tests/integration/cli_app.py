@@ -23,6 +23,16 @@ async def bad(ctx: Context) -> None:
         raise FinalError("broken \x1b[31mred\x1b[0m")
 
 
+@app.on("pays", retries=1)
+async def pays(ctx: Context) -> None:
+    """Nobody knows whether it did."""
+
+    def charge() -> None:
+        raise TimeoutError("no answer")
+
+    await ctx.once("charge", charge)
+
+
 @app.on("dies")
 async def dies(ctx: Context) -> None:
     """Takes its worker with it."""

@@ -452,6 +452,20 @@ def test_what_waits_for_a_person(database: Path):
     call("parked", "show", "nothing", code=Exit.NOT_FOUND)
 
 
+def test_one_word_on_the_effects_of_many_messages(database: Path):
+    names = ("pay-1", "pay-2", "pay-3")
+    for name in names:
+        send("--id", name, type_="pays")
+    work()
+    shown = call("parked", "show", "pay-1").stdout
+    assert "effect 'charge' raised TimeoutError: no answer" in shown
+    assert "charge: begun, its end is unknown: it raised TimeoutError: no answer" in shown
+    told = call("parked", "resume", *names, "--effect", "charge=done", "--json")
+    assert [line["status"] for line in lines(told)] == ["resumed"] * 3
+    work()
+    assert call("parked", "list", "--json").stdout == ""
+
+
 def test_queues_are_paused_and_resumed(database: Path):
     send("--queue", "orders")
     call("queues", "pause", "ordres", code=Exit.NOT_FOUND)

@@ -54,7 +54,12 @@ async def test_a_run_waits_for_the_store(lab: Lab, committed: bool) -> None:
     async def pay(ctx: Context) -> Any:
         await ctx.heartbeat({"at": 1})
         await ctx.reply("one moment", now=True)
-        return await ctx.once("charge", lambda: charged.append("called") or "paid")  # type: ignore[func-returns-value]
+
+        def charge() -> str:
+            charged.append("called")
+            return "paid"
+
+        return await ctx.once("charge", charge)
 
     await lab.start(app)
     receipt = await app.send("pay", channel="terminal")
@@ -70,7 +75,8 @@ async def test_a_run_waits_for_the_store(lab: Lab, committed: bool) -> None:
 async def test_an_intent_of_this_run_that_was_not_heard_of_is_no_unknown_effect(lab: Lab) -> None:
     """Only the answer to the intent is lost; the effect runs once."""
     app = await lab.open()
-    effect_begin, lost = app.store.effect_begin, []
+    effect_begin = app.store.effect_begin
+    lost: list[Any] = []
 
     async def begin(*arguments: Any, **options: Any) -> Any:
         found = await effect_begin(*arguments, **options)

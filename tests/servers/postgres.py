@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from tests.servers.faketime import ClockFile
+
 STARTS_WITHIN_S = 60.0
 STOPS_WITHIN_S = 30.0
 OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_POSTGRES_URL", "")
@@ -92,6 +94,12 @@ class PostgresServer(_Databases):
             os.chown(self._folder, self._user, -1)
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+        self.clock: ClockFile | None = None
+
+    def use_clock(self) -> ClockFile:
+        """From its next start on the server goes by this clock."""
+        self.clock = ClockFile(self._folder / "clock")
+        return self.clock
 
     def url(self, database: str = "postgres", *, role: str = _ROLE) -> str:
         return f"postgresql://{role}@/{database}?host={self._folder}"
@@ -116,9 +124,15 @@ class PostgresServer(_Databases):
         command = [str(self._bin / "postgres"), "-D", str(self._data), "-k", str(self._folder)]
         for setting in settings:
             command += ["-c", setting]
+        variables = {} if self.clock is None else self.clock.variables
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, user=self._user, cwd=self._folder
+                command,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                cwd=self._folder,
+                env={**os.environ, **variables},
             )
         self._wait()
 

@@ -2,6 +2,7 @@
 
 `worker.py` one worker process · `fetcher.py` receive, decode, claim · `executor.py` guard and run ·
 `settler.py` finish and settle · `batcher.py` natural batching · `lease.py` the sign of life ·
-`context.py` what a handler sees · `handlers.py` who handles what · `breaker.py` · `relays.py` ·
+`context.py` what a handler sees · `patience.py` its writes while the store is away ·
+`handlers.py` who handles what · `breaker.py` · `relays.py` ·
 `isolation.py` handlers in child processes, `isolated.py` the child's side, `frames.py` their words.
 """

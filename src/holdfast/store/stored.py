@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -60,19 +60,27 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
     return message.id if sub.dedup_by_id else None
 
 
-def expires_us(delivery: Delivery, message: Message, ahead_us: int) -> int | None:
+class Ahead(NamedTuple):
+    """How far the store's clock is ahead of this machine's clocks (µs)."""
+
+    of_steady: int
+    of_wall: int = 0
+
+
+def expires_us(delivery: Delivery, message: Message, ahead: Ahead) -> int | None:
     """When its time to live is over, by the store's clock: the broker's word or the envelope's,
     whichever is earlier.
 
     Where the broker's clock is not the store's, its word alone counts: it has the same time to
-    live, measured by one clock. `ahead_us`: the store's clock minus this machine's steady one.
+    live, measured by one clock. What the envelope says is a moment of the sender's clock, for which
+    this machine's stands.
     """
     if delivery.expires_steady_s is not None:
-        return ahead_us + int(delivery.expires_steady_s * 1e6)
+        return ahead.of_steady + int(delivery.expires_steady_s * 1e6)
     theirs = delivery.expires_at_us
     if message.expires_at is None:  # nearly always, and asked for every message
         return theirs
-    own = to_us(message.expires_at)
+    own = to_us(message.expires_at) + ahead.of_wall
     return own if theirs is None else min(own, theirs)
 
 

@@ -1,5 +1,5 @@
 """The store on PostgreSQL: the same protocol as on SQLite, for workers on several machines.
 
-Time is the server's (`clock_timestamp()`), never the client's: leases, due times and windows of all
-machines go by one clock.
+Due times and windows of all machines go by one clock, the server's (`clock_timestamp()`); what
+happens when that is set says `timebase.py`. Who is alive goes by steady clocks alone (`roll.py`).
 """

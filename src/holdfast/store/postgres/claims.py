@@ -27,7 +27,7 @@ from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet, no_handler, parked
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, none_of
+from holdfast.store.stored import ENDED, Ahead, none_of
 
 from . import arrays, ends, lanes, tasks
 from .approvals import approved_of
@@ -97,8 +97,7 @@ class Claiming(NamedTuple):
     worker_id: int
     expiry: bool
     """False while the clock is in doubt: nothing expires."""
-    ahead_us: int
-    """The store's clock minus this machine's steady one."""
+    ahead: Ahead
     worker: str
     """The worker's name."""
     governed: bool
@@ -178,7 +177,7 @@ class Claims:
             elif (message.tenant_id, message.id) in new:
                 rest.append((at, candidate, message))
             else:
-                task = tasks.task(claim.sub, candidate, message, row_id, claim.ahead_us)
+                task = tasks.task(claim.sub, candidate, message, row_id, claim.ahead)
                 new[task.identity] = (at, task)
         verdicts: dict[int, Verdict] = {}
         granted = await self._claim(claim, new, rest)
@@ -360,7 +359,7 @@ class Claims:
         """Take keyed messages over, in broker order. All of them may be acknowledged then."""
         if not await lanes.own_source(claim.tx, claim.sub.name, claim.worker_id):
             return None
-        rest, written = await lanes.append(claim.tx, claim.sub, candidates, claim.ahead_us)
+        rest, written = await lanes.append(claim.tx, claim.sub, candidates, claim.ahead)
         claim.change.lanes |= written
         others = {id(candidate) for candidate in rest}
         new = [c.message for c in candidates if c.message is not None and id(c) not in others]

@@ -14,7 +14,7 @@ from holdfast.core.broker import Subscription
 from holdfast.core.ids import uuid7_block
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate
-from holdfast.store.stored import ENDED, UNENDED, body_info, crc, none_of
+from holdfast.store.stored import ENDED, UNENDED, Ahead, body_info, crc, none_of
 
 from . import arrays, tasks
 from .arrays import moment
@@ -104,7 +104,7 @@ async def own_source(tx: Tx, subscription: str, worker_id: int) -> bool:
 
 
 async def append(
-    tx: Tx, sub: Subscription, candidates: Sequence[Candidate], ahead_us: int
+    tx: Tx, sub: Subscription, candidates: Sequence[Candidate], ahead: Ahead
 ) -> tuple[list[Candidate], set[Lane]]:
     """Write keyed messages behind their conversations, in order.
 
@@ -119,7 +119,7 @@ async def append(
         if (message.tenant_id, message.id) in new:
             rest.append(candidate)
         else:
-            task = tasks.task(sub, candidate, message, row_id, ahead_us)
+            task = tasks.task(sub, candidate, message, row_id, ahead)
             new[task.identity] = task
     if not new:
         return rest, set()

@@ -269,7 +269,7 @@ class PostgresStore:
             sub,
             worker.worker_id,
             expiry=not self.expiry_paused,
-            ahead_us=self._time.ahead_us,
+            ahead=self._time.ahead,
             worker=worker.name,
             governed=self.governed,
             quotas_of=self.quotas_of,

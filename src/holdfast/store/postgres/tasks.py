@@ -14,6 +14,7 @@ from holdfast.core.clock import to_us
 from holdfast.core.message import Message
 from holdfast.core.store import Candidate, Run, Token
 from holdfast.store.stored import (
+    Ahead,
     body_info,
     crc,
     decode_history,
@@ -116,15 +117,14 @@ class Ready(NamedTuple):
 
 
 def task(
-    sub: Subscription, candidate: Candidate, message: Message, row_id: bytes, ahead_us: int
+    sub: Subscription, candidate: Candidate, message: Message, row_id: bytes, ahead: Ahead
 ) -> Task:
-    """`ahead_us`: the store's clock minus this machine's steady one."""
     return Task(
         candidate,
         message,
         idem_key(sub, message),
         to_us(message.created_at),
-        expires_us(candidate.delivery, message, ahead_us),
+        expires_us(candidate.delivery, message, ahead),
         row_id,
     )
 

@@ -22,6 +22,7 @@ from holdfast.core import due_times
 from holdfast.core.clock import Clock
 from holdfast.core.due_times import NOTICED_AFTER_S, TOLERANCE_US
 from holdfast.core.errors import StoreUnavailable
+from holdfast.store.stored import Ahead
 
 from .database import Database, Look, Tx
 
@@ -90,11 +91,13 @@ class TimeBase:
         """How often the server's clock was set, as far as this process knows."""
 
     @property
-    def ahead_us(self) -> int:
-        """The store's clock minus the steady one. Before the first look, this machine's."""
+    def ahead(self) -> Ahead:
+        """Before the first look the server's clock is taken for this machine's."""
+        wall_us = self._clock.now_us() - int(self._clock.monotonic() * 1e6)
         if self._base is None:
-            return self._clock.now_us() - int(self._clock.monotonic() * 1e6)
-        return self._base.ahead_us
+            return Ahead(wall_us)
+        skew_us = self._base.ahead_us - wall_us
+        return Ahead(self._base.ahead_us, skew_us if abs(skew_us) > TOLERANCE_US else 0)
 
     @property
     def in_doubt(self) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.core.broker import Subscription
 from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet
+from holdfast.store.stored import Ahead
 
 from .quotas import SqliteQuotaBook
 
@@ -26,8 +27,7 @@ class Claiming(msgspec.Struct, frozen=True):
     now_us: int
     expiry_us: int
     """What expires up to here is over; 0 while the clock is in doubt."""
-    ahead_us: int = 0
-    """This machine's wall clock minus its steady one."""
+    ahead: Ahead = Ahead(0)
     held: str = "store"
     """Who keeps the message once claimed: `store` (one file with the queue) or `broker`."""
     worker: str = ""

@@ -309,7 +309,7 @@ class Claims:
             history=decode_history(row.history),
         )
         run = self._failed_elsewhere(claim, run)
-        expires = expires_us(delivery, message, claim.ahead_us)
+        expires = expires_us(delivery, message, claim.ahead)
         if expires is not None and expires <= claim.expiry_us:
             self._append(claim, ends.expired(claim, run))
             return Verdict(answer=Answer.EXPIRED, delivery=delivery)

@@ -42,7 +42,7 @@ from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.fleet import Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, crc, run_info
+from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, Ahead, crc, run_info
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -273,7 +273,7 @@ class SqliteStore:
             worker.worker_id,
             now,
             self.expiry_us(now),
-            now - int(self.clock.monotonic() * 1e6),
+            Ahead(now - int(self.clock.monotonic() * 1e6)),
             held,
             worker.name,
             self.governed,

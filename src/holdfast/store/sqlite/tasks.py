@@ -87,7 +87,7 @@ def task(claim: Claiming, candidate: Candidate, message: Message, rowid: int) ->
     if key is not None or claim.sub.dedup_by_id:  # most have none, and a call is a call
         key = idem_key(claim.sub, message)
     if expires is not None or message.expires_at is not None:
-        expires = expires_us(candidate.delivery, message, claim.ahead_us)
+        expires = expires_us(candidate.delivery, message, claim.ahead)
     form = body_info(candidate) if claim.held == "store" else ""
     return Task(candidate, message, rowid, form, key, to_us(message.created_at), expires)
 
