@@ -216,6 +216,11 @@ class App:
         return list(self._channels.values())
 
     @property
+    def channel_names(self) -> frozenset[str]:
+        """The channels of the program and of the configuration; none of them is made for this."""
+        return frozenset({*self._channels, *self.config.channels})
+
+    @property
     def telling_channels(self) -> frozenset[str]:
         """Channels by which its subscribers are told of events."""
         return self._subscribers.channels

@@ -13,6 +13,8 @@ from holdfast.core.ids import derived_id
 from holdfast.core.store import Store, Worker
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.delivery.terminal import TerminalChannel
+from holdfast.delivery.uncarried import LOOK_S as UNCARRIED_S
+from holdfast.delivery.uncarried import UncarriedWatch
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
 from holdfast.store.keep import Keep
@@ -192,8 +194,13 @@ def _carrying(app: App, *, terminal: bool) -> list[Relay]:
             name,
             name,
         )
+    watch = UncarriedWatch(
+        app.storage.records(app.store), frozenset(each.channel.name for each in channels)
+    )
+    app.store.on_events(watch.hear)
+    relays = [Relay(name="uncarried replies", every_s=UNCARRIED_S, step=watch.step, bell=watch)]
     if not channels:
-        return []
+        return relays
     settings, breaker = app.config.delivery, app.config.breaker
     carrier = Carrier(
         app.storage.deliveries(app.store),
@@ -202,7 +209,7 @@ def _carrying(app: App, *, terminal: bool) -> list[Relay]:
         tenant_per_minute=settings.tenant_per_minute,
         breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
     )
-    return [carrier_relay(carrier)]
+    return [*relays, carrier_relay(carrier)]
 
 
 def carrier_relay(carrier: Carrier) -> Relay:

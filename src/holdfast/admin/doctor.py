@@ -10,6 +10,7 @@ from pathlib import Path
 from holdfast.core.checks import Check, Finding, ok, refused, warning
 from holdfast.core.clock import from_us
 from holdfast.core.records import QueueState, WorkerState
+from holdfast.core.serving import how_to_carry
 
 LOW_BYTES = 500 * 1024 * 1024
 NO_BYTES = 20 * 1024 * 1024
@@ -118,6 +119,27 @@ def check_queues(queues: Sequence[QueueState]) -> list[Check]:
     parked = sum(state.parked for state in queues)
     if parked:
         findings.append(warning("parked", f"{parked} are set aside", "look: holdfast parked list"))
+    return findings
+
+
+def check_serving(uncarried: Mapping[str, int], unserved: Mapping[str, int]) -> list[Check]:
+    """Messages and replies that wait for something that no living worker has."""
+    findings = [
+        warning(
+            "queues",
+            f"{count} messages wait in {queue}, which no living worker reads",
+            f"start a worker whose app has a handler for it: @app.on(…, queue={queue!r})",
+        )
+        for queue, count in unserved.items()
+    ]
+    findings += [
+        warning(
+            "channels",
+            f"{count} replies wait for {channel}, a channel that no living worker has",
+            how_to_carry(channel),
+        )
+        for channel, count in uncarried.items()
+    ]
     return findings
 
 

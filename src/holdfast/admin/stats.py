@@ -13,6 +13,7 @@ from holdfast.core.clock import Clock
 from holdfast.core.delivery import Status
 from holdfast.core.delivery_desk import DeliveryRecords
 from holdfast.core.records import QueueState, Records, WorkerState
+from holdfast.core.serving import uncarried, unserved
 
 from .queues import Depths, list_queues
 
@@ -42,6 +43,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     replies: Mapping[str, Mapping[str, int]]
     """By channel and status."""
     paused_channels: Sequence[str] = ()
+    uncarried: Mapping[str, int] = {}
+    """By channel, replies that wait while no living worker has that channel."""
+    unserved: Mapping[str, int] = {}
+    """By queue, messages that wait while no living worker reads that queue."""
 
 
 class Looking(Records, DeliveryRecords, Protocol):
@@ -91,4 +96,6 @@ async def stats(
         workers=workers,
         replies=dict(sorted(by_channel.items())),
         paused_channels=sorted(paused),
+        uncarried=uncarried(replies, workers),
+        unserved=unserved(queues, workers),
     )

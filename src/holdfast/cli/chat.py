@@ -120,7 +120,7 @@ async def _open(session: Session, app: App, screen: Screen, options: dict[str, A
         relays = [*relays_of(app, spawn_solo=True, carry=False), carrier_relay(carrier)]
         worker = app.worker(relays=relays)
         screen.show(f"{safe(app.name)} listens. Type a message, or /help.")
-        report = await store_report(records)
+        report = await store_report(records, carried=carrier.channels)
         if report:
             screen.show(report)
         with session.signals.gently() as asked:

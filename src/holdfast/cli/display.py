@@ -113,7 +113,9 @@ class Display:
     async def _tell_recovery(self, records: Looking) -> None:
         from holdfast.delivery.recovery import store_report
 
-        report = await store_report(records)
+        terminal = () if self._out.as_json else ("terminal",)
+        carried = {*self._app.channel_names, *terminal}
+        report = await store_report(records, carried=carried)
         if report:
             self._out.line(f"{report}\n")
 

@@ -115,8 +115,14 @@ def _of_rules(config: Config) -> list[Check]:
 async def _of_records(session: Session) -> list[Check]:
     from holdfast.admin import doctor as use
     from holdfast.admin.queues import list_queues
+    from holdfast.core.serving import uncarried, unserved
 
     async with session.reading() as records:
         workers = await records.workers()
         queues = await list_queues(records, session.queues)
-    return [use.check_workers(workers), *use.check_queues(queues)]
+        replies = await records.reply_counts()
+    return [
+        use.check_workers(workers),
+        *use.check_queues(queues),
+        *use.check_serving(uncarried(replies, workers), unserved(queues, workers)),
+    ]

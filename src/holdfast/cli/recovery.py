@@ -9,18 +9,22 @@ from holdfast.core.errors import HoldfastError
 from .session import Session
 
 
-def tell_recovery(session: Session) -> None:
-    """To people only. Where there is no database yet, or it is away, the workers will say so."""
+def tell_recovery(session: Session, *, terminal: bool) -> None:
+    """To people only. Where there is no database yet, or it is away, the workers will say so.
+
+    `terminal`: the workers print the replies of that channel.
+    """
     if session.out.as_json:
         return
     with contextlib.suppress(HoldfastError):
-        report = session.run(_report(session))
+        report = session.run(_report(session, terminal=terminal))
         if report:
             session.out.say(report)
 
 
-async def _report(session: Session) -> str:
+async def _report(session: Session, *, terminal: bool) -> str:
     from holdfast.delivery.recovery import store_report
 
+    carried = {*session.config.channels, *(["terminal"] if terminal else [])}
     async with session.reading() as records:
-        return await store_report(records)
+        return await store_report(records, carried=carried)

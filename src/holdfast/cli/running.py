@@ -42,7 +42,8 @@ def run(
     from holdfast.supervisor import Supervisor
 
     options = [] if log_level is None else ["--log-level", log_level]
-    if sys.stdout.isatty() and not session.out.as_json:
+    terminal = sys.stdout.isatty() and not session.out.as_json
+    if terminal:
         options.append("--terminal")
     supervisor = Supervisor(
         target,
@@ -52,7 +53,7 @@ def run(
         say=session.out.say,
         options=options,
     )
-    tell_recovery(session)
+    tell_recovery(session, terminal=terminal)
     code = supervisor.run()
     session.out.data({"target": target, "workers": workers, "exit_code": _code(code)})
     stop(_code(code))

@@ -255,4 +255,8 @@ def _show_stats(out: Output, found: Stats) -> None:
         statuses = found.replies.get(channel, {})
         shown = ", ".join(f"{count} {safe(status)}" for status, count in statuses.items()) or "none"
         paused = " (paused)" if channel in found.paused_channels else ""
+        if channel in found.uncarried:
+            shown += " (no living worker has this channel)"
         out.line(f"replies   {safe(channel)}{paused}: {shown}")
+    for queue, count in found.unserved.items():
+        out.line(f"warning   {count} messages wait in {safe(queue)}: no living worker reads it")

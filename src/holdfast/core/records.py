@@ -16,7 +16,7 @@ import msgspec
 
 from .errors import HoldfastError
 from .notices import End
-from .store import Send
+from .store import Offers, Send
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +187,8 @@ class WorkerState(Record, frozen=True, kw_only=True):
     alive: bool
     """False: it died, and nobody has noticed yet."""
     running: int
+    offers: Offers | None = None
+    """Its handlers and channels; None: it announced none."""
 
 
 class Count(Record, frozen=True, kw_only=True):

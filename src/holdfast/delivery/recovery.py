@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.delivery import Status
 from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord, DeliveryRecords
 from holdfast.core.records import Records
+from holdfast.core.serving import WAITING, uncarried
 
 from .file_queue import DeliveryQueue
-
-_WAITING = (Status.PENDING, Status.QUEUED, Status.SENDING)
 
 
 class Looking(Records, DeliveryRecords, Protocol):
@@ -58,17 +57,24 @@ async def store_scan(records: Looking) -> dict[str, Any]:
         made = first.created_at_us / 1e6
         oldest = _oldest(first.id, first.channel, made, first.retry_count)
     return {
-        "pending": sum(counts.get(status, 0) for status in _WAITING),
+        "pending": sum(counts.get(status, 0) for status in WAITING),
         "failed": counts.get(Status.FAILED, 0),
         "unknown": counts.get(Status.UNKNOWN, 0),
         "oldest_pending": oldest,
     }
 
 
-async def store_report(records: Looking) -> str:
-    """For a person who starts a worker; empty if nothing waits for it, nor for a person."""
+async def store_report(records: Looking, *, carried: Collection[str] | None = None) -> str:
+    """For a person who starts a worker; empty if nothing waits for it, nor for a person.
+
+    `carried`: the channels that the worker will have, as far as they are known; None: all.
+    """
     found = await store_scan(records)
     unknown = found["unknown"]
+    elsewhere: dict[str, int] = {}
+    if carried is not None:
+        replies, workers = await records.reply_counts(), await records.workers()
+        elsewhere = uncarried(replies, workers, also=carried)
     if not (found["pending"] or found["failed"] or unknown):
         return ""
     more = []
@@ -77,12 +83,18 @@ async def store_report(records: Looking) -> str:
             f"  Unknown: {_count(unknown, 'item')} may have arrived"
             " (holdfast deliveries list --status unknown)"
         )
-    return _words(found, failed_are="holdfast deliveries list --status failed", more=more)
+    more += [
+        f"  Waiting: {_count(count, 'item')} for {channel}, until a worker has this channel"
+        for channel, count in elsewhere.items()
+    ]
+    failed_are = "holdfast deliveries list --status failed"
+    resumes = found["pending"] > sum(elsewhere.values())
+    return _words(found, failed_are=failed_are, more=more, resumes=resumes)
 
 
 async def _first_waiting(records: DeliveryRecords) -> DeliveryRecord | None:
     found: list[DeliveryRecord] = []
-    for status in _WAITING:
+    for status in WAITING:
         for name in await records.delivery_ids(DeliveryFilter(status=status), limit=1):
             found += await records.deliveries_named(name, tenant_id=None)
     return min(found, key=lambda each: each.created_at_us, default=None)
@@ -97,7 +109,9 @@ def _oldest(delivery_id: str, channel: str, made: float, retry_count: int) -> di
     }
 
 
-def _words(found: dict[str, Any], *, failed_are: str, more: Sequence[str]) -> str:
+def _words(
+    found: dict[str, Any], *, failed_are: str, more: Sequence[str], resumes: bool = True
+) -> str:
     oldest = found["oldest_pending"]
     pending, failed = _count(found["pending"], "item"), _count(found["failed"], "item")
     if oldest is not None:
@@ -106,7 +120,7 @@ def _words(found: dict[str, Any], *, failed_are: str, more: Sequence[str]) -> st
     if found["failed"]:
         failed += f" ({failed_are})"
     report = ["Delivery Queue Recovery:", f"  Pending: {pending}", f"  Failed:  {failed}", *more]
-    if oldest is not None:
+    if oldest is not None and resumes:
         report.append("  Resuming delivery...")
     return "\n".join(report)
 

@@ -14,6 +14,7 @@ from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord
 from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
 from holdfast.store.approval import of_row
+from holdfast.store.fleet import read_offers
 from holdfast.store.quota_book import use_of_row
 from holdfast.store.seen import (
     HIGHEST,
@@ -332,9 +333,14 @@ class PostgresRecords:
     async def workers(self) -> Sequence[records.WorkerState]:
         return [
             records.WorkerState(
-                worker_id=worker_id, name=name, started_at_us=at, alive=alive, running=running
+                worker_id=worker_id,
+                name=name,
+                started_at_us=at,
+                alive=alive,
+                running=running,
+                offers=read_offers(offers),
             )
-            for worker_id, name, at, alive, running in await self._read(views.WORKERS)
+            for worker_id, name, at, alive, running, offers in await self._read(views.WORKERS)
         ]
 
     # -- the ledger as it grows -------------------------------------------------------------------

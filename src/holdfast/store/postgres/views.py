@@ -63,7 +63,8 @@ UNSENT = (
 WORKERS = (
     f"SELECT w.worker_id, w.name, {us('w.started_at')}, w.lease_until >= clock_timestamp(),"
     " (SELECT count(*) FROM queue_executions q WHERE q.worker_id = w.worker_id"
-    " AND q.status = 'running') FROM workers w WHERE w.state = 'alive' ORDER BY w.worker_id"
+    " AND q.status = 'running'), w.offers FROM workers w WHERE w.state = 'alive'"
+    " ORDER BY w.worker_id"
 )
 TENANTS = (
     # As many steps through an index as there are tenants.

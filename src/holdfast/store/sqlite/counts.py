@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.records import Count, QueueState, WorkerState
+from holdfast.store.fleet import read_offers
 from holdfast.store.stored import UNCOMMON
 
 from .views import position_of
@@ -123,14 +124,19 @@ def workers(conn: sqlite3.Connection, alive: Callable[[int], bool]) -> list[Work
     """Workers that did not leave and were not declared dead."""
     found = conn.execute(
         "SELECT w.worker_id, w.name, w.started_at, (SELECT count(*) FROM queue_executions q"
-        " WHERE q.worker_id = w.worker_id AND q.status = 'running') FROM workers w"
+        " WHERE q.worker_id = w.worker_id AND q.status = 'running'), w.offers FROM workers w"
         " WHERE w.state = 'alive' ORDER BY w.worker_id"
     ).fetchall()
     return [
         WorkerState(
-            worker_id=worker_id, name=name, started_at_us=at, alive=alive(worker_id), running=n
+            worker_id=worker_id,
+            name=name,
+            started_at_us=at,
+            alive=alive(worker_id),
+            running=n,
+            offers=read_offers(offers),
         )
-        for worker_id, name, at, n in found
+        for worker_id, name, at, n, offers in found
     ]
 
 

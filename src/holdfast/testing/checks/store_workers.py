@@ -94,8 +94,8 @@ async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
             run = await trial.run(worker, "m")
             await trial.store.adopt([run], worker=worker)
         else:
-            found = await trial.store.has_suspects([trial.sub.name], worker=worker)
-            expect(found is suspect, f"crash {crash}")
+            waits = await trial.store.has_suspects([trial.sub.name], worker=worker)
+            expect(waits is suspect, f"crash {crash}")
             expect(bool(await trial.ready(worker, solo=not suspect)) is False, "alone, or not")
             await trial.one_ready(worker, solo=suspect)
         await trial.die(worker)
