@@ -51,6 +51,10 @@ return redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 """
 """Create the group, from the stream's first entry on. XDEL removes nothing (no entry has this id);
 it is the first write, for the reason that `BIND` gives."""
+UNREAD = "return #redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])"
+"""Arguments: the first id, and where to stop counting. Bodies stay on the server."""
+COUNTED = 1000
+"""Upper bound for the number of entries that `UNREAD` reads."""
 FORGET = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
