@@ -131,7 +131,8 @@ async def test_the_default_tenant_has_one_key_whether_or_not_it_is_named(
 ):
     """Two triggers with a store each: only the shared memory can see that the key is the same."""
     runs = 0
-    for tenant in ({}, {"x_tenant_id": "default"}, {"x_tenant_id": "acme"}):
+    named: list[dict[str, Any]] = [{}, {"x_tenant_id": "default"}, {"x_tenant_id": "acme"}]
+    for tenant in named:
         kit = Kit()
         kit.keys = keys
         kit.adapter.enqueue(raw("m", x_dedup_key="k", **tenant))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -40,6 +40,7 @@ from holdfast.core.ids import new_id
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .checks import durability, judge, look, unsafe
+from .copies import copies
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .once import once_command
@@ -218,6 +219,9 @@ class RedisBroker:
         return await trim(
             self.wire, queue, older_than_s=older_than_s, by_minid=not bool(self._scan)
         )
+
+    def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
+        return copies(self.wire, sub.queue, sub.group)
 
     async def take_over(self, sub: Subscription) -> None:
         self._group(sub).take_over()
