@@ -58,6 +58,13 @@ log = logging.getLogger("holdfast.app")
 
 AWAY_S = 0.5
 """Before a store or broker that gave no answer is asked again."""
+STUCK_S = 6.0
+"""How long `idle` lets messages wait that no worker can do anything for. The net under keys and
+conversations, which may find that something can be done after all, looks every five seconds."""
+STUCK = (
+    "%d messages are left that no worker can run: they wait behind a parked message, or for a copy"
+    " that the broker has lost. See: holdfast parked list, holdfast stats"
+)
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -575,23 +582,36 @@ class App:
             return drained
 
     async def idle(self, worker: EngineWorker) -> None:
-        """Returns once nothing is ready, running, waiting or due later (parked ones aside)."""
+        """Returns once nothing is ready, running, waiting or due later (parked ones aside).
+
+        It also returns, and says so, if all that is left has waited for `STUCK_S` for something
+        that no worker can do: behind a parked message, or for a copy that the broker does not have.
+        """
         subscriptions = self.subscriptions()
         names = [sub.name for sub in subscriptions]
         queues = {sub.queue for sub in subscriptions}
         # Broker and store are not looked at in one moment, and what the outbox publishes goes from
         # one to the other: it is seen the second time.
         looks = 1 if self.store.fused else 2
-        quiet = 0
+        sure = self.store.fused or isinstance(self.broker, Inspectable)  # the broker holds nothing
+        quiet = left = 0
+        loop = asyncio.get_running_loop()
+        stuck_at = loop.time()
         while not worker.stopped.is_set():
             try:
                 idle = worker.is_idle() and await self._nothing_sent(queues)
                 quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+                left = await self.store.stuck(names) if idle and sure and not quiet else 0
             except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
                 log.warning("it is not known whether there is more to do: %s", error)
-                quiet = 0
+                quiet = left = 0
                 await asyncio.sleep(AWAY_S)
             if quiet == looks:
+                return
+            if left == 0:
+                stuck_at = loop.time()
+            elif loop.time() - stuck_at > STUCK_S:
+                log.warning(STUCK, left)
                 return
             await asyncio.sleep(0.02)
 

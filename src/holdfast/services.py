@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.approvals import Clerk
 from holdfast.core.breaker import BreakerPolicy
-from holdfast.core.broker import Trims
+from holdfast.core.broker import Shows, Trims
 from holdfast.core.ids import derived_id
 from holdfast.core.store import Store, Worker
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.delivery.terminal import TerminalChannel
 from holdfast.delivery.uncarried import LOOK_S as UNCARRIED_S
 from holdfast.delivery.uncarried import UncarriedWatch
+from holdfast.engine.copies import LostCopies
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
 from holdfast.store.keep import Keep
@@ -34,6 +35,8 @@ LOOK_S = 1.0
 RULES_S = 0.4
 """How often the rule file is looked at; a changed one is read at the second look."""
 RETENTION_S = 60.0
+COPIES_S = 60.0
+"""How often messages are looked for whose broker copy may be lost."""
 PRUNE_S = 600.0
 SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
@@ -56,6 +59,7 @@ def relays_of(
     if not app.store.fused:
         relays.append(_outbox(app))
         relays += _trimming(app)
+        relays += _lost_copies(app)
     if carry:
         relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
@@ -179,6 +183,17 @@ def _trimming(app: App) -> list[Relay]:
                 log.info("%s: %d entries older than %g days are removed", queue, removed, kept)
 
     return [Relay(name="trimming", every_s=RETENTION_S, step=step, role="trimming")] if days else []
+
+
+def _lost_copies(app: App) -> list[Relay]:
+    """A server may lose what it held, and the worker that ran it may have died."""
+    broker: object = app.broker
+    if not isinstance(broker, Shows):
+        return []
+    after_s = max(app.config.worker.copy_lost_after_s, 2 * (app.broker.capabilities.lease_s or 0.0))
+    lost = LostCopies(app.storage.copies(app.store), broker, app.subscriptions(), after_s=after_s)
+    every_s = min(COPIES_S, after_s / 2)
+    return [Relay(name="copies", every_s=every_s, step=lost.step, role="copies", due=lost.due)]
 
 
 def _carrying(app: App, *, terminal: bool) -> list[Relay]:

@@ -96,6 +96,26 @@ async def test_a_wrong_task_is_a_dead_letter_and_others_go_on(
     assert is_clean(client)
 
 
+@pytest.mark.parametrize("form", [{"page": "/same"}, {"hf": "1", "body": '{"page": "/same"}'}])
+async def test_entries_of_two_priorities_in_one_millisecond_are_two_messages(
+    home: Path, server: RedisServer, client: Any, form: dict[str, str]
+):
+    """They bring no id of their own, and Redis gave both streams the same entry id."""
+    app = App(Config(home=home, broker=server.url, queues={"clicks": Queue(codec="json")}))
+    seen: list[int] = []
+
+    @app.on("queue_message", queue="clicks")
+    async def click(ctx: Context) -> None:
+        seen.append(ctx.message.priority)
+
+    for stream in ("clicks", "{clicks}:p3", "{clicks}:p0"):
+        for entry in ("5-1", "5-2"):
+            client.xadd(stream, form, id=entry)
+    await until_idle(app)
+    assert sorted(seen) == [0, 0, 1, 1, 3, 3]
+    assert asked(home, "SELECT count(*) FROM dead_letters") == [(0,)]
+
+
 async def test_a_failed_task_is_tried_again_from_the_store(
     home: Path, server: RedisServer, client: Any
 ):

@@ -126,6 +126,25 @@ async def test_a_trigger_runs_each_key_once_and_others_see_it(
     assert trigger.metrics.read("queue_dedup_unavailable_total") == 0
 
 
+async def test_the_default_tenant_has_one_key_whether_or_not_it_is_named(
+    keys: RedisIdempotencyStore, client: Any
+):
+    """Two triggers with a store each: only the shared memory can see that the key is the same."""
+    runs = 0
+    named: list[dict[str, Any]] = [{}, {"x_tenant_id": "default"}, {"x_tenant_id": "acme"}]
+    for tenant in named:
+        kit = Kit()
+        kit.keys = keys
+        kit.adapter.enqueue(raw("m", x_dedup_key="k", **tenant))
+        trigger = kit.trigger()
+        await trigger.start()
+        await kit.settled(1)
+        await trigger.stop()
+        runs += kit.runtime.events.count
+    assert runs == 2, "one for the default tenant, one for acme"
+    assert sorted(client.keys("idempotency:*")) == [b"idempotency:acme/k", b"idempotency:k"]
+
+
 async def test_a_key_that_is_claimed_for_long_costs_no_attempt(
     keys: RedisIdempotencyStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.brokers.redis import RedisBroker
+from holdfast.brokers.redis import RedisBroker, checks
+from holdfast.brokers.redis.checks import Seen
+from holdfast.brokers.redis.wire import Wire
 from holdfast.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
 from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
 from holdfast.core.ids import new_id
@@ -33,6 +35,11 @@ def out(body: bytes = b"hello", **options: Any) -> Outgoing:
 
 async def ack(broker: RedisBroker, *deliveries: Any, sub: Subscription = SUB) -> None:
     await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in deliveries])
+
+
+async def depth(broker: RedisBroker) -> tuple[int, int]:
+    (found,) = await broker.stats(["jobs"])
+    return found.ready, found.in_flight
 
 
 # -- entries of others ----------------------------------------------------------------------------
@@ -239,6 +246,61 @@ async def test_a_key_of_another_kind_is_an_error_and_other_queues_go_on(
     await broker.publish("other", [out(b"fine")])
     (came,) = await broker.receive(other, limit=1, wait=PATIENCE_S)
     assert came.body == b"fine"
+
+
+async def test_what_another_worker_acknowledged_does_not_wait(broker: RedisBroker, client: Any):
+    """The server gives no `lag` here, as none before 7.0 does: unread entries are counted."""
+    await broker.publish("jobs", [out() for _ in range(5)])
+    assert await depth(broker) == (5, 0)
+    entries = [entry for entry, _ in client.xrange("jobs")]
+    client.xgroup_create("jobs", SUB.group, entries[1])  # in the middle: no lag from here on
+    assert client.xinfo_groups("jobs")[0].get("lag") is None
+    for left in (2, 1):
+        ((_, [(entry, _)]),) = client.xreadgroup(SUB.group, "stranger", {"jobs": ">"}, count=1)
+        assert await depth(broker) == (left, 1)
+        client.xack("jobs", SUB.group, entry)
+        assert await depth(broker) == (left, 0)
+    client.xreadgroup(SUB.group, "stranger", {"jobs": ">"})
+    client.xack("jobs", SUB.group, *entries)
+    assert await depth(broker) == (0, 0)
+    assert client.xlen("jobs") == 5
+
+
+async def test_more_than_is_counted_is_what_the_length_says(
+    broker: RedisBroker, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("holdfast.brokers.redis.broker.COUNTED", 3)
+    await broker.publish("jobs", [out() for _ in range(6)])
+    client.xgroup_create("jobs", SUB.group, client.xrange("jobs")[1][0])
+    assert await depth(broker) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [((5, 0), "xclaim"), ((6, 0), "xclaim"), (None, "xclaim"), ((6, 2), "xautoclaim")],
+)
+async def test_the_servers_version_decides_how_stale_entries_are_taken(
+    server: RedisServer,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int] | None,
+    command: str,
+):
+    async def look(wire: Wire) -> Seen:
+        return msgspec.structs.replace(await checks.look(wire), version=version)
+
+    monkeypatch.setattr("holdfast.brokers.redis.broker.look", look)
+    client.xadd("jobs", {"n": 1})
+    client.xgroup_create("jobs", SUB.group, "0")
+    client.xreadgroup(SUB.group, "stranger", {"jobs": ">"})
+    client.config_resetstat()
+    broker = RedisBroker(server.url, lease_s=0.001)
+    await broker.open()
+    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    assert came.taken_from == "stranger"
+    used = client.info("commandstats")
+    assert [each for each in ("xclaim", "xautoclaim") if f"cmdstat_{each}" in used] == [command]
+    await broker.close()
 
 
 async def test_a_full_server_refuses_and_loses_nothing(broker: RedisBroker, client: Any):

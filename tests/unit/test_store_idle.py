@@ -5,7 +5,8 @@ import sqlite3
 from pathlib import Path
 
 from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import BUSY, SqliteStore
+from holdfast.store.sqlite.looks import BUSY
+from holdfast.store.sqlite.store import SqliteStore
 
 
 async def test_asking_for_work_reads_no_history(home: Path) -> None:

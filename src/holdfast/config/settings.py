@@ -45,6 +45,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
     solo_children: Annotated[int, Meta(ge=1, le=1000)] = 4
     """Child processes for messages that crashed their worker, one message each."""
+    copy_lost_after_s: Span = 3600.0
+    """A message that no worker runs and whose copy the broker has lost is dead-lettered after this
+    many seconds (`copy_lost`). At least twice the broker's visibility timeout counts."""
     guard_timeout_s: Span = 10.0
     """A guard that does not answer for so long has failed."""
 

@@ -7,7 +7,7 @@ conformance suite in `holdfast.testing` checks each flag both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -281,6 +281,18 @@ class Trims(Protocol):
 
     async def trim(self, queue: str, *, older_than_s: float) -> int:
         """Remove what is older, and nothing that a group has yet to read; returns how many."""
+        ...
+
+
+@runtime_checkable
+class Shows(Protocol):
+    """Optional role: its copies can be looked at without taking them."""
+
+    def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
+        """Every copy that the subscription has yet to acknowledge, read or unread, in parts.
+
+        A copy that is there during the whole call is among them.
+        """
         ...
 
 

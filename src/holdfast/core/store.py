@@ -367,6 +367,22 @@ class Fused(Protocol):
         ...
 
 
+class Copies(Protocol):
+    """Messages that no worker runs and that only the broker holds (status `open`)."""
+
+    async def waiting(
+        self, subscription: str, *, for_s: float, limit: int
+    ) -> Sequence[tuple[str, str]]:
+        """Tenant and id of those that have waited this long for their copy, the oldest first."""
+        ...
+
+    async def end(
+        self, subscription: str, lost: Sequence[tuple[str, str]], *, for_s: float, worker: Worker
+    ) -> int:
+        """End those that still wait as dead letters, `copy_lost`. Returns how many there were."""
+        ...
+
+
 class EffectState(StrEnum):
     NEW = "new"
     DONE = "done"
@@ -426,6 +442,14 @@ class Store(Claims, Effects, RunWrites, Protocol):
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Nothing waits, runs or is due later (parked messages aside)."""
+        ...
+
+    async def stuck(self, subscriptions: Sequence[str]) -> int:
+        """How many messages are left, if no worker can do anything for any of them.
+
+        They wait behind a parked message, or for a copy that the broker would have to bring back.
+        0: something runs or will, or nothing is left.
+        """
         ...
 
     def look_again(self) -> None:

@@ -21,7 +21,7 @@ from holdfast.core.endings import Endings
 from holdfast.core.meter import MetricRows
 from holdfast.core.quota import QuotaRecords
 from holdfast.core.records import Operations, Records
-from holdfast.core.store import Store, Worker
+from holdfast.core.store import Copies, Store, Worker
 from holdfast.core.subscribers import Subscribers
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class Storage(Protocol):
     def retention(self, store: Store, keep: Keep) -> Stepper: ...
 
     def clerk(self, store: Store) -> Clerk: ...
+
+    def copies(self, store: Store) -> Copies: ...
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         """What this kind of database needs beside the others."""

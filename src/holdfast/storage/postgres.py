@@ -11,7 +11,7 @@ from holdfast.core.broker import Broker, Notices
 from holdfast.core.checks import Check, Finding, refused
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.core.store import Store
+from holdfast.core.store import Copies, Store
 from holdfast.core.subscribers import Subscribers
 from holdfast.store import migrate as sqlite_migrate
 from holdfast.store.keep import Keep
@@ -130,6 +130,11 @@ class PostgresStorage:
         from holdfast.store.postgres.clerk import PostgresClerk
 
         return PostgresClerk(_ours(store))
+
+    def copies(self, store: Store) -> Copies:
+        from holdfast.store.postgres.copies import PostgresCopies
+
+        return PostgresCopies(_ours(store))
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         from holdfast.store.postgres.months import Months

@@ -12,7 +12,7 @@ from holdfast.core.broker import Broker, Notices, Transactional
 from holdfast.core.checks import Check, Finding, ok, refused
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, NotFound, SchemaMismatch
-from holdfast.core.store import Store
+from holdfast.core.store import Copies, Store
 from holdfast.core.subscribers import Subscribers
 from holdfast.store import migrate
 from holdfast.store.keep import Keep
@@ -132,6 +132,11 @@ class SqliteStorage:
         from holdfast.store.sqlite.clerk import SqliteClerk
 
         return SqliteClerk(_ours(store))
+
+    def copies(self, store: Store) -> Copies:
+        from holdfast.store.sqlite.copies import SqliteCopies
+
+        return SqliteCopies(_ours(store))
 
     def upkeep(self, store: Store) -> Sequence[Stepper]:
         return ()

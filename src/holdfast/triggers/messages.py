@@ -76,13 +76,15 @@ class MessageEnvelope:
 
     @property
     def shared_key(self) -> str:
-        """The key for a memory that knows no tenants: no two tenants share one.
+        """The key for a memory without tenants: `<tenant>/<key>`, or `<key>` for the default one.
 
-        A tenant's name holds no slash, so the part before the first one says whose key it is.
+        A tenant's name holds no slash, so the part before the first slash names the tenant. A key
+        that holds a slash itself therefore has the default tenant's name before it, too.
         """
-        if self.tenant_id is None and "/" not in self.key:
+        tenant = self.tenant_id or DEFAULT_TENANT
+        if tenant == DEFAULT_TENANT and "/" not in self.key:
             return self.key
-        return f"{self.tenant_id or DEFAULT_TENANT}/{self.key}"
+        return f"{tenant}/{self.key}"
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -40,10 +40,11 @@ from holdfast.core.ids import new_id
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .checks import durability, judge, look, unsafe
+from .copies import copies
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .once import once_command
-from .pending import BIND, OURS
+from .pending import BIND, COUNTED, OURS, UNREAD, after
 from .trimming import trim
 from .wire import Answer, AnswerUnknown, Command, Wire
 
@@ -224,6 +225,9 @@ class RedisBroker:
             self.wire, queue, older_than_s=older_than_s, by_minid=not bool(self._scan)
         )
 
+    def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
+        return copies(self.wire, sub.queue, sub.group)
+
     async def take_over(self, sub: Subscription) -> None:
         self._group(sub).take_over()
 
@@ -281,7 +285,7 @@ class RedisBroker:
             )
             if isinstance(length, int):
                 found = [] if isinstance(groups, ResponseError) else groups
-                waiting, pending = self._depth(queue, length, found)
+                waiting, pending = await self._depth(queue, key, length, found)
                 ready += waiting
                 in_flight += pending
             if first and not isinstance(first, ResponseError):
@@ -294,16 +298,31 @@ class RedisBroker:
             oldest_age_s=max(ages, default=None),
         )
 
-    def _depth(self, queue: str, length: int, groups: Sequence[Sequence[object]]) -> Depth:
+    async def _depth(
+        self, queue: str, key: str, length: int, groups: Sequence[Sequence[object]]
+    ) -> Depth:
         """Unread and pending entries, of our groups where this client has read the queue."""
         read = {group.encode() for known, group in self._groups if known == queue}
         ours = [group for group in groups if _value(group, b"name") in read] or groups
         pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
         unread = max(0, length - pending)
-        # What is done may still be there: strangers acknowledge and do not delete.
-        told = (_number(group, b"lag") for group in ours)  # before 7.0 nothing is
-        lags = [unread if lag is None else lag for lag in told]
-        return min(unread, max(lags, default=unread)), pending
+        if unread == 0:
+            return 0, pending
+        # Entries that are done may still be there: other programs acknowledge and do not delete.
+        lags = [await self._lag(key, group) for group in ours]
+        most = max((unread if lag is None else lag for lag in lags), default=unread)
+        return min(unread, most), pending
+
+    async def _lag(self, key: str, group: Sequence[object]) -> int | None:
+        """Entries that the group has not read. None: more than are counted.
+
+        Servers before 7.0 do not report it, nor does a newer one after entries were deleted.
+        """
+        told, last = _number(group, b"lag"), _value(group, b"last-delivered-id")
+        if told is not None or not isinstance(last, bytes):
+            return told
+        found = await self.wire.ask_one("EVAL", UNREAD, 1, key, after(last), COUNTED)
+        return int(found) if found < COUNTED else None
 
 
 def _xadd(queue: str, out: Outgoing) -> Command:

@@ -84,7 +84,7 @@ def delivery_of(
         body=_encode(named) if named is not None else _body_of_bytes(fields),
         headers=_FLAT_HEADERS,
         tag=(level, entry),
-        identity=f"{queue}/{entry.decode()}",
+        identity=f"{queue}/{_name_of(level, entry)}",
         count=count,
         sent_at_us=sent_at_us,
         priority=level,
@@ -98,17 +98,23 @@ def _ours(
     level, entry = tag
     ttl = pairs.get(b"ttl_us")
     key = pairs.get(b"key")
+    given = pairs.get(b"id")
     return Delivery(
         body=pairs[b"body"],
         headers=_headers(pairs.get(b"headers")),
         tag=tag,
-        identity=pairs.get(b"id", entry).decode("utf-8", "replace"),
+        identity=_name_of(level, entry) if given is None else given.decode("utf-8", "replace"),
         count=count,
         sent_at_us=sent_at_us,
         priority=level,
         key=None if key is None else key.decode("utf-8", "replace"),
         expires_at_us=None if ttl is None or sent_at_us is None else _expiry(sent_at_us, ttl),
     )
+
+
+def _name_of(level: int, entry: bytes) -> str:
+    """The identity of an entry within its queue: two streams may use the same entry id."""
+    return entry.decode() if level == NORMAL else f"p{level}/{entry.decode()}"
 
 
 def _expiry(sent_at_us: int, ttl: bytes) -> int | None:

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ResponseError
 
 from holdfast.core.broker import Delivery, Settlement, Verb
 from holdfast.core.errors import BrokerError
@@ -26,6 +26,7 @@ from .entries import LEVELS, NORMAL, delivery_of, key_of
 from .pending import (
     CHUNK,
     FORGET,
+    MAKE_GROUP,
     RELEASED,
     START,
     Owned,
@@ -74,8 +75,6 @@ class Group:
         self._debts = Debts(wire, self._keys, group, consumer, delete_acked=delete_acked)
         self._time = ServerTime(wire)
         self._made = False
-        self._unmade: BrokerError | None = None
-        """Why the group could not be made."""
         self._unsure = True
         """An answer may have got lost: look for entries that nobody holds."""
         self._high = False
@@ -140,8 +139,6 @@ class Group:
         except BrokerError as error:
             if "NOGROUP" not in str(error):
                 raise
-            if not self._made:
-                raise self._unmade or error from None
             # Somebody removed the stream or the group: it is made again, from the beginning.
             log.warning("%s: the group %s was gone, and is made again", self._queue, self._group)
             self._made = False
@@ -231,13 +228,8 @@ class Group:
         """The group, from the first entry on: what was sent before it existed is not lost."""
         if self._made:
             return
-        create = [
-            ("XGROUP", "CREATE", key, self._group, "0", "MKSTREAM") for key in self._keys.values()
-        ]
+        create = [("EVAL", MAKE_GROUP, 1, key, self._group) for key in self._keys.values()]
         for answer in await self._wire.ask(*create):
-            if isinstance(answer, OutOfMemoryError):
-                self._unmade = self._wire.refused(answer)
-                return  # a full server makes nothing; from a group that is there it can be emptied
             if isinstance(answer, ResponseError) and "BUSYGROUP" not in str(answer):
                 raise self._wire.refused(answer)
         self._made = True

@@ -36,12 +36,25 @@ return acked
 BIND = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return owner end
-if owner then redis.call('PEXPIRE', KEYS[1], ARGV[2])
-else redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
 return ARGV[1]
 """
-"""The store that wants the group, for how many ms; returns whose it is. To go on being the owner
-takes no memory: a full server can be worked empty."""
+"""Arguments: the store that wants the group, and for how many ms. Returns the name of the owner.
+
+A server at its `maxmemory` stops a script only at its first write, and only if that write may take
+memory. PEXPIRE takes none, so the SET after it is allowed: a full server can be worked empty."""
+MAKE_GROUP = """
+redis.pcall('XDEL', KEYS[1], '0-0')
+return redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+"""
+"""Create the group, from the stream's first entry on. XDEL removes nothing (no entry has this id);
+it is the first write, for the reason that `BIND` gives."""
+UNREAD = "return #redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])"
+"""Arguments: the first id, and where to stop counting. Bodies stay on the server."""
+COUNTED = 1000
+"""Upper bound for the number of entries that `UNREAD` reads."""
 FORGET = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])

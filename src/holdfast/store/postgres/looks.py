@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.store.stored import none_of
+from holdfast.store.stored import UNCOMMON
 
 from .tasks import NOW
 
@@ -17,11 +17,20 @@ SUSPECTS = (
 )
 WAITS_FOR_KEY = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 PAUSED = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"
-BUSY = (
-    "SELECT EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
-    " OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
-    " AND subscription = ANY($1::text[])) OR EXISTS (SELECT 1 FROM queue_executions"
-    " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
-    f" AND {none_of('running', 'succeeded', 'duplicate')} AND subscription = ANY($1::text[]))"
+_OURS = "subscription = ANY($1::text[])"
+_SENT_OR_RUNNING = (
+    "EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
+    f" OR EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running' AND {_OURS})"
 )
+_AMONG = f"FROM queue_executions WHERE status IN ({{}}) AND {UNCOMMON} AND {_OURS}"
+_WAITING = _AMONG.format("'ready', 'queued', 'waiting_key', 'open'")
+_READY = _AMONG.format("'ready'")
+_BEHIND = _AMONG.format("'queued', 'waiting_key', 'open'")
+BUSY = f"SELECT {_SENT_OR_RUNNING} OR EXISTS (SELECT 1 {_WAITING})"
 """Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
+STUCK = (
+    f"SELECT CASE WHEN {_SENT_OR_RUNNING} OR EXISTS (SELECT 1 {_READY}) THEN 0"
+    f" ELSE (SELECT count(*) {_BEHIND}) END"
+)
+"""Where nothing is ready and nothing runs, a message that waits for its conversation or its key
+waits for a parked one, or for one whose copy is with the broker."""

@@ -397,6 +397,10 @@ class PostgresStore:
         ((busy,),) = await self.read(looks.BUSY, arrays.texts(list(subscriptions)))
         return not busy
 
+    async def stuck(self, subscriptions: Sequence[str]) -> int:
+        ((left,),) = await self.read(looks.STUCK, arrays.texts(list(subscriptions)))
+        return int(left)
+
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """A role's lease is its worker's: it is free as soon as that worker is not alive."""
         number = str(worker.worker_id)

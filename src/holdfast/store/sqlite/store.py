@@ -42,7 +42,7 @@ from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.fleet import Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import KNOWN_EFFECT, UNCOMMON, UNENDED, Ahead, crc, run_info
+from holdfast.store.stored import KNOWN_EFFECT, UNENDED, Ahead, crc, run_info
 
 from .claiming import Claiming
 from .claims import Claims, next_due
@@ -50,6 +50,7 @@ from .finish import Finisher
 from .keys import resolve_key
 from .lanes import advance_lane, own_source
 from .ledger import Entry, Ledger
+from .looks import BUSY, STUCK
 from .notices import NoticeWriter
 from .outbox_rows import OUTBOX
 from .parked import resume
@@ -62,19 +63,6 @@ log = logging.getLogger("holdfast.store")
 
 _PRIORITIES = (3, 2, 1, 0)
 NOTHING_EXPIRES = 0
-_OURS = "IN (SELECT value FROM json_each(?1))"
-BUSY = (
-    # A worker that drains asks this over and over, with all history in the table: each part is
-    # answered by an index. UNCOMMON repeats the words of a partial one, or SQLite would not use it.
-    f"SELECT CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue {_OURS}) THEN 1"
-    f" WHEN EXISTS (SELECT 1 FROM outbox WHERE queue_name {_OURS}) THEN 1"
-    f" WHEN EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running'"
-    f" AND subscription {_OURS}) THEN 1"
-    " ELSE EXISTS (SELECT 1 FROM queue_executions"
-    " WHERE status IN ('ready', 'queued', 'waiting_key', 'open')"
-    f" AND {UNCOMMON} AND subscription {_OURS}) END"
-)
-"""Does anything of these subscriptions wait, run or come due later (parked messages aside)?"""
 KNOWN = (
     f"SELECT q.tenant_id, q.subscription, q.message_id FROM queue_executions q WHERE {KNOWN_EFFECT}"
 )
@@ -451,13 +439,14 @@ class SqliteStore:
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Nothing waits, runs or is due later (parked messages aside)."""
+        return not await self._looked(BUSY, subscriptions)
+
+    async def stuck(self, subscriptions: Sequence[str]) -> int:
+        return await self._looked(STUCK, subscriptions)
+
+    async def _looked(self, sql: str, subscriptions: Sequence[str]) -> int:
         marks = msgspec.json.encode(list(subscriptions)).decode()
-
-        def op(conn: sqlite3.Connection) -> bool:
-            busy = conn.execute(BUSY, (marks,)).fetchone()[0]
-            return not busy
-
-        return await self.file.read(op)
+        return int(await self.file.read(lambda conn: conn.execute(sql, (marks,)).fetchone()[0]))
 
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """A role's lease is its worker's: it is free as soon as that worker is not alive."""
