@@ -19,7 +19,7 @@ from holdfast.core.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from holdfast.sqlite.file import translate as of_sqlite
+from holdfast.sqlite.faults import translate as of_sqlite
 from holdfast.store.halving import commit_in_halves
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.failures import translate as of_postgres
