@@ -59,6 +59,7 @@ class Existing(NamedTuple):
     held: str
     sha256: bytes | None
     """None: it ended before a copy of it came."""
+    event_name: str | None
     epoch: int
     attempt: int
     crashes: int
@@ -130,7 +131,7 @@ def max_rowid(conn: sqlite3.Connection) -> int:
 def find(conn: sqlite3.Connection, sub: Subscription, message: Message) -> Existing | None:
     """The row of a message, by its identity."""
     found = conn.execute(
-        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes, history"
+        "SELECT rowid, status, held, body_sha256, event_name, epoch, attempt, crashes, history"
         " FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
         (message.tenant_id, sub.name, message.id),
     ).fetchone()
