@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from holdfast.brokers.registry import make_broker
+from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.channels import GRACE_S, form_for, make_channel, subscribers_of
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
@@ -52,7 +53,7 @@ from holdfast.key_memory import shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
 from holdfast.storage import Storage, storage_of
-from holdfast.sync_loop import LoopThread
+from holdfast.sync_loop import LoopThread, beside_the_loop
 
 log = logging.getLogger("holdfast.app")
 
@@ -264,13 +265,16 @@ class App:
         """
         if self._store is not None:
             return
-        await asyncio.to_thread(self.storage.ensure)
+        await beside_the_loop(self.storage.ensure)
         self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
         if isinstance(broker, Renews):
             broker.renew_by(self._broker_url_now)
         self._consumer = f"{self.name}@{socket.gethostname()}:{os.getpid()}"
         if isinstance(broker, NamesConsumers):
             self._consumer = broker.name_consumer(self._consumer)
+        if isinstance(broker, SqliteBroker):
+            # A little less than the sender's own limit: the broker can say what it waited for.
+            broker.publish_within_s = 0.9 * self.config.send_timeout_s
         store = self.storage.make_store(
             broker,
             clock=self.clock,

@@ -295,16 +295,18 @@ async def work(
     configure_logs(level=log_level or app.config.log.level, format=app.config.log.format)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     async with app:
+        # Before this nothing has begun, so a signal may end the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
         worker = app.worker(
             solo=solo,
             relays=relays_of(app, spawn_solo=not solo, carry=not solo, terminal=terminal),
             end_process=_give_way,
         )
         identify(lambda: worker.worker.worker_id)
-        await worker.begin()
+        if not await _begins(worker, stop):
+            return os.EX_OK
         _tune_interpreter()
         if report is not None:
             report.up()
@@ -328,6 +330,21 @@ async def work(
             # this process is gone, so it must not wait for them.
             _exit(code)
     return code
+
+
+async def _begins(worker: EngineWorker, stop: asyncio.Event) -> bool:
+    """Start the worker. False: it was told to stop while it waited for the store."""
+    starting = asyncio.create_task(worker.begin())
+    told = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        await worker.drain(0.0)
+        return False
+    await starting
+    return True
 
 
 async def _no_suspects(app: App, worker: EngineWorker) -> None:

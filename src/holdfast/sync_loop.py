@@ -1,13 +1,43 @@
-"""A loop in a thread: the async API for code without a loop of its own."""
+"""A loop in a thread, for code without a loop of its own; and a thread beside a loop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def beside_the_loop(work: Callable[[], T]) -> T:
+    """`asyncio.to_thread` in a daemon thread: it does not keep an interrupted process from ending.
+
+    Only for work that may be cut off at any point.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def resolve(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            raised = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(resolve, result, raised)
+
+    threading.Thread(target=run, name="holdfast-beside", daemon=True).start()
+    return await future
 
 
 class LoopThread:

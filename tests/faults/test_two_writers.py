@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast.sqlite.file import close_file, open_file
 from holdfast.store.migrate import ensure_schema
 from tests.conftest import ALLOWANCE, SOAK
 
@@ -18,6 +19,7 @@ SECONDS = 20.0 if SOAK else 3.0
 WRITER = Path(__file__).with_name("busy_writer.py")
 SHARE = (0.4, 0.6)
 P99_MS = 50.0
+OPENINGS = 3000 if SOAK else 300
 
 
 def test_neither_of_two_writers_starves(home: Path) -> None:
@@ -54,3 +56,21 @@ def test_neither_of_two_writers_starves(home: Path) -> None:
 def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
+
+
+def test_a_file_that_others_write_to_is_never_called_damaged(home: Path) -> None:
+    """Witness and database are compared without the write lock, in the midst of commits."""
+    database = home / "holdfast.db"
+    ensure_schema(database)
+    command = [sys.executable, str(WRITER), str(database), "600"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        try:
+            assert _pipe(writer.stdout).readline() == "ready\n"
+            _pipe(writer.stdin).write("go\n")
+            _pipe(writer.stdin).flush()
+            for _ in range(OPENINGS):
+                close_file(open_file(database))
+        finally:
+            writer.kill()

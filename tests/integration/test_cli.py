@@ -392,6 +392,26 @@ def test_strict_sends_nothing_if_one_line_is_wrong(home: Path):
     assert call("send", "--file", str(file), "--strict").stdout == "sent 3\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor"],
+        ["stats"],
+        ["send", "--type", "good"],
+        ["run", TARGET],
+        ["config", "show"],
+        ["dlq", "list"],
+    ],
+)
+def test_a_password_that_is_not_escaped_is_never_printed(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLDFAST__STORE", "postgresql://u:SECRET/y@127.0.0.1:1/db")
+    result = process(*arguments)
+    assert "SECRET" not in result.stdout + result.stderr
+    assert "internal error" not in result.stderr
+
+
 def test_sending_to_a_memory_broker_is_refused(home: Path):
     Path("holdfast.yaml").write_text("broker: memory://\n")
     result = call("send", "--type", "x", code=Exit.UNAVAILABLE)

@@ -484,7 +484,10 @@ async def test_an_id_that_was_used_for_something_else_is_buried() -> None:
     await trigger.stop()
     assert kit.runtime.events.count == 1
     ((dead, reason),) = kit.adapter.get_dlq()
-    assert (dead.body, reason) == (b"2", "message id a was used before, with another payload")
+    assert (dead.body, reason) == (
+        b"2",
+        "message id a was used before, with another payload or type",
+    )
 
 
 @pytest.mark.parametrize(

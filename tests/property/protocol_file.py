@@ -116,7 +116,13 @@ class InlineFile:
         """What the disk may hold after one: the last synced commit, and each one since."""
         self._rollback_hooks: list[Callable[[], None]] = []
 
-    async def write(self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
+    async def write(
+        self,
+        op: Callable[[sqlite3.Connection], T],
+        *,
+        durable: bool = True,
+        within_s: float | None = None,
+    ) -> T:
         fault, self.fault = self.fault, Fault.NONE
         self.committed, self.result = False, None
         self._sync_wanted = durable
@@ -143,6 +149,9 @@ class InlineFile:
 
     async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
         return op(self.conn)
+
+    def report_long_wait(self) -> None:
+        """Nobody waits for a turn here."""
 
     def on_rollback(self, hook: Callable[[], None]) -> None:
         self._rollback_hooks.append(hook)

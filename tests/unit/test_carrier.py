@@ -189,21 +189,25 @@ async def test_a_wait_is_kept_by_the_alarm_though_the_take_did_not_see_it(desk: 
     ("error", "least_s", "most_s"),
     [
         (TemporaryError("503", retry_after_s=300.0), 300, 301),
+        (RateLimited("429", retry_after_s=300.0), 300, 301),
         (SendUnknown("504", retry_after_s=300.0), 300, 301),
         (TemporaryError("503", retry_after_s=1.0), 5, 6),
         (TemporaryError("503", retry_after_s=1e9), LONGEST_WAIT_S, LONGEST_WAIT_S + 1),
         (RateLimited("429", retry_after_s=1e9), LONGEST_WAIT_S, LONGEST_WAIT_S + 1),
     ],
 )
+@pytest.mark.parametrize("scale", [1.0, 0.01, 10.0])
 async def test_a_failure_waits_as_long_as_the_other_side_asks(
-    desk: Desk, error: Exception, least_s: float, most_s: float
+    desk: Desk, error: TemporaryError, least_s: float, most_s: float, scale: float
 ) -> None:
-    """But not less than by the table, and no longer than a day."""
+    """But not less than by the table, and no longer than a day. `wait_scale` is for the table."""
+    if scale != 1.0 and error.retry_after_s != 300.0:
+        pytest.skip("the table's own wait")
     told: list[float] = []
     desk.store.on_events(
         lambda entries: told.extend(data["wait_s"] for *_, data in entries if "wait_s" in data)
     )
-    desk.carry(Script("chat", error), policy=Policy())
+    desk.carry(Script("chat", error), policy=Policy(wait_scale=scale))
     await desk.put()
     await desk.settled.wait_for(lambda kind: kind == "delivery.waiting", timeout=30)
     assert least_s <= told[0] <= most_s
@@ -219,7 +223,7 @@ async def test_six_failures_are_the_end_and_keep_their_reason(desk: Desk) -> Non
 
 
 async def test_being_told_to_wait_costs_nothing(desk: Desk) -> None:
-    desk.carry(Script("chat", *[RateLimited("slow down", retry_after_s=1.0)] * 9))
+    desk.carry(Script("chat", *[RateLimited("slow down", retry_after_s=0.01)] * 9))
     await desk.put()
     row = await desk.ends()
     assert (row["retry_count"], row["calls"]) == (0, 10)

@@ -370,6 +370,11 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("worker: !!python/object:os.system {}", "means nothing here; remove it"),
         ("? [a]\n: 1", "a key must be a text"),
         ("worker: {<<: 5}", "`<<` takes a section"),
+        ('retry: {max_retries: "\\ud800"}', "max_retries: holds half of a character"),
+        ('home: "\\ud800"', "holdfast.yaml:1: home: holds half of a character"),
+        ('broker: "redis://\\udfff"', "broker: holds half of a character"),
+        ('queues: {"a\\ud800": {}}', "queues: a key holds half of a character"),
+        ('channels: {a: {kind: webhook, options: ["\\ud800"]}}', "holds half of a character"),
     ],
 )
 def test_what_is_said_about_a_mistake(problems, text, said):
@@ -592,6 +597,13 @@ def test_a_wrong_variable_is_named(problems, name, said):
     [problem] = problems(None, {name: "1"})
     assert problem.startswith(name + ": ")
     assert said in problem
+
+
+@pytest.mark.parametrize("name", ["HOLDFAST_HOME", "HOLDFAST__RETRY__MAX_RETRIES"])
+def test_a_variable_with_half_of_a_character_is_a_mistake(problems, name):
+    """Bytes of the environment that are no UTF-8 come as such."""
+    (said,) = problems("", {name: "\udcff"})
+    assert "holds half of a character" in said
 
 
 def test_home_by_its_two_names(load, problems, tmp_path):

@@ -176,7 +176,7 @@ def test_a_refusal_for_good_is_not_repeated(
 def test_a_limit_of_the_channel_costs_no_attempt(
     queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
 ) -> None:
-    limited = [RateLimited("slow down", retry_after_s=5.0) for _ in range(8)]
+    limited = [RateLimited("slow down", retry_after_s=0.01) for _ in range(8)]
     channel = Channel(*limited)
     delivery = queue.enqueue("telegram", "1", "a")
     seen: list[int] = []
@@ -495,8 +495,11 @@ def test_whoever_asks_for_more_time_with_its_failure_gets_it(
     caplog: pytest.LogCaptureFixture,
     kind: type[TemporaryError | SendUnknown],
 ) -> None:
-    """It costs an attempt all the same, and a wait of the table that is longer holds."""
-    channel = Channel(kind("HTTP 503", retry_after_s=90.0), kind("HTTP 503", retry_after_s=1.0))
+    """It costs an attempt all the same, and a wait of the table that is longer holds.
+
+    `wait_scale` shortens the waits of the table alone.
+    """
+    channel = Channel(kind("HTTP 503", retry_after_s=0.4), kind("HTTP 503", retry_after_s=0.001))
     delivery = queue.enqueue("telegram", "1", "a")
     waits: list[float] = []
 
@@ -510,9 +513,9 @@ def test_whoever_asks_for_more_time_with_its_failure_gets_it(
     run(send, wait_scale=0.002)
     assert channel.wait_for(1) == ["a"]
     emptied(queue)
-    assert waits[0] >= 90.0 * 0.002 * 0.99
+    assert waits[0] >= 0.4 * 0.99
     assert waits[1] >= 25.0 * 0.002 * 0.99
-    assert "(HTTP 503), retry 1, backoff 90s" in caplog.text
+    assert "(HTTP 503), retry 1, backoff 5s" in caplog.text
     assert "(HTTP 503), retry 2, backoff 25s" in caplog.text
 
 

@@ -339,6 +339,30 @@ def test_folders_and_foreign_files_are_nobodys_business(queue: DeliveryQueue) ->
     }
 
 
+@pytest.mark.parametrize(
+    ("before", "edited", "given_up"),
+    [
+        ({"retry_count": 5, "max_retries": 5}, {"retry_count": 0, "max_retries": 50}, False),
+        ({"retry_count": 5, "max_retries": 5}, {"retry_count": 5, "max_retries": 6}, False),
+        ({"retry_count": 0, "max_retries": 5}, {"retry_count": 5, "max_retries": 5}, True),
+        ({"retry_count": 0, "max_retries": 5}, {"retry_count": 0, "max_retries": 0}, True),
+    ],
+)
+def test_a_failure_is_counted_by_the_file_that_was_edited_meanwhile(
+    queue: DeliveryQueue, before: dict[str, int], edited: dict[str, int], given_up: bool
+) -> None:
+    put = queue.enqueue("telegram", "1", "a")
+    path = queue.queue_dir / f"{put.id}.json"
+    path.write_text(json.dumps({**put.to_dict(), **before}))
+    sending = queue.begin(put.id)
+    assert sending is not None
+    path.write_text(json.dumps({**json.loads(path.read_text()), **edited}))
+    queue.fail(sending, "away")
+    (found,) = queue.load_failed() if given_up else queue.load_pending()
+    assert found.retry_count == sending.retry_count == edited["retry_count"] + 1
+    assert found.max_retries == sending.max_retries == edited["max_retries"]
+
+
 def test_an_edit_is_seen_and_a_removed_file_does_not_come_back(queue: DeliveryQueue) -> None:
     delivery = queue.enqueue("telegram", "1", "a")
     (known,) = queue.load_pending()

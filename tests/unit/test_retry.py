@@ -40,6 +40,10 @@ def never() -> float:
 
 def test_waits_grow_by_the_factor_up_to_the_limit() -> None:
     policy = RetryPolicy(max_retries=3, base_delay=1.0, max_delay=60.0, backoff_factor=2.0)
+    assert policy == RetryPolicy(3, 1.0, 60.0, 2.0), "the order of the constructor's parameters"
+    assert RetryPolicy(4, 1.5, 50.0, 3.0) == RetryPolicy(
+        max_retries=4, base_delay=1.5, max_delay=50.0, backoff_factor=3.0
+    )
     assert [policy.get_delay(n) for n in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert policy.get_delay(100_000) == 60, "a power too large for a number is the limit"
 

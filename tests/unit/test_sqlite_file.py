@@ -20,7 +20,6 @@ from holdfast.core.message import Message
 from holdfast.core.outcome import Done, Retry
 from holdfast.core.store import Finished, Worker
 from holdfast.engine.decoder import decoder
-from holdfast.sqlite import file as file_module
 from holdfast.sqlite.file import SqliteFile, close_file, open_file
 from holdfast.sqlite.timebase import TimeBase
 from holdfast.store.migrate import ensure_schema
@@ -98,12 +97,11 @@ def test_what_is_committed_is_never_called_a_failure(
     file: SqliteFile, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint that finds no room comes after the commit: the caller must not write again."""
-    monkeypatch.setattr(file_module, "CHECKPOINT_FRAMES", 1)
 
     def no_room(conn: sqlite3.Connection) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(file, "_checkpoint_if_long", no_room)
+    monkeypatch.setattr(file._log, "checkpoint_if_long", no_room)
     file.write_sync(insert)
     close_file(file)
     with closing(sqlite3.connect(database)) as conn:

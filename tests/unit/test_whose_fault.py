@@ -13,13 +13,14 @@ import pytest
 from psycopg import errors
 
 from holdfast.core.errors import (
+    ConfigError,
     SchemaMismatch,
     StoreCorrupt,
     StoreError,
     StoreFull,
     StoreUnavailable,
 )
-from holdfast.sqlite.file import translate as of_sqlite
+from holdfast.sqlite.faults import translate as of_sqlite
 from holdfast.store.halving import commit_in_halves
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.failures import translate as of_postgres
@@ -145,3 +146,35 @@ async def test_a_lack_of_memory_is_nobodys() -> None:
 
     with pytest.raises(StoreUnavailable, match="memory"):
         await commit_in_halves(["a", "b"], commit, alone)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:SECRET/y@host/db",
+        "postgresql://u:SECRET/SECRET@host:5432/db",
+        "postgresql://u:1234SECRET/y@host/db",
+        "postgresql://u:p@SECRET/y@host/db",
+        "postgresql://u:5432/SECRET@host/db",
+    ],
+)
+def test_a_password_that_is_not_escaped_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"write / as %2F") as refused:
+        Address.from_url(url)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:a%2Fb%40c@host:5433/db", "PostgreSQL db on host:5433"),
+        ("postgresql://one:5432,two:5433/db", "PostgreSQL db on one,two:5432,5433"),
+        ("postgresql://u@[::1]:5432/a%40b", "PostgreSQL a@b on ::1:5432"),
+        (
+            "postgresql:///db?host=/run/postgresql&port=5433",
+            "PostgreSQL db on /run/postgresql:5433",
+        ),
+    ],
+)
+def test_a_database_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert Address.from_url(url).shown == shown

@@ -100,6 +100,8 @@ class SqliteBroker:
         self._beat: Beat | None = None
         self._received = False
         self._closed = asyncio.Event()
+        self.publish_within_s: float | None = None
+        """Refuse messages that did not get their turn to be written within this time."""
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> SqliteBroker:
@@ -142,7 +144,9 @@ class SqliteBroker:
         failure: HoldfastError | None = None
         if good:
             try:
-                await self.file.write(lambda conn: self.publish_in(conn, queue, good))
+                await self.file.write(
+                    lambda conn: self.publish_in(conn, queue, good), within_s=self.publish_within_s
+                )
             except StoreError as error:
                 failure = error
         return [Result(id=item.id, error=refused.get(n, failure)) for n, item in enumerate(batch)]

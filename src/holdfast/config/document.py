@@ -15,7 +15,7 @@ import yaml
 
 from .secret import is_secret_name
 from .substitution import substitute
-from .tree import Node, Problems, Where, join, last_name
+from .tree import BROKEN_TEXT, Node, Problems, Where, is_broken_text, join, last_name
 
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
@@ -186,6 +186,9 @@ class _Builder:
                 self.problems.add(Where(self.name, line), path, "a key must be a text")
                 continue
             key = str(key_node.value)
+            if is_broken_text(key):
+                self.problems.add(Where(self.name, line), path, f"a key {BROKEN_TEXT}")
+                continue
             if not path and self.only not in (None, key):
                 continue
             if key in own:
@@ -222,6 +225,9 @@ class _Builder:
         done = substitute(node.value, self.variables, self.folder)
         for problem in done.problems:
             self.problems.add(where, path, problem)
+        if not done.problems and is_broken_text(done.text):
+            self.problems.add(where, path, BROKEN_TEXT)
+            return Node(value=None, where=where, broken=True)
         if done.problems:
             return Node(value=None, where=where, broken=True)
         if done.used:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import msgspec
 
 from .secret import is_secret_name, protect
-from .tree import Node, Problems, Where, join, last_name, shown
+from .tree import BROKEN_TEXT, Node, Problems, Where, is_broken_text, join, last_name, shown
 
 S = TypeVar("S", bound=msgspec.Struct)
 _FAILED: Any = object()
@@ -123,7 +123,10 @@ class Reader:
 
     def read(self, node: Node, declared: Any, path: str, default: Any = None) -> Any:
         """The value of a field, or `_FAILED` after a mistake."""
-        if node.broken:
+        broken = is_broken_text(node.value)  # from the environment; the file's were found before
+        if broken:
+            self.problems.add(node.where, path, BROKEN_TEXT)
+        if broken or node.broken:
             return _FAILED
         shape = shape_of(declared)
         if node.value is None and shape.kind in ("map", "list"):

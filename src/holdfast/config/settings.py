@@ -69,7 +69,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Span = 60.0
     """A call without an answer for so long is given up; the reply may have arrived."""
     wait_scale: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
-    """Times the waits between attempts: 5 s, 25 s, 2 min, 10 min, 10 min."""
+    """Multiplies the waits between attempts (5 s, 25 s, 2 min, 10 min, 10 min), but not a wait that
+    the other side asked for (`Retry-After`)."""
     on_unknown: Literal["resend", "hold"] = "resend"
     """A reply that may have arrived: resend it, marked, or hold it until a person decides."""
     tenant_per_minute: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None

@@ -63,6 +63,22 @@ class Node(msgspec.Struct, kw_only=True):
         return self.text is not None
 
 
+BROKEN_TEXT = (
+    "holds half of a character (a lone surrogate, such as \\ud800), which is no text; remove it"
+)
+
+
+def is_broken_text(value: Any) -> bool:
+    """Whether this is a text that no file, terminal or database can hold."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def join(path: str, key: str | int) -> str:
     """The path of a value below `path`: `a.b`, `a[0]`, `a["odd key"]`."""
     if isinstance(key, int):

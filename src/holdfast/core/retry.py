@@ -15,13 +15,22 @@ LONGEST_S = 31_536_000.0
 """No wait is longer than a year, whatever an upstream asks for."""
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long to wait. `max_retries` counts retries after the first attempt."""
+class _Backoff(msgspec.Struct, frozen=True):
+    """The settings that may be given by position."""
 
     max_retries: int = 3
     base_delay: float = 1.0
     max_delay: float = 60.0
     backoff_factor: float = 2.0
+
+
+class RetryPolicy(_Backoff, frozen=True, kw_only=True):
+    """How often and how long to wait. `max_retries` counts retries after the first attempt.
+
+    `RetryPolicy(3, 1.0, 60.0, 2.0)` names the first four by position: max_retries, base_delay,
+    max_delay, backoff_factor.
+    """
+
     table: tuple[float, ...] = ()
     """Waits in seconds, used instead of the exponential ones; the last one repeats."""
     jitter: float = 0.1

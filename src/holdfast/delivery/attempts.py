@@ -94,7 +94,7 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
         breaker.cancelled()
         raise
     except RateLimited as error:  # it is there, and says so
-        told_s = _asked_s(error, route.policy) or wait_s(1, route.policy)
+        told_s = asked_s(error) or wait_s(1, route.policy)
         blocks = route.widest if error.whole_channel else route.narrowest
         result = Again(error=_said(error), wait_s=told_s, costs=False, blocks=blocks)
     except FinalError as error:
@@ -181,7 +181,7 @@ def _after_failure(reply: Outbound, error: Exception, route: Route) -> Result:
     is_down = route.breaker.is_open
     return Again(
         error=_said(error),
-        wait_s=max(spread_s(reply, count, policy), _asked_s(error, policy)),
+        wait_s=max(spread_s(reply, count, policy), asked_s(error)),
         in_doubt=unknown,
         blocks=route.destination if is_down else None,
         block_s=route.breaker.next_probe_s if is_down else None,
@@ -197,10 +197,6 @@ def spread_s(reply: Outbound, count: int, policy: Policy) -> float:
     """The same and a little more: what failed together returns apart."""
     share = zlib.crc32(f"{reply.id}/{count}".encode()) / 0xFFFFFFFF
     return wait_s(count, policy) * (1 + JITTER * share)
-
-
-def _asked_s(error: Exception, policy: Policy) -> float:
-    return asked_s(error) * policy.wait_scale
 
 
 def _place(destination: Limit) -> str:

@@ -124,6 +124,7 @@ class DeliveryQueue:
     ) -> None:
         """It did not arrive: wait for the next attempt, or give up after the last one.
 
+        The file decides, as it is now: somebody may have edited its numbers during the attempt.
         `unknown`: it may have arrived; the next attempt is marked as a repeat. `not_before`: the
         other side asked to be left alone until then, if that is later than the table says.
         """
@@ -138,8 +139,11 @@ class DeliveryQueue:
                 _end_attempt(now)
 
         with whole_files.alone(self.queue_dir):
-            self._change(delivery, failed)
-            if delivery.retry_count > delivery.max_retries:
+            now = self._change(delivery, failed)
+            if now is None:
+                return
+            delivery.retry_count, delivery.max_retries = now.retry_count, now.max_retries
+            if now.retry_count > now.max_retries:
                 self._give_up(delivery.id)
 
     def fail_for_good(self, delivery: QueuedDelivery, error: str, *, unknown: bool = False) -> None:
@@ -316,16 +320,19 @@ class DeliveryQueue:
         whole_files.write(folder / f"{delivery.id}.json", delivery.to_bytes())
         whole_files.sync(folder)
 
-    def _change(self, delivery: QueuedDelivery, change: Callable[[QueuedDelivery], None]) -> None:
+    def _change(
+        self, delivery: QueuedDelivery, change: Callable[[QueuedDelivery], None]
+    ) -> QueuedDelivery | None:
         """Change the delivery, and its file as it is now: somebody may have edited it meanwhile.
 
-        A file that was taken out of the folder does not come back.
+        Returns what the file says then. A file that was taken out of the folder does not come back.
         """
         change(delivery)
         now = self.read(delivery.id)
         if now is not None:
             change(now)
             self._write_atomic(now)
+        return now
 
     def _give_up(self, delivery_id: str) -> None:
         _move(self._path(delivery_id), self.failed_dir)

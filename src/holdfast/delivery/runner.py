@@ -43,7 +43,8 @@ class DeliveryRunner:
     """
 
     def __init__(self, queue: DeliveryQueue, send_fn: SendFn, *, wait_scale: float = 1.0) -> None:
-        """`wait_scale` shortens the waits between attempts, for tests and for the impatient."""
+        """`wait_scale` multiplies the waits between attempts. It leaves a wait alone that the
+        other side asked for (`retry_after_s`)."""
         self.queue = queue
         self.send_fn = send_fn
         self._scale = wait_scale
@@ -147,8 +148,8 @@ class DeliveryRunner:
         try:
             self._call(delivery)
         except RateLimited as error:
-            wait_s = asked_s(error) or compute_backoff_ms(1) / 1000
-            until = time.time() + wait_s * self._scale
+            wait_s = asked_s(error) or compute_backoff_ms(1) / 1000 * self._scale
+            until = time.time() + wait_s
             self.queue.put_off(delivery, until, str(error), unknown=self._sent_in_part(delivery))
             log.warning("[delivery] waits: %s (%s), %.0fs", name, error, wait_s)
             return delivery
@@ -162,7 +163,7 @@ class DeliveryRunner:
                 delivery,
                 str(error) or type(error).__name__,
                 unknown=isinstance(error, SendUnknown) or self._sent_in_part(delivery),
-                not_before=time.time() + more_s * self._scale if more_s else 0.0,
+                not_before=time.time() + more_s if more_s else 0.0,
             )
             if delivery.retry_count <= delivery.max_retries:
                 wait_s = max(compute_backoff_ms(delivery.retry_count) / 1000, more_s)

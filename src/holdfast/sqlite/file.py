@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import errno
 import logging
-import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from holdfast.core.errors import StoreCorrupt, StoreUnavailable
 
+from .faults import is_full, refuse_network, translate
+from .holders import who_writes, why_no_turn
 from .liveness import sweep
+from .log import WriteAheadLog
 from .timebase import TimeBase
-from .turnstile import Turnstile
+from .turnstile import Turnstile, no_turn
 from .wake import OUTGOING, WORK, Wake
 from .witness import Witness
 
@@ -29,11 +31,18 @@ Op = Callable[[sqlite3.Connection], T]
 
 log = logging.getLogger("holdfast.sqlite")
 
-CHECKPOINT_FRAMES = 2000
-"""Pages in the log after which it is copied into the database, by whoever just wrote."""
 MAX_JOBS = 64
+TURN_WAIT_S = 10.0
+"""How long a command, or a worker that registers, waits for its turn to write."""
+LONG_WAIT_S = 5.0
+"""A worker that has waited this long for its turn to write logs which process holds the lock."""
+CLOSE_WAIT_S = 3.0
+"""How long the last user of a file waits at its end for a turn to write what was asked for."""
+UNWANTED_WAIT_S = 1.0
+"""The same, if all who asked for something have been cancelled."""
+LOG_LIMIT = 64 * 1024 * 1024
+"""Bytes of the log's file that are kept when SQLite starts it over."""
 IDLE_READERS = 2
-_NETWORK = ("nfs", "cifs", "smb", "fuse.sshfs", "ceph", "gluster", "lustre", "afs")
 _FULL, _NORMAL = "FULL", "NORMAL"
 
 
@@ -74,7 +83,13 @@ class SqliteFile:
         self._sync_wanted = False
         self._sync = ""
         self._commits = 0
-        self._shm_fd: int | None = None
+        self._log = WriteAheadLog(path)
+        self._turn: list[_Job] = []
+        """The jobs of the transaction that runs, or that waits for its turn."""
+        self._waits_since: float | None = None
+        """When the writer thread began to wait for its turn; None while it has it."""
+        self._given_up = False
+        self._held_up = False
         self._waiters: dict[bytes, weakref.WeakSet[asyncio.Event]] = {
             WORK: weakref.WeakSet(),
             OUTGOING: weakref.WeakSet(),
@@ -95,23 +110,35 @@ class SqliteFile:
 
     # -- what callers use -------------------------------------------------------------------------
 
-    async def write(self, op: Op[T], *, durable: bool = True) -> T:
+    async def write(self, op: Op[T], *, durable: bool = True, within_s: float | None = None) -> T:
         """Run `op` in the next transaction; returns once committed (and synced, if `durable`).
 
         `op` is undone and run again should another operation of the same transaction fail or ask
         for `sync_commit`, or somebody set the clock meanwhile.
         A cancelled caller does not stop its operation: what was asked for is done.
+        `within_s`: if the transaction does not get its turn in time, `op` is withdrawn, and
+        StoreUnavailable names the process that holds the lock.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._submit(_Job(op, durable, future, loop))
+        job = _Job(op, durable, future, loop)
+        self._submit(job)
+        if within_s is not None:
+            try:
+                await asyncio.wait([future], timeout=within_s)
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+            if not future.done() and self._withdraw(job):
+                why = await asyncio.to_thread(no_turn, self.path, within_s)
+                raise StoreUnavailable(f"{why}. Nothing was written")
         return await future
 
-    def write_sync(self, op: Op[T], *, durable: bool = True, timeout: float | None = None) -> T:
+    def write_sync(self, op: Op[T], *, durable: bool = True) -> T:
         """`write` for code without an event loop."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._submit(_Job(op, durable, future, None))
-        return future.result(timeout)
+        return future.result()
 
     def read_sync(self, op: Op[T]) -> T:
         """Run `op` on a connection of its own, seeing what is committed; it cannot write."""
@@ -204,6 +231,17 @@ class SqliteFile:
                 self._loop.remove_reader(listener.fileno())
             self._loop = None
 
+    def report_long_wait(self) -> None:
+        """Log that this process has waited for its turn to write for long, and when that ends."""
+        since = self._waits_since
+        waited = 0.0 if since is None else time.monotonic() - since
+        if waited >= LONG_WAIT_S and not self._held_up:
+            self._held_up = True
+            log.warning("%s. This process keeps waiting", no_turn(self.path, round(waited)))
+        elif waited < LONG_WAIT_S and self._held_up:
+            self._held_up = False
+            log.warning("%s can be written again", self.path)
+
     def tidy(self, alive: Collection[int]) -> int:
         """Remove what dead processes left beside the file, given the workers known to be alive."""
         return sweep(self.workers_folder, alive) + self._wake.sweep()
@@ -222,16 +260,30 @@ class SqliteFile:
             with self._ready:
                 while not self._jobs and not self._closing:
                     self._ready.wait()
-                jobs, self._jobs = self._jobs[:MAX_JOBS], self._jobs[MAX_JOBS:]
-                if not jobs and self._closing:
+                self._turn, self._jobs = self._jobs[:MAX_JOBS], self._jobs[MAX_JOBS:]
+                if not self._turn and self._closing:
                     return
+                self._waits_since = time.monotonic()
             try:
-                self._transaction(jobs)
+                self._transaction(self._turn)
             except BaseException as error:
                 translated = translate(error, self.path)
-                for job in jobs:
+                for job in self._turn:
                     job.error = job.error or translated
-            self._answer(jobs)
+            self._waits_since = None
+            if self._given_up:
+                self._close_all()
+                return
+            self._answer(self._turn)
+
+    def _withdraw(self, job: _Job) -> bool:
+        """Take back an operation that has not begun. False: it has."""
+        with self._ready:
+            waiting = self._jobs if job in self._jobs else self._turn
+            if job not in waiting or (waiting is self._turn and self._waits_since is None):
+                return False
+            waiting.remove(job)
+            return True
 
     def _transaction(self, jobs: list[_Job]) -> None:
         durable = any(job.durable for job in jobs)
@@ -263,7 +315,7 @@ class SqliteFile:
         try:
             if durable:
                 self._witness.write(self._commits, self.ledger_head)
-            self._checkpoint_if_long(conn)
+            self._log.checkpoint_if_long(conn)
         except (sqlite3.Error, OSError) as error:
             log.warning("%s: committed, but not checkpointed: %s", self.path, error)
 
@@ -287,6 +339,8 @@ class SqliteFile:
         self._wake_wanted = b""
         self._sync_wanted = False
         conn.execute("BEGIN IMMEDIATE")
+        with self._ready:  # from here on nothing is withdrawn
+            self._waits_since = None
         self._time.follow(conn)
 
     def _try_all(self, conn: sqlite3.Connection, jobs: list[_Job]) -> bool:
@@ -298,7 +352,7 @@ class SqliteFile:
             try:
                 job.result = job.op(conn)
             except BaseException as error:
-                if not conn.in_transaction or _is_full(error):
+                if not conn.in_transaction or is_full(error):
                     raise
                 return False
         return True
@@ -314,7 +368,7 @@ class SqliteFile:
             conn.execute("ROLLBACK TO op")
             conn.execute("RELEASE op")
             self._undone()
-            if _is_full(error):
+            if is_full(error):
                 raise
             job.error = translate(error, self.path)
             return
@@ -353,8 +407,7 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         refuse_network(self.path)
         try:
-            with self._turnstile:
-                self._check_witness()
+            self._check_witness()
             conn = sqlite3.connect(
                 self.path,
                 isolation_level=None,
@@ -364,6 +417,7 @@ class SqliteFile:
             )
             conn.execute("PRAGMA journal_mode=WAL")
             conn.execute("PRAGMA wal_autocheckpoint=0")
+            conn.execute(f"PRAGMA journal_size_limit={LOG_LIMIT}")
             conn.execute("PRAGMA cache_size=-16000")
             conn.execute("PRAGMA temp_store=MEMORY")
             # Debian's SQLite overwrites what is deleted with zeros: a tenth of a drain.
@@ -373,11 +427,13 @@ class SqliteFile:
         return conn
 
     def _check_witness(self) -> None:
-        # Read-only: closing a writable connection would copy what is left of a damaged log into the
-        # database and remove the log, and with it the bytes that a person could still read.
-        with contextlib.closing(self._reader()) as conn:
-            self._commits = int(conn.execute("SELECT commits FROM witness").fetchone()[0])
+        """Compare the witness with the database. Needs no write lock: its holder may stand still.
+
+        Other processes may commit meanwhile. They write the witness after the commit that it
+        counts, and both only grow, so a witness that is read first can never be ahead.
+        """
         witnessed = self._witness.read()
+        self._commits = self._count_commits()
         if witnessed is not None and witnessed > self._commits:
             gap = witnessed - self._commits
             raise StoreCorrupt(
@@ -385,37 +441,63 @@ class SqliteFile:
                 f"the last {gap} went missing (its log was cut or damaged). Nothing was opened. "
                 f"Restore the files from a copy, or run 'holdfast recover' to go on without them."
             )
-        if witnessed != self._commits:
-            self._witness.write(self._commits)
+        # A power cut may have left the witness behind. Whoever has the lock now writes it anyway.
+        if witnessed != self._commits and self._turnstile.try_enter():
+            with contextlib.ExitStack() as held:
+                held.push(self._turnstile)
+                self._witness.write(self._count_commits())
 
-    def _checkpoint_if_long(self, conn: sqlite3.Connection) -> None:
-        if self._frames() >= CHECKPOINT_FRAMES:
-            # Under the turnstile, like every write: SQLite up to 3.51.2 can lose commits when a
-            # checkpoint and a write meet.
-            conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-    def _frames(self) -> int:
-        """Valid frames in the log, from the header of the shared index (walformat, mxFrame)."""
-        if self._shm_fd is None:
-            try:
-                self._shm_fd = os.open(f"{self.path}-shm", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return 0
-        return int.from_bytes(os.pread(self._shm_fd, 4, 16), "little")
+    def _count_commits(self) -> int:
+        # Read-only: closing a writable connection would copy what is left of a damaged log into the
+        # database and remove the log, and with it the bytes that a person could still read.
+        with contextlib.closing(self._reader()) as conn:
+            return int(conn.execute("SELECT commits FROM witness").fetchone()[0])
 
     def _close_handles(self) -> None:
         self._turnstile.close()
         self._witness.close()
         self._wake.close()
-        if self._shm_fd is not None:
-            os.close(self._shm_fd)
-            self._shm_fd = None
+        self._log.close()
 
     def _close(self) -> None:
         with self._ready:
             self._closing = True
             self._ready.notify()
-        self._thread.join()
+        begun = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            if self._thread.is_alive() and self._give_up(time.monotonic() - begun):
+                return
+        self._close_all()
+
+    def _give_up(self, waited_s: float) -> bool:
+        """End without what was asked for, if its turn to be written does not come.
+
+        A stopped process gives no turn, and an interrupted command need not wait for long.
+        """
+        holder = who_writes(self.path) if self._waits_since is not None else None
+        with self._ready:
+            jobs = [*self._turn, *self._jobs]
+            wanted = any(not job.future.done() for job in jobs)
+            stopped = holder is not None and holder.stopped
+            limit = CLOSE_WAIT_S if wanted else UNWANTED_WAIT_S
+            if self._waits_since is None or (waited_s < limit and not stopped):
+                return False
+            self._given_up = True  # the writer thread closes everything when its turn comes
+            del self._turn[:], self._jobs[:]
+        if wanted:
+            log.warning(
+                "%d operations were not written to %s, which is closed. %s",
+                len(jobs),
+                self.path,
+                why_no_turn(self.path),
+            )
+        for job in jobs:
+            job.error = StoreUnavailable(f"{self.path} is closed")
+        self._answer(jobs)
+        return True
+
+    def _close_all(self) -> None:
         for reader in self._readers:
             reader.close()
         # Without a checkpoint at close: closing under others' writes would take a turn, and the
@@ -450,62 +532,6 @@ def close_file(file: SqliteFile) -> None:
             return
         _open.pop(file.path, None)
     file._close()
-
-
-def translate(error: BaseException, path: Path) -> BaseException:
-    """SQLite's errors in our words; other errors, and those of a single value, as they are."""
-    if not isinstance(error, sqlite3.Error | OSError) or isinstance(error, StoreError):
-        return error
-    text = str(error)
-    if _is_full(error):
-        return StoreFull(
-            f"no room left on the disk of {path}; nothing was written. Free some space"
-        )
-    if isinstance(error, sqlite3.DatabaseError) and (
-        "malformed" in text or "not a database" in text or "corrupt" in text
-    ):
-        return StoreCorrupt(
-            f"{path} is damaged ({text}). Restore it from a copy, or see 'holdfast recover'"
-        )
-    if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError) or _is_unbindable(error):
-        return error
-    return StoreUnavailable(f"{path} cannot be written just now: {text}")
-
-
-def refuse_network(path: Path) -> None:
-    """SQLite's locks do not hold on network file systems."""
-    best, kind = "", ""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return
-    folder = str(path.resolve().parent)
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        point = left.split()[4]
-        inside = folder == point or folder.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    if kind.startswith(_NETWORK):
-        raise StoreError(
-            f"{path} lies on a network file system ({kind}), where SQLite cannot keep its promise. "
-            "Set HOLDFAST_HOME to a folder on a local disk"
-        )
-
-
-def _is_full(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOSPC
-    if not isinstance(error, sqlite3.OperationalError):
-        return False
-    # The index of the log is a file of its own. SQLite calls it an I/O error when that cannot grow.
-    code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
-    return code == sqlite3.SQLITE_IOERR_SHMSIZE or "full" in str(error)
-
-
-def _is_unbindable(error: BaseException) -> bool:
-    """A value of a type that SQLite does not have; its driver says so, without a code."""
-    return isinstance(error, sqlite3.ProgrammingError) and "Error binding" in str(error)
 
 
 def _resolve_all(jobs: list[_Job]) -> None:

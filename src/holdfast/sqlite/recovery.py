@@ -28,7 +28,8 @@ from holdfast.core.events import RECOVERED
 from holdfast.core.ids import uuid7_bytes
 from holdfast.core.message import DEFAULT_TENANT
 
-from .file import translate
+from .faults import translate
+from .file import TURN_WAIT_S
 from .liveness import is_alive
 from .salvage import Saved, salvage
 from .turnstile import Turnstile
@@ -141,7 +142,10 @@ def recover(path: Path, *, accept_loss: bool) -> Report:
             "one; to go on without what is missing, say that the loss is accepted"
         )
     try:
-        with contextlib.closing(Turnstile(path)) as turnstile, turnstile:
+        with (
+            contextlib.closing(Turnstile(path)) as turnstile,
+            turnstile.within(TURN_WAIT_S),
+        ):
             copy = _copy_aside(path)
             _refuse_while_open(path, copy)
             saved = _rebuild(path, copy) if before.problems else []

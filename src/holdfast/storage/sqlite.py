@@ -207,6 +207,7 @@ class SqliteStorage:
             found.append(checks.check_schema(path))
             if found[-1].finding is Finding.OK:
                 found.append(checks.check_witness(path))
+                found += [checks.check_turn(path), checks.check_log(path)]
                 if deep:
                     found += [checks.check_integrity(path), checks.check_bodies(path)]
                 last = checks.last_event_us(path)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
-from holdfast.sqlite.file import translate
+from holdfast.sqlite.faults import translate
 
 log = logging.getLogger("holdfast.ledger")
 

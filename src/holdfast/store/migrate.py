@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import SchemaMismatch, StoreUnavailable
-from holdfast.sqlite.file import refuse_network, translate
+from holdfast.sqlite.faults import refuse_network, translate
+from holdfast.sqlite.holders import who_upgrades
 from holdfast.sqlite.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -149,8 +150,9 @@ def _locked(lock: Path, wait_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise StoreUnavailable(
-                        f"another process has been upgrading the schema for {wait_s:g} s "
-                        f"(it holds {lock}). Wait for it, or end it: stopping it does no harm."
+                        f"{who_upgrades(lock) or 'another process'} has been upgrading the schema "
+                        f"for {wait_s:g} s (it holds {lock}). Wait for it, or end it: stopping it "
+                        "does no harm."
                     ) from None
                 time.sleep(0.02)
         yield
@@ -172,7 +174,7 @@ def _migrate(path: Path, wait_s: float) -> None:
                 "Nothing was changed."
             )
         _prepare(conn, path, wait_s)
-        with turnstile:
+        with turnstile.within(wait_s):
             if not tables:
                 _run_spine(conn)
             if current_revision(path) != HEAD:

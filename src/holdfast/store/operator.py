@@ -18,6 +18,9 @@ from holdfast.core.text import storable
 
 log = logging.getLogger("holdfast.store")
 
+LEAVE_S = 1.0
+"""How long an operator whose work is done, or interrupted, tries to give back its worker number."""
+
 
 class _Roll(Protocol):
     """The part of a store that knows who is there."""
@@ -60,7 +63,10 @@ class Operator:
             with contextlib.suppress(asyncio.CancelledError):
                 await beating
         if worker is not None:
-            await self._roll.leave(worker)
+            # What was done is committed. A number that could not be given back is reaped.
+            with contextlib.suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._roll.leave(worker)
 
     async def _beat(self, worker: Worker) -> None:
         """A paced replay may take hours: stay alive, or the fleet declares this number dead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,6 +12,7 @@ from holdfast.core.broker import FLAT, Delivery, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import StoreCorrupt
+from holdfast.core.ids import derived_id
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.store import Candidate, Run
@@ -58,6 +59,42 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
     if message.idempotency_key is not None:
         return message.idempotency_key
     return message.id if sub.dedup_by_id else None
+
+
+class Known(Protocol):
+    """The columns of a stored row that tell one message from another with the same id."""
+
+    @property
+    def sha256(self) -> bytes | None: ...
+
+    @property
+    def event_name(self) -> str | None: ...
+
+    @property
+    def held(self) -> str: ...
+
+
+def what_differs(sub: Subscription, candidate: Candidate, message: Message, row: Known) -> str:
+    """What makes this another message than the row with its id: "payload", "type" or nothing.
+
+    A message without a type gets the one of the configuration, which may have changed since its
+    broker brought the first copy. That is no difference.
+    """
+    if row.sha256 is None:
+        return ""
+    if row.sha256 != candidate.sha256:
+        return "payload"
+    if row.event_name in (None, message.type):
+        return ""
+    return "" if row.held == "broker" and message.type == sub.default_type else "type"
+
+
+def conflicting(candidate: Candidate, message: Message, differs: str) -> tuple[str, str]:
+    """The id and the error text of the dead letter for a message whose id was used before."""
+    parts = [message.id, candidate.sha256.hex()]
+    if differs == "type":
+        parts.append(message.type)
+    return derived_id(*parts), f"message id {message.id} was used before, with another {differs}"
 
 
 class Ahead(NamedTuple):

@@ -45,6 +45,12 @@ class StoreConformance(StoreHarness):
     async def test_one_id_two_payloads(self) -> None:
         await self.check(store_claims.one_id_two_payloads)
 
+    async def test_one_id_two_types(self) -> None:
+        await self.check(store_claims.one_id_two_types)
+
+    async def test_a_copy_after_the_default_type_was_changed(self) -> None:
+        await self.check(store_claims.a_copy_after_the_default_type_was_changed)
+
     async def test_undecodable(self) -> None:
         await self.check(store_claims.undecodable)
 

@@ -168,7 +168,8 @@ class Announcer:
         candidate = self._decode(delivery_of(copy))
         if candidate.error is not None:
             return str(candidate.error)
-        return f"message id {copy.envelope.message_id} was used before, with another payload"
+        message_id = copy.envelope.message_id
+        return f"message id {message_id} was used before, with another payload or type"
 
     async def _bury(self, copy: Copy, reason: str, history: Sequence[Mapping[str, Any]]) -> None:
         metadata = {**copy.raw.metadata, "retry_history": [dict(entry) for entry in history]}

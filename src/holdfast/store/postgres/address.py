@@ -37,8 +37,25 @@ class Address(str):
             raise ConfigError(
                 ["store: the URL is none of PostgreSQL's; write postgresql://user@host:5432/name"]
             ) from None
+        if _splits_the_password(url, given):
+            # Host and port are parts of the password then, so neither is shown.
+            raise ConfigError(
+                [
+                    "store: the port in the URL is not a number, or an @ stands behind a /. "
+                    "In a password write / as %2F and @ as %40"
+                ]
+            )
         address = cls(make_conninfo(**{**_DEFAULTS, **given}))
         host = given.get("host") or given.get("hostaddr") or "localhost"
         port = f":{given['port']}" if given.get("port") else ""
         address.shown = f"PostgreSQL {given.get('dbname') or 'database'} on {host}{port}"
         return address
+
+
+def _splits_the_password(url: str, given: dict[str, Any]) -> bool:
+    """Whether the driver took what stands before an unescaped / for the host and the port."""
+    ports = str(given.get("port") or "").split(",")
+    if any(port and not port.isdecimal() for port in ports):
+        return True
+    place, _, rest = url.partition("://")[2].partition("/")
+    return ":" in place and "@" in rest.partition("?")[0]

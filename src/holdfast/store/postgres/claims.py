@@ -27,7 +27,7 @@ from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed
 from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet, no_handler, parked
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, Ahead, none_of
+from holdfast.store.stored import ENDED, Ahead, none_of, what_differs
 
 from . import arrays, ends, lanes, tasks
 from .approvals import approved_of
@@ -302,9 +302,9 @@ class Claims:
         delivery = candidate.delivery
         tx, sub = claim.tx, claim.sub
         answer = Answer.KNOWN
-        if row.sha256 is not None and row.sha256 != candidate.sha256:
+        if differs := what_differs(sub, candidate, message, row):
             claim.change.entries += await ends.id_conflict(
-                tx, sub, candidate, message, claim.worker_id
+                tx, sub, candidate, message, differs, claim.worker_id
             )
             answer = Answer.DEAD
         elif row.status in FINAL:

@@ -15,7 +15,7 @@ from holdfast.core.store import Candidate, Run
 from holdfast.core.text import storable
 from holdfast.store.letter import Letter, letter_of
 from holdfast.store.outcomes import final_data
-from holdfast.store.stored import body_info, crc
+from holdfast.store.stored import body_info, conflicting, crc
 
 from .arrays import moment
 from .database import Tx
@@ -89,17 +89,23 @@ async def _bytes_alone(
 
 
 async def id_conflict(
-    tx: Tx, sub: Subscription, candidate: Candidate, message: Message, worker_id: int
+    tx: Tx,
+    sub: Subscription,
+    candidate: Candidate,
+    message: Message,
+    differs: str,
+    worker_id: int,
 ) -> list[Entry]:
-    """The same id with another payload: kept under an id of its own."""
+    """The same id with another payload or type: kept under an id of its own."""
+    message_id, error = conflicting(candidate, message, differs)
     letter = Letter(
         tenant_id=message.tenant_id,
         subscription=sub.name,
-        message_id=derived_id(message.id, candidate.sha256.hex()),
+        message_id=message_id,
         queue=sub.queue,
         event_name=message.type,
         reason="id_conflict",
-        error=f"message id {message.id} was used before, with another payload",
+        error=error,
         body=candidate.delivery.body,
         body_info=body_info(candidate),
     )

@@ -45,11 +45,13 @@ CLAIM = (
     " ON CONFLICT (tenant_id, subscription, message_id) DO UPDATE SET status = 'running',"
     " worker_id = excluded.worker_id, epoch = t.epoch + 1, attempt = t.attempt + 1"
     " WHERE t.status = 'open' AND t.crashes < $4::int AND t.body_sha256 = excluded.body_sha256"
+    " AND t.event_name = excluded.event_name"
     " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text, t.ctid, t.lost_by"
 )
 """Sorted by identity; one row per identity."""
 FIND = (
-    "SELECT t.tenant_id, t.message_id, t.status, t.held, t.body_sha256, t.worker_id, t.epoch"
+    "SELECT t.tenant_id, t.message_id, t.status, t.held, t.body_sha256, t.event_name,"
+    " t.worker_id, t.epoch"
     " FROM unnest($2::text[], $3::text[]) u(tenant, message) JOIN queue_executions t"
     " ON t.tenant_id = u.tenant AND t.subscription = $1 AND t.message_id = u.message"
 )
@@ -91,6 +93,7 @@ class Existing(NamedTuple):
     held: str
     sha256: bytes | None
     """None: it ended before a copy of it came."""
+    event_name: str | None
     worker_id: int | None
     epoch: int
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from holdfast.core.checks import Check, ok, refused, warning
 from holdfast.core.errors import StoreError
-from holdfast.sqlite.file import refuse_network, translate
+from holdfast.sqlite.faults import refuse_network, translate
+from holdfast.sqlite.holders import who_writes, why_no_turn
+from holdfast.sqlite.log import long_log
 from holdfast.sqlite.witness import witnessed
 from holdfast.store import bodies
 from holdfast.store.migrate import HEAD, current_revision, is_behind
@@ -87,6 +89,22 @@ def check_witness(path: Path) -> Check:
             "restore the files from a copy, or run 'holdfast recover'",
         )
     return ok("witness", f"{commits} durable commits, none missing")
+
+
+def check_log(path: Path) -> Check:
+    """A reader that keeps its transaction open makes the write-ahead log grow without limit."""
+    found = long_log(path)
+    if found is not None:
+        return warning("log", *found)
+    return ok("log", "the write-ahead log is short")
+
+
+def check_turn(path: Path) -> Check:
+    """A stopped process that holds the write lock stops every worker and every send."""
+    holder = who_writes(path)
+    if holder is not None and holder.stopped:
+        return warning("write lock", f"nothing can be written to {path}", why_no_turn(path))
+    return ok("write lock", "held by no stopped process")
 
 
 def check_integrity(path: Path) -> Check:

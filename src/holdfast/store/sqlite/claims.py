@@ -23,7 +23,7 @@ from holdfast.sqlite import rows
 from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, decode_history, expires_us, none_of
+from holdfast.store.stored import ENDED, decode_history, expires_us, none_of, what_differs
 
 from . import ends, tasks
 from .approvals import approved_of
@@ -269,8 +269,8 @@ class Claims:
         row = tasks.find(claim.conn, claim.sub, message)
         if row is None:
             raise StoreCorrupt(f"task {message.id} vanished inside its own transaction")
-        if row.sha256 is not None and row.sha256 != candidate.sha256:
-            self._append(claim, ends.id_conflict(claim, candidate, message))
+        if differs := what_differs(claim.sub, candidate, message, row):
+            self._append(claim, ends.id_conflict(claim, candidate, message, differs))
             return Verdict(answer=Answer.DEAD, delivery=delivery)
         if row.status in FINAL:
             if row.status == Status.FAILED:

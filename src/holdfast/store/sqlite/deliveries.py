@@ -12,6 +12,7 @@ from holdfast.core.errors import StoreUnavailable
 from holdfast.core.parcels import ASIDE, PAGE, Choice, Windows
 from holdfast.core.store import Worker
 from holdfast.sqlite import rows
+from holdfast.sqlite.file import TURN_WAIT_S
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.outgoing import new_delivery_row
 from holdfast.store.parcel_rows import whole
@@ -38,7 +39,7 @@ class SqliteDeliveries:
             self._store.file.wake_after_commit(OUTGOING)
 
         if replies:
-            await self._store.write(op)
+            await self._store.write(op, within_s=TURN_WAIT_S if worker is None else None)
 
     # -- take -------------------------------------------------------------------------------------
 

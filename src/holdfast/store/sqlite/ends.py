@@ -14,7 +14,7 @@ from holdfast.core.store import Candidate, Run
 from holdfast.core.text import storable
 from holdfast.store.letter import Letter, letter_of
 from holdfast.store.outcomes import final_data
-from holdfast.store.stored import body_info, crc
+from holdfast.store.stored import body_info, conflicting, crc
 
 from .claiming import Claiming
 from .keys import free_key, resolve_key
@@ -56,16 +56,19 @@ def _known_as_other(claim: Claiming, letter: Letter, digest: bytes) -> bool:
     return found is not None and found[0] != digest
 
 
-def id_conflict(claim: Claiming, candidate: Candidate, message: Message) -> list[Entry]:
-    """The same id with another payload: kept under an id of its own."""
+def id_conflict(
+    claim: Claiming, candidate: Candidate, message: Message, differs: str
+) -> list[Entry]:
+    """The same id with another payload or type: kept under an id of its own."""
+    message_id, error = conflicting(candidate, message, differs)
     letter = Letter(
         tenant_id=message.tenant_id,
         subscription=claim.sub.name,
-        message_id=derived_id(message.id, candidate.sha256.hex()),
+        message_id=message_id,
         queue=claim.sub.queue,
         event_name=message.type,
         reason="id_conflict",
-        error=f"message id {message.id} was used before, with another payload",
+        error=error,
         body=candidate.delivery.body,
         body_info=body_info(candidate),
     )

@@ -22,6 +22,7 @@ from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resum
 from holdfast.core.store import Send
 from holdfast.core.text import storable
 from holdfast.sqlite import rows
+from holdfast.sqlite.file import TURN_WAIT_S
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.approval import Answering
 from holdfast.store.operator import (
@@ -323,7 +324,9 @@ class SqliteOperations(Operator):
 
     async def _write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
         clock = self._store.clock
-        return await self._store.file.write(lambda conn: op(conn, clock.now_us()))
+        return await self._store.file.write(
+            lambda conn: op(conn, clock.now_us()), within_s=TURN_WAIT_S
+        )
 
     def _append(self, conn: sqlite3.Connection, entries: Sequence[Entry], now_us: int) -> None:
         self._store.ledger.append(conn, self._number, entries, now_us)

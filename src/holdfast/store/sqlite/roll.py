@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from holdfast.core.errors import StoreError
 from holdfast.core.store import Offers, Reclaimed, Worker
-from holdfast.sqlite.file import SqliteFile, translate
+from holdfast.sqlite.faults import translate
+from holdfast.sqlite.file import TURN_WAIT_S, SqliteFile
 from holdfast.sqlite.liveness import Beat, forget, is_alive
 from holdfast.store.fleet import offers_text
 
@@ -54,7 +55,7 @@ class Roll:
             return Worker(worker_id=worker_id, name=name, offers=offers)
 
         try:
-            worker = await self._file.write(op)
+            worker = await self._file.write(op, within_s=TURN_WAIT_S)
         except StoreError:
             for worker_id in made:  # not committed: the number goes to whoever asks next
                 self.stop_beat(worker_id)
@@ -85,6 +86,7 @@ class Roll:
 
     def beat(self, worker: Worker) -> None:
         """Raises StoreUnavailable if it could not be given."""
+        self._file.report_long_wait()
         with self._lock:
             beat = self._beats.get(worker.worker_id)
             if beat is not None:

@@ -37,7 +37,7 @@ from holdfast.core.store import (
 )
 from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
-from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
+from holdfast.sqlite.file import TURN_WAIT_S, Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
 from holdfast.store.fleet import Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
@@ -180,7 +180,7 @@ class SqliteStore:
             found = conn.execute("SELECT state FROM roles WHERE role = '_store'").fetchone()
             return str(found[0])
 
-        return await self.file.write(op)
+        return await self.file.write(op, within_s=TURN_WAIT_S)
 
     # -- claim ------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class SqliteStore:
             rows.insert(conn, OUTBOX, [outbox_row(send, self.clock.now_us())])
             self.file.wake_after_commit(OUTGOING)
 
-        await self.file.write(op)
+        await self.file.write(op, within_s=TURN_WAIT_S)
 
     # -- during a run -----------------------------------------------------------------------------
 
@@ -480,14 +480,16 @@ class SqliteStore:
         if self._opened is not None:
             self._opened._set_waiters(WORK + OUTGOING)
 
-    async def write(self, op: Callable[[sqlite3.Connection, int], T]) -> T:
+    async def write(
+        self, op: Callable[[sqlite3.Connection, int], T], *, within_s: float | None = None
+    ) -> T:
         """One durable operation, given the time of now; listeners hear what it told the ledger."""
-        return await self._commit(lambda conn: op(conn, self.clock.now_us()))
+        return await self._commit(lambda conn: op(conn, self.clock.now_us()), within_s=within_s)
 
-    async def _commit(self, op: Op[T], *, durable: bool = True) -> T:
+    async def _commit(self, op: Op[T], *, durable: bool = True, within_s: float | None = None) -> T:
         """One operation; what it wrote into the ledger is told once it is committed."""
         if not self._listeners:
-            return await self.file.write(op, durable=durable)
+            return await self.file.write(op, durable=durable, within_s=within_s)
         heard: list[Entry] = []
 
         def listening(conn: sqlite3.Connection) -> T:
@@ -498,7 +500,7 @@ class SqliteStore:
             finally:
                 self._ledger.heard = None
 
-        result = await self.file.write(listening, durable=durable)
+        result = await self.file.write(listening, durable=durable, within_s=within_s)
         if heard:
             for listener in self._listeners:
                 listener(heard)

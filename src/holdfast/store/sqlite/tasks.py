@@ -60,6 +60,7 @@ class Existing(NamedTuple):
     held: str
     sha256: bytes | None
     """None: it ended before a copy of it came."""
+    event_name: str | None
     epoch: int
     attempt: int
     crashes: int
@@ -148,7 +149,8 @@ def max_rowid(conn: sqlite3.Connection) -> int:
 def find(conn: sqlite3.Connection, sub: Subscription, message: Message) -> Existing | None:
     """The row of a message, by its identity."""
     found = conn.execute(
-        "SELECT rowid, status, held, body_sha256, epoch, attempt, crashes, history, lost_by"
+        "SELECT rowid, status, held, body_sha256, event_name, epoch, attempt, crashes, history,"
+        " lost_by"
         " FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND message_id = ?",
         (message.tenant_id, sub.name, message.id),
     ).fetchone()

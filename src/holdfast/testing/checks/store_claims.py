@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.events import EXPIRED, FAILED
 from holdfast.core.outcome import Dead, Done, Released
 from holdfast.core.store import Answer, Commit
+from holdfast.engine.decoder import decoder
 from holdfast.testing.harness import expect
 from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
 
@@ -81,6 +82,34 @@ async def one_id_two_payloads(trial: StoreTrial) -> None:
     expect(len(trial.finals("m")) == 1, f"{trial.finals('m')}")
     others = [e for e in trial.events if e.type == FAILED]
     expect(len(others) == 1 and others[0].task_id != "m", f"the conflict's own end: {others}")
+
+
+async def one_id_two_types(trial: StoreTrial) -> None:
+    """The same id and payload with another type is another message, whatever the first one does."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "m", payload=1, type="create")
+    cancel, refund = (trial.candidate("m", payload=1, type=t) for t in ("cancel", "refund"))
+    expect_answers(await trial.claim(worker, cancel, refund), Answer.DEAD, Answer.DEAD)
+    await trial.committed(worker, run, Done())
+    expect_answers(await trial.claim(worker, cancel), Answer.DEAD)
+    copy = trial.candidate("m", payload=1, type="create")
+    expect_answers(await trial.claim(worker, copy), Answer.FINAL)
+    others = [e for e in trial.events if e.type == FAILED]
+    expect(len({e.task_id for e in others} - {"m"}) == len(others) == 2, f"one end each: {others}")
+
+
+async def a_copy_after_the_default_type_was_changed(trial: StoreTrial) -> None:
+    """It brings no type of its own, so it is the same message, and runs again."""
+    worker = await trial.worker()
+    body = b'{"message_id": "m", "payload": 1}'
+    await trial.claim(worker, trial.decoded(body, identity="m"))
+    await trial.die(worker)
+    second = await trial.worker()
+    await trial.reap(second)
+    now = msgspec.structs.replace(trial.sub, default_type="another")
+    delivery = trial.decoded(body, identity="m").delivery
+    (verdict,) = await trial.claim(second, decoder(now)(delivery), sub=now)
+    expect(verdict.answer in (Answer.RUN, Answer.WAITING), f"to run again, not {verdict.answer}")
 
 
 async def undecodable(trial: StoreTrial) -> None:
