@@ -411,7 +411,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         origins = dict(self.origins)
         in_url = parameter(self.broker, "visibility_timeout_s")
         if in_url is not None:  # it wins over the setting
-            effective["tasks.visibility_timeout_s"] = in_url
+            number = in_url.replace(".", "", 1).isdecimal()
+            effective["tasks.visibility_timeout_s"] = float(in_url) if number else in_url
             origins["tasks.visibility_timeout_s"] = origins.get("broker", "default")
         return [
             Setting(path, _plain(effective.get(path, value), name), origins.get(path, "default"))
