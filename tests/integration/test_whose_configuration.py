@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,14 +55,16 @@ def project_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def holdfast(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+def holdfast(
+    *arguments: str, code: int = 0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
-        env={**os.environ, **variables},
+        env={**os.environ, **(variables or {})},
     )
     assert done.returncode == code, done.stderr
     return done
@@ -103,9 +105,9 @@ def test_a_message_runs_under_the_configuration_it_was_sent_with(
     place = "prod/prod.yaml" if way.endswith(("config", "CONFIG")) else "prod/data"
     options = [way, place] if way.startswith("--") else []
     variables = {} if options else {way: place}
-    holdfast("send", "--type", type_, "--id", "m1", *options, **variables)
-    holdfast("run", "agent.py:app", "--until-idle", *options, **variables)
-    trace = json.loads(holdfast("trace", "m1", "--json", *options, **variables).stdout)
+    holdfast("send", "--type", type_, "--id", "m1", *options, variables=variables)
+    holdfast("run", "agent.py:app", "--until-idle", *options, variables=variables)
+    trace = json.loads(holdfast("trace", "m1", "--json", *options, variables=variables).stdout)
     (task,) = trace["tasks"]
     assert task["status"] == "succeeded"
     assert not (folder / ".holdfast").exists(), "nobody wrote into the project's own"

@@ -185,13 +185,14 @@ def test_the_visibility_timeout_counts_from_wherever_it_is_set(load, tmp_path):
 
 def test_a_config_made_in_python_is_converted_as_a_file_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = Config(
-        home="data",
-        broker="sqlite:///q.db",
-        worker={"slots": 5},
-        queues={"orders": {"waits_s": [1, 2]}, "mail": Queue(ttl_s=60)},
-        channels={"bot": {"kind": "telegram", "connection": {"token": "1:x"}}},
-    )
+    plain: dict[str, Any] = {
+        "home": "data",
+        "broker": "sqlite:///q.db",
+        "worker": {"slots": 5},
+        "queues": {"orders": {"waits_s": [1, 2]}, "mail": Queue(ttl_s=60)},
+        "channels": {"bot": {"kind": "telegram", "connection": {"token": "1:x"}}},
+    }
+    config = Config(**plain)
     assert config.home == tmp_path / "data"
     assert config.broker == f"sqlite:///{tmp_path}/q.db"
     assert config.worker == Worker(slots=5)
