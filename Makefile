@@ -18,7 +18,7 @@ ARGS     ?=
 
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup run test soak prepare lint format bench docs clean
+.PHONY: help setup run test check soak prepare lint format bench docs clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ run: $(VENV)/.run ## Start the bundled example agent on an embedded SQLite file
 test: prepare lint docs ## Everything CI runs: lint, docs, all tests at CI size, coverage >= 80 %
 	@rm -f .coverage .coverage.*
 	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term $(ARGS)
+
+check: lint ## The two-minute loop: lint, types, unit tests
+	@$(BIN)/pytest tests/unit -n 2 $(ARGS)
 
 soak: prepare setup ## The fault and property tests at their full counts (hours)
 	@HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)

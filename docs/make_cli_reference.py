@@ -17,7 +17,7 @@ from holdfast.cli.root import SECTIONS, cli
 from holdfast.cli.session import Exit
 
 PAGE = Path(__file__).with_name("reference") / "cli.md"
-TOLD = ("config_path", "as_json", "debug")
+TOLD = ("config_path", "home", "as_json", "debug")
 """Options that every command has, told once."""
 CODES = {
     Exit.OK: "Done.",
@@ -43,6 +43,7 @@ These options every command has:
 | option | |
 |---|---|
 | `--config FILE` | Read this file instead of `./holdfast.yaml`. |
+| `--home DIR` | Use this folder instead of `./.holdfast`. |
 | `--json` | Write JSON, for programs. |
 | `--debug` | Show where an error comes from. |
 | `-h`, `--help` | Show the help and exit. |

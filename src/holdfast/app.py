@@ -18,7 +18,6 @@ import msgspec
 
 from holdfast.brokers.registry import make_broker
 from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.channels import GRACE_S, form_for, make_channel, subscribers_of
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
 from holdfast.core.breaker import BreakerPolicy
@@ -38,20 +37,20 @@ from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send, Store
-from holdfast.core.subscribers import Subscriber
-from holdfast.delivery.attempts import Policy
+from holdfast.core.subscribers import Subscribers
 from holdfast.delivery.carrier import Carried
 from holdfast.engine.executor import Executor, Middleware
-from holdfast.engine.handlers import Handler, Handlers
+from holdfast.engine.handlers import Handlers
 from holdfast.engine.isolation import Children
 from holdfast.engine.relays import Relay
 from holdfast.engine.sender import Receipt, Sender, SendPolicy
 from holdfast.engine.shared_keys import SharedKeys
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
 from holdfast.governance.rulebook import RuleFile, ask_in_turn
-from holdfast.key_memory import shared_keys_of
+from holdfast.key_memory import check_key_memory, shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
+from holdfast.registrations import Registrations, formed
 from holdfast.storage import Storage, storage_of
 from holdfast.sync_loop import LoopThread, beside_the_loop
 
@@ -77,6 +76,9 @@ class App:
     @app.on("greeting")
     async def greet(ctx: Context) -> None:
         await ctx.reply(f"Hello, {ctx.payload['name']}")
+
+    `App()` reads its configuration each time it is opened, not when it is made: what a command's
+    --config or the environment says by then counts.
     """
 
     def __init__(
@@ -86,30 +88,97 @@ class App:
         name: str = "app",
         clock: Clock | None = None,
     ) -> None:
-        self.config = config if isinstance(config, Config) else load_config(_path(config))
+        self.own_configuration = (
+            config if config is None or isinstance(config, Config) else Path(config)
+        )
+        """The configuration that the program names; None: what the environment says."""
+        self._config: Config | None = None
         self.name = name
         self.clock: Clock = clock or SystemClock()
-        self.handlers = Handlers()
         self.target: str | None = None
         """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
+        self._registered = Registrations()
         self._middleware: list[Middleware] = []
         self._observers = Observers()
-        self._subscribers = subscribers_of(self.config)
-        self.metrics = Metrics() if self.config.metrics.enabled else None
-        """The counts of this process; None if they are switched off."""
-        self._channels: dict[str, Carried] = {}
+        self._metrics: Metrics | None = None
         self._guard: Guard | None = None
         self._broker: Broker | None = None
         self._store: Store | None = None
-        self._sender = Sender(
+        self._sync: LoopThread | None = None
+        self._consumer = ""
+        """The name of its worker in the store, and of its consumer where the broker has those."""
+
+    # -- configuration ----------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The settings. They are read when the app is opened, or at the first look before that."""
+        if self._config is None:
+            self._config = self._read_config()
+        return self._config
+
+    def _read_config(self) -> Config:
+        own = self.own_configuration
+        return own if isinstance(own, Config) else load_config(own)
+
+    def _renew_config(self) -> None:
+        """Read the settings again; drop what was made from those that hold no longer."""
+        found = self._read_config()
+        if found == self._config:
+            return
+        self._config = found
+        for name in ("handlers", "storage", "rule_file", "_channels", "_sender", "_subscribers"):
+            self.__dict__.pop(name, None)
+
+    @functools.cached_property
+    def handlers(self) -> Handlers:
+        """The registered handlers, each with the settings of its queue."""
+        return self._registered.handlers(self.config)
+
+    @functools.cached_property
+    def _subscribers(self) -> Subscribers:
+        return self._registered.subscribers(self.config)
+
+    @functools.cached_property
+    def _sender(self) -> Sender:
+        return Sender(
             self._send_policy,
             max_bytes=self.config.max_message_bytes,
             timeout_s=self.config.send_timeout_s,
             hold_back=self._hold_back,
         )
-        self._sync: LoopThread | None = None
-        self._consumer = ""
-        """The name of its worker in the store, and of its consumer where the broker has those."""
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The counts of this process; None if they are switched off."""
+        if not self.config.metrics.enabled:
+            return None
+        if self._metrics is None:
+            self._metrics = Metrics()
+        return self._metrics
+
+    def check(self) -> None:
+        """Raise ConfigError with everything in the configuration that keeps a worker from starting.
+
+        Nothing is opened. `holdfast run`, `dev` and `config check` ask this first.
+        """
+        steps: list[Callable[[], object]] = [
+            lambda: self.storage,
+            lambda: make_broker(self.config.broker_url, clock=self.clock),
+            self.subscriptions,
+            lambda: check_key_memory(self.subscriptions(), self.config),
+            lambda: self.rule_file,
+            lambda: self._subscribers,
+            self.carried,
+        ]
+        problems: list[str] = []
+        for step in steps:
+            try:
+                step()
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
 
     # -- what runs --------------------------------------------------------------------------------
 
@@ -130,25 +199,21 @@ class App:
         """
         if isolation not in ("none", "process"):
             raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
-        queue = self._queue(queue)
-        check_name("queue", queue)
-        policy = retry or self.config.retry_policy(queue)
-        if retries is not None:
-            policy = msgspec.structs.replace(policy, max_retries=retries)
-        own = self.config.queue(queue)
+        if queue is not None:
+            check_name("queue", queue)
 
         def register(fn: Fn) -> Fn:
-            self.handlers.add(
-                Handler(
-                    type=type,
-                    queue=queue,
-                    call=fn,
-                    retry=policy,
-                    timeout_s=own.timeout_s if timeout_s is None else timeout_s,
-                    isolation=isolation,
-                    on_parked=own.on_parked,
-                )
+            draft = self._registered.handler(
+                fn,
+                type=type,
+                queue=queue,
+                retry=retry,
+                retries=retries,
+                timeout_s=timeout_s,
+                isolation=isolation,
             )
+            if "handlers" in self.__dict__:
+                self.handlers.add(draft.complete(self.config))
             return fn
 
         return register
@@ -177,14 +242,11 @@ class App:
         `form`: json for programs (what webhooks get, unless it is said), a line of text for people.
         Subscribers in holdfast.yaml hear of what commands do, too.
         """
-        subscriber = Subscriber(
-            channel=channel,
-            recipient=recipient,
-            events=tuple(events),
-            tenant_id=tenant_id,
-            as_json=(form or form_for(self.config, channel)) == "json",
+        subscriber, form = self._registered.subscriber(
+            channel, recipient, events=events, tenant_id=tenant_id, form=form
         )
-        self._subscribers.add(subscriber)
+        if "_subscribers" in self.__dict__:
+            self._subscribers.add(formed(subscriber, form, self.config))
 
     def channel(
         self,
@@ -197,36 +259,25 @@ class App:
 
         `on_unknown`: what may have arrived is sent again, marked, or held until a person decides.
         """
-        check_name("channel", channel.name)
-        if channel.name in self._channels:
-            raise ConfigError([f"there are two channels with the name {channel.name!r}"])
-        settings = self.config.delivery
-        policy = Policy(
-            timeout_s=timeout_s or settings.timeout_s,
-            wait_scale=settings.wait_scale,
-            hold_unknown=(on_unknown or settings.on_unknown) == "hold",
-        )
-        self._channels[channel.name] = Carried(channel, policy)
+        draft = self._registered.channel(channel, timeout_s=timeout_s, on_unknown=on_unknown)
+        if "_channels" in self.__dict__:
+            self._channels[channel.name] = draft.complete(self.config)
 
     def carried(self) -> list[Carried]:
-        """The channels of this app, those of its configuration made if they are not yet.
+        """The channels of this app: those that it registered, then those of its configuration.
 
-        Raises ConfigError if one cannot be made.
+        Raises ConfigError, with every channel that cannot be made.
         """
-        for name, settings in self.config.channels.items():
-            if name not in self._channels:  # the program's own goes first
-                within_s = settings.timeout_s or self.config.delivery.timeout_s
-                self.channel(
-                    make_channel(name, settings, within_s=within_s),
-                    timeout_s=within_s + GRACE_S,
-                    on_unknown=settings.on_unknown,
-                )
         return list(self._channels.values())
+
+    @functools.cached_property
+    def _channels(self) -> dict[str, Carried]:
+        return self._registered.channels(self.config)
 
     @property
     def channel_names(self) -> frozenset[str]:
         """The channels of the program and of the configuration; none of them is made for this."""
-        return frozenset({*self._channels, *self.config.channels})
+        return frozenset({*self._registered.channel_names, *self.config.channels})
 
     @property
     def telling_channels(self) -> frozenset[str]:
@@ -265,6 +316,7 @@ class App:
         """
         if self._store is not None:
             return
+        self._renew_config()
         await beside_the_loop(self.storage.ensure)
         self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
         if isinstance(broker, Renews):
@@ -316,7 +368,8 @@ class App:
 
     async def close(self) -> None:
         """Flush what was sent, and let go. Idempotent."""
-        await self._sender.drain()
+        if "_sender" in self.__dict__:
+            await self._sender.drain()
         if self._store is not None:
             store, self._store = self._store, None
             await store.close()
@@ -474,6 +527,17 @@ class App:
     def _notices(self, subscription: str) -> Notices | None:
         return self._told(self.config.subscription(subscription)).notices
 
+    def summary(self) -> str:
+        """What a worker of this app serves, in one line."""
+        counts = {sub.queue: len(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
+        queues = ", ".join(
+            f"{queue} ({n or 'no'} handler{'' if n == 1 else 's'})" for queue, n in counts.items()
+        )
+        kinds = [f"broker {self.config.broker_kind}"]
+        if self.config.store_kind != self.config.broker_kind:
+            kinds.append(f"store {self.config.store_kind}")
+        return ", ".join([*kinds, f"queues {queues}"])
+
     def worker(
         self,
         *,
@@ -628,7 +692,3 @@ class App:
             for found in await self.broker.stats(queues)
             if found.queue in queues
         )
-
-
-def _path(config: Path | str | None) -> Path | None:
-    return None if config is None else Path(config)

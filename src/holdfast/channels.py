@@ -7,7 +7,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import ConfigError, InvalidMessage
+from holdfast.core.errors import ConfigError
 from holdfast.core.secret import Secret
 from holdfast.core.subscribers import Subscriber, Subscribers
 
@@ -62,25 +62,19 @@ def make_channel(name: str, settings: Settings, *, within_s: float) -> Channel:
 
 
 def subscribers_of(config: Config) -> Subscribers:
-    """`subscribers` of holdfast.yaml. Raises ConfigError, with everything that is wrong in it."""
-    found, problems = Subscribers(), []
-    for name, settings in config.subscribers.items():
-        subscriber = Subscriber(
-            channel=settings.channel,
-            recipient=settings.to,
-            events=settings.events,
-            tenant_id=settings.tenant,
-            as_json=(settings.form or form_for(config, settings.channel)) == "json",
-        )
-        try:
-            found.add(subscriber)
-        except ConfigError as error:
-            problems += [f"subscribers.{name}.events: {each}" for each in error.problems]
-        except InvalidMessage as error:
-            problems.append(f"subscribers.{name}: {error}")
-    if problems:
-        raise ConfigError(problems)
-    return found
+    """`subscribers` of holdfast.yaml, which were checked with it."""
+    return Subscribers(
+        [
+            Subscriber(
+                channel=settings.channel,
+                recipient=settings.to,
+                events=settings.events,
+                tenant_id=settings.tenant,
+                as_json=(settings.form or form_for(config, settings.channel)) == "json",
+            )
+            for settings in config.subscribers.values()
+        ]
+    )
 
 
 def form_for(config: Config, channel: str) -> str:

@@ -31,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sock = socket.socket(fileno=int(number))
     os.set_inheritable(sock.fileno(), False)
 
-    from holdfast.app import App
     from holdfast.observe.logs import configure_logs
     from holdfast.supervisor import load_app
 
@@ -41,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(sock, str(error))
     except Exception as error:
         return _refuse(sock, f"{target}: {type(error).__name__}: {error}")
-    if not isinstance(app, App):
-        return _refuse(sock, f"{target} is a {type(app).__name__}, not a holdfast App")
     configure_logs(level=app.config.log.level)
     asyncio.run(serve(sock, app.handlers, app._follow_up))
     return 0

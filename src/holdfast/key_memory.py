@@ -25,18 +25,11 @@ def shared_keys_of(
 
     `config_now`: asked again when the server refuses the credentials.
     """
-    asking = [sub for sub in subscriptions if sub.keys is not Keys.STORE]
-    if not asking:
-        return None
     config = config_now()
-    url = _url(config)
+    url = key_memory_url(subscriptions, config)
     if url is None:
-        raise ConfigError(
-            [
-                f"queues.{asking[0].queue}.dedup: {asking[0].keys} needs a Redis: write dedup_url, "
-                f"or set the variable {URL_VARIABLE}, such as redis://localhost:6379/0"
-            ]
-        )
+        return None
+    asking = _asking(subscriptions)
     for sub in asking:
         if sub.keys is Keys.REDIS_ONLY:
             log.warning("queue %s: P4 off: Redis alone remembers its keys", sub.queue)
@@ -51,6 +44,33 @@ def shared_keys_of(
         may_miss=config.on_dedup_unavailable == "continue",
         unavailable=unavailable,
     )
+
+
+def check_key_memory(subscriptions: Sequence[Subscription], config: Config) -> None:
+    """Raises ConfigError if `shared_keys_of` would."""
+    url = key_memory_url(subscriptions, config)
+    if url is not None:
+        make_key_memory(url)
+
+
+def key_memory_url(subscriptions: Sequence[Subscription], config: Config) -> str | None:
+    """Where that memory is; None if no queue asks for one. Raises ConfigError if nobody says."""
+    asking = _asking(subscriptions)
+    if not asking:
+        return None
+    url = _url(config)
+    if url is None:
+        raise ConfigError(
+            [
+                f"queues.{asking[0].queue}.dedup: {asking[0].keys} needs a Redis: write dedup_url, "
+                f"or set the variable {URL_VARIABLE}, such as redis://localhost:6379/0"
+            ]
+        )
+    return url
+
+
+def _asking(subscriptions: Sequence[Subscription]) -> list[Subscription]:
+    return [sub for sub in subscriptions if sub.keys is not Keys.STORE]
 
 
 def _url(config: Config) -> str | None:

@@ -65,12 +65,16 @@ class Orchestrator:
     def __init__(self, app: App | None = None, *, queue: str | None = None) -> None:
         """`queue`: where the tasks go; the app's usual one, on Redis the stream of the protocol."""
         self._app = App(name="orchestrator") if app is None else app
-        self._queue = queue or self._app.config.default_queue
+        self._named_queue = queue
         self._operations: Acting | None = None
         self._open = AsyncExitStack()
         self._reading: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         """Set, and replaced, when results came."""
+
+    @property
+    def _queue(self) -> str:
+        return self._named_queue or self._app.config.default_queue
 
     async def __aenter__(self) -> Orchestrator:
         await self._app.open()

@@ -1,4 +1,5 @@
-"""How a worker process tells its supervisor that it is up, or why it is not: one pipe, one message.
+"""How a worker process reports to its supervisor that it is up, or why it is not: one message in
+one pipe.
 
 Its exit code alone does not say: a message may kill a worker with any code, and only a worker that
 never came up makes another start useless.
@@ -10,12 +11,14 @@ import contextlib
 import os
 import traceback
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import AppNotLoaded, ConfigError, HoldfastError
 
 _UP = b"up\n"
+_REFUSALS: dict[str, type[HoldfastError]] = {"config": ConfigError, "app": AppNotLoaded}
+"""Errors that the same app and configuration raise at each start, by the first line they get."""
 _LINES = 8
 """Of an error: the last ones name it, and where it came from."""
-_MOST_BYTES = 4096
+_MOST_BYTES = 16_384
 """Less than a pipe holds, so that writing it never waits."""
 
 
@@ -27,8 +30,23 @@ class StartReport:
             os.set_inheritable(fd, False)
         self._fd = fd
 
-    def up(self) -> None:
-        self._say(_UP)
+    @property
+    def is_heard(self) -> bool:
+        """Whether a supervisor reads this report, and prints what is in it."""
+        return self._fd is not None
+
+    def up(self, summary: str) -> None:
+        """`summary`: what the worker serves, for the supervisor's ready line."""
+        self._say(_UP + summary.encode("utf-8", "replace")[:_MOST_BYTES])
+
+    def refused(self, error: ConfigError | AppNotLoaded) -> None:
+        """The app or its configuration is wrong, and will be at the next start."""
+        from holdfast.observe.redact import redact
+
+        kind = next(name for name, refusal in _REFUSALS.items() if isinstance(error, refusal))
+        lines = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
+        words = "\n".join([kind, *(redact(line.replace("\n", " ")) for line in lines)])
+        self._say(words.encode("utf-8", "replace")[:_MOST_BYTES])
 
     def failed(self, error: BaseException) -> None:
         from holdfast.observe.redact import redact
@@ -66,9 +84,28 @@ class StartListener:
         return self._heard.startswith(_UP)
 
     @property
+    def summary(self) -> str:
+        """What it serves; empty if it is not up."""
+        return self._text.removeprefix(_UP.decode()) if self.is_up else ""
+
+    @property
+    def refusal(self) -> HoldfastError | None:
+        """The error that keeps this app from starting at all, if the worker reported one."""
+        kind, _, words = self._text.partition("\n")
+        if kind == "config":
+            return ConfigError(words.splitlines())
+        return AppNotLoaded(words) if kind == "app" else None
+
+    @property
     def last_words(self) -> str:
         """Why it did not come up; empty if it could not say."""
-        return "" if self.is_up else self._heard.decode("utf-8", "replace")
+        refusal = self.refusal
+        return "" if self.is_up else str(refusal) if refusal is not None else self._text
+
+    @property
+    def _text(self) -> str:
+        self._listen()
+        return self._heard.decode("utf-8", "replace")
 
     def close(self) -> None:
         self._listen()

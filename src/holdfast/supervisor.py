@@ -56,8 +56,14 @@ MOST_FAILED_STARTS = 5
 _PR_SET_PDEATHSIG = 1
 
 
-def load_app(target: str) -> Any:
-    """`module:attribute` or `path/to/file.py:attribute` (attribute `app` if left out)."""
+def load_app(target: str) -> App:
+    """`module:attribute` or `path/to/file.py:attribute` (attribute `app` if left out).
+
+    Raises AppNotLoaded if the code of the module fails, and ConfigError if there is no App, or if
+    it brings a configuration that contradicts the command's.
+    """
+    from holdfast.app import App
+
     place, _, attribute = target.partition(":")
     attribute = attribute or "app"
     try:
@@ -75,7 +81,7 @@ def load_app(target: str) -> Any:
             module = importlib.import_module(place)
     except HoldfastError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{place}.".startswith(f"{missing}."):
             hint = "Give it as MODULE:APP or path/to/file.py:APP"
@@ -86,11 +92,39 @@ def load_app(target: str) -> Any:
     app = getattr(module, attribute, None)
     if app is None:
         raise ConfigError([f"{target}: {place} has no attribute {attribute!r}"])
+    if not isinstance(app, App):
+        raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
     app.target = target
+    _check_whose_configuration(app)
     return app
 
 
-def _frames_of_the_app(error: Exception) -> list[traceback.FrameSummary]:
+def _check_whose_configuration(app: App) -> None:
+    """The app's own configuration must not differ from what the command or the environment names:
+    other commands would look into another database than the workers."""
+    own = app.own_configuration
+    if own is None:
+        return
+    file = own if isinstance(own, Path) else own.file
+    named = os.environ.get("HOLDFAST_CONFIG")
+    if named and (file is None or file.absolute() != Path(named).absolute()):
+        _contradict(app, str(file or "a Config made in Python"), named, "config")
+    home = os.environ.get("HOLDFAST_HOME")
+    if home and app.config.home.absolute() != Path(home).expanduser().absolute():
+        _contradict(app, f"home {app.config.home}", home, "home")
+
+
+def _contradict(app: App, own: str, named: str, option: str) -> NoReturn:
+    raise ConfigError(
+        [
+            f"{app.target} has a configuration of its own ({own}), and this command is told to use "
+            f"{named} (--{option} or HOLDFAST_{option.upper()}). Write App() in the program, or "
+            "leave the option and the variable out"
+        ]
+    )
+
+
+def _frames_of_the_app(error: BaseException) -> list[traceback.FrameSummary]:
     """Where it was raised, without the way there through the import system and ourselves."""
     ours = str(Path(__file__).parent)
     return [
@@ -113,6 +147,10 @@ class _Place:
         self.failed_starts = 0
         """Those among them, in a row, that were the start's own fault and no message's."""
         self.last_words = ""
+        self.refusal: HoldfastError | None = None
+        """Why its last start was refused, if the next one would be, too."""
+        self.summary: str | None = None
+        """What its worker serves, once one has come up."""
         self.done = False
         self._listener: StartListener | None = None
 
@@ -121,8 +159,13 @@ class _Place:
         """Is there a process, and has it begun to work?"""
         return self.process is not None and self._listener is not None and self._listener.is_up
 
+    def listen(self) -> None:
+        if self.summary is None and self._listener is not None and self._listener.is_up:
+            self.summary = self._listener.summary
+
     def start(self, target: str, options: Sequence[str]) -> None:
         self._listener = listener = StartListener()
+        self.refusal = None
         try:
             report = ["--report-fd", str(listener.theirs)]
             self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
@@ -139,6 +182,7 @@ class _Place:
         if self._listener is not None:
             self._listener.close()
             self.last_words = self._listener.last_words
+            self.refusal = self._listener.refusal
             well = self._listener.is_up and not (soon and code == os.EX_SOFTWARE)
         self.failed_starts = 0 if well else self.failed_starts + 1
         return well
@@ -162,24 +206,35 @@ class Supervisor:
         until_idle: bool = False,
         grace_s: float = 35.0,
         say: Callable[[str], None] = lambda text: None,
+        ready: Callable[[str], None] | None = None,
         options: Sequence[str] = (),
     ) -> None:
+        """`ready` gets one line once all workers have come up."""
         self._target = target
         self._until_idle = until_idle
         self._options = [*(["--until-idle"] if until_idle else []), *options]
         self._grace_s = grace_s
         self._say = say
+        self._ready = ready
+        self._said = ""
+        """The words of the last failed start, which are not repeated."""
         self._places = [_Place() for _ in range(workers)]
         self._stop_by: float | None = None
         self._code = 0
 
     def run(self) -> int:
-        """Returns the exit code: 0 after an orderly stop, else why the workers cannot run."""
+        """Returns the exit code: 0 after an orderly stop, else why the workers cannot run.
+
+        Raises ConfigError or AppNotLoaded if that is why none of them could start at all.
+        """
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         while True:
             for place in self._places:
                 self._look(place)
+                place.listen()
+            self._tell_ready()
+            self._check_refusals()
             if all(place.done for place in self._places):
                 return self._code
             time.sleep(0.05)
@@ -193,13 +248,29 @@ class Supervisor:
             if place.process is not None:
                 place.process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
+    def _tell_ready(self) -> None:
+        if self._ready is None or any(place.summary is None for place in self._places):
+            return
+        ready, self._ready = self._ready, None
+        n = len(self._places)
+        workers = "1 worker" if n == 1 else f"{n} workers"
+        ready(f"ready: {workers}, {self._places[0].summary}")
+
+    def _check_refusals(self) -> None:
+        """Raise the refusal if it is everybody's: no worker has ever come up, none is starting."""
+        refusals = [place.refusal for place in self._places if place.refusal is not None]
+        if refusals and all(
+            place.process is None and place.summary is None for place in self._places
+        ):
+            raise refusals[0]
+
     def _look(self, place: _Place) -> None:
         if place.done:
             return
         if place.process is None:
             if self._stop_by is not None:
                 place.done = True
-            elif time.monotonic() >= place.restart_at:
+            elif time.monotonic() >= place.restart_at and not self._is_undecided(place):
                 self._start(place)
             return
         code = place.process.poll()
@@ -213,6 +284,10 @@ class Supervisor:
             return
         self._ended(place, place.process.pid, code)
 
+    def _is_undecided(self, place: _Place) -> bool:
+        """Its start was refused, and no worker has come up that shows that others are not."""
+        return place.refusal is not None and all(each.summary is None for each in self._places)
+
     def _start(self, place: _Place) -> None:
         place.start(self._target, self._options)
         if self._stop_by is not None and place.process is not None:
@@ -223,15 +298,22 @@ class Supervisor:
         well = place.ended(code)
         if (code == 0 and well) or self._stop_by is not None:
             place.done = True
-        elif code == os.EX_CONFIG:  # another start cannot help
-            self._end_all(place, code)
         elif self._is_hopeless(place, code):
             self._say(f"worker {pid} ended ({_reason(code)}), too: giving up. {self._why(place)}")
             self._end_all(place, 1)
         else:
             pause = place.pause_s(code)
             place.restart_at = time.monotonic() + pause
-            self._say(f"worker {pid} ended ({_reason(code)}); another one starts in {pause:.1f} s")
+            self._tell_ended(place, pid, code, pause)
+
+    def _tell_ended(self, place: _Place, pid: int, code: int, pause: float) -> None:
+        why = ""
+        if place.refusal is not None:
+            if all(each.summary is None for each in self._places):
+                return  # said when it is clear whether any worker can start
+            why = f": {place.last_words}" if place.last_words != self._said else ": as before"
+            self._said = place.last_words
+        self._say(f"worker {pid} ended ({_reason(code)}){why}; another one starts in {pause:.1f} s")
 
     def _is_hopeless(self, place: _Place, code: int) -> bool:
         """Nobody is up, and starting has failed again and again."""
@@ -285,14 +367,13 @@ async def work(
     log_level: str | None = None,
 ) -> int:
     """The body of one worker process. `terminal`: it prints the replies of that channel."""
-    from holdfast.app import App
     from holdfast.observe.logs import configure_logs, identify
     from holdfast.services import relays_of
 
     app = load_app(target)
-    if not isinstance(app, App):
-        raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
     configure_logs(level=log_level or app.config.log.level, format=app.config.log.format)
+    if not solo:
+        app.check()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with app:
@@ -309,7 +390,7 @@ async def work(
             return os.EX_OK
         _tune_interpreter()
         if report is not None:
-            report.up()
+            report.up(app.summary())
         waits: set[asyncio.Task[Any]] = {
             asyncio.create_task(stop.wait()),
             asyncio.create_task(worker.stopped.wait()),
@@ -376,10 +457,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logs(level=options["log_level"])
     try:
         code = asyncio.run(work(**options, report=report))
-    except ConfigError as error:
-        for problem in error.problems:
-            print(problem, file=sys.stderr)  # noqa: T201
-        return os.EX_CONFIG
+    except (ConfigError, AppNotLoaded) as error:
+        if not report.is_heard:
+            print(error, file=sys.stderr)  # noqa: T201
+        report.refused(error)
+        return os.EX_CONFIG if isinstance(error, ConfigError) else 1
     except HoldfastError as error:
         report.failed(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201

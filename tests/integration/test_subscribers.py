@@ -218,14 +218,14 @@ def test_mistakes_are_named(home: Path) -> None:
         "c": Subscriber(to="x", channel="no name"),
     }
     with pytest.raises(ConfigError) as raised:
-        App(Config(home=home, subscribers=wrong))
+        Config(home=home, subscribers=wrong)
     first, second, third = raised.value.problems
     assert first == (
-        "subscribers.a.events: no event is called 'delivery.send'; did you mean delivery.sent?"
-        " there are approval.*, delivery.*, dlq.*, effect.*, queue.*, task.*"
+        "Config: subscribers.a.events[0]: no event is called 'delivery.send'; did you mean"
+        " delivery.sent? there are approval.*, delivery.*, dlq.*, effect.*, queue.*, task.*"
     )
-    assert second.startswith("subscribers.b: a recipient is a text of 1 to 2048 characters")
-    assert third.startswith("subscribers.c: channel 'no name' is not a valid name")
+    assert second == "Config: subscribers.b.to: a text of 1 to 2048 characters"
+    assert third.startswith("Config: subscribers.c.channel: no name for a channel")
 
 
 def test_mistakes_of_the_file_are_named_with_their_lines(home: Path) -> None:

@@ -79,27 +79,40 @@ def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("trouble", "options", "code", "words"),
-    [
-        ('raise RuntimeError("no key")', [], "exit code 1", "RuntimeError: no key"),
-        ('sys.exit("no key")', ["--until-idle"], "exit code 1", "SystemExit: no key"),
-        ("sys.exit(0)", [], "exit code 0", "SystemExit: 0"),
-        ("os.kill(os.getpid(), 11)", ["--until-idle"], "killed by SIGSEGV", "could not say why"),
-    ],
-)
-def test_it_gives_up_when_no_start_succeeds(
-    home: Path, target: Path, trouble: str, options: list[str], code: str, words: str
-) -> None:
-    target.write_text(APP.format(trouble=trouble))
-    done = holdfast("run", f"{target}:app", *options)
+def test_it_gives_up_when_no_start_succeeds(home: Path, target: Path) -> None:
+    target.write_text(APP.format(trouble="os.kill(os.getpid(), 11)"))
+    done = holdfast("run", f"{target}:app", "--until-idle")
     assert done.returncode == 1, done.stderr
     assert starts(home) == 5
     told = done.stderr[done.stderr.rindex("giving up") :]
     assert "5 starts in a row" in told
-    assert code in done.stderr
-    assert words in told, "the last lines of its error are part of the message"
+    assert "killed by SIGSEGV" in done.stderr
+    assert "could not say why" in told
     assert f"{target}:app" in told, "and so is what to look at"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words", "code"),
+    [
+        ('raise RuntimeError("no key")', "could not be loaded: RuntimeError: no key", 1),
+        ('sys.exit("no key")', "could not be loaded: SystemExit: no key", 1),
+        ("sys.exit(0)", "could not be loaded: SystemExit: 0", 1),
+        (
+            'Path("holdfast.yaml").write_text("channels: {hook: {connection: {}}}")',
+            "channels.hook: no kind 'hook'",
+            2,
+        ),
+    ],
+)
+def test_an_app_that_cannot_start_is_reported_once(
+    target: Path, trouble: str, words: str, code: int
+) -> None:
+    target.write_text(APP.format(trouble=trouble))
+    done = holdfast("run", f"{target}:app", "--workers", "3")
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count(words) == 1
+    assert "another one starts" not in done.stderr
+    assert "ready" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "dev"])
@@ -125,7 +138,7 @@ def test_what_is_wrong_with_an_app_is_said_without_the_way_there(
 
 
 def test_it_starts_again_after_failures_that_pass(home: Path, target: Path) -> None:
-    target.write_text(APP.format(trouble='if n < 4: raise RuntimeError("not yet")'))
+    target.write_text(APP.format(trouble="if n < 4: os._exit(1)"))
     done = holdfast("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
     assert starts(home) == 4
@@ -202,6 +215,24 @@ def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target
         assert process.poll() is None
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+    log = (home / "run.log").read_text()
+    assert log.count("RuntimeError: only one") == 1, "later failures refer to the first"
+    assert "(exit code 1): as before; another one starts in" in log
+    assert "ready:" not in log, "one of the two is not"
+
+
+def test_it_says_what_it_serves_once_all_workers_are_up(home: Path, target: Path) -> None:
+    target.write_text(APP.format(trouble="") + '\n\napp.on("parcel", queue="packing")(touch)\n')
+    ready = "ready: 2 workers, broker sqlite, queues default (2 handlers), packing (1 handler)\n"
+    with running(home, f"{target}:app", "--workers", "2") as process:
+        wait_until(lambda: ready in (home / "run.log").read_text(), "the ready line")
+        (workers,) = [
+            line for line in holdfast("stats").stdout.splitlines() if line.startswith("workers")
+        ]
+        assert "2 alive" in workers
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert (home / "run.log").read_text().count("ready:") == 1
 
 
 def test_poison_is_no_failed_start(

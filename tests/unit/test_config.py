@@ -9,15 +9,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from holdfast.brokers.redis.address import read_address
 from holdfast.config import (
     Config,
+    Queue,
     QueueTriggerConfig,
+    Retry,
     Secret,
+    Worker,
     is_secret_name,
     load_config,
     load_queue_trigger_config,
@@ -157,6 +162,67 @@ def test_the_variables_of_the_task_protocol(load):
     )
     with pytest.raises(ConfigError, match="MAX_RETRIES"):
         load("", {"MAX_RETRIES": "many"})
+
+
+def test_the_visibility_timeout_counts_from_wherever_it_is_set(load, tmp_path):
+    (tmp_path / ".env").write_text("VISIBILITY_TIMEOUT_S=9\n")
+    redis = "broker: redis://h:6379/0"
+
+    def seen(text, environ=None):
+        config = load(text, environ or {})
+        shown = {s.path: (s.value, s.origin) for s in config.describe()}
+        return read_address(config.broker_url).lease_s, shown["tasks.visibility_timeout_s"]
+
+    assert seen(redis) == (9.0, (9, "env"))
+    assert seen(redis, {"VISIBILITY_TIMEOUT_S": "8"}) == (8.0, (8, "env"))
+    assert seen(f"{redis}?timeout_s=2&visibility_timeout_s=7") == (7.0, (7, "file"))
+    (tmp_path / ".env").unlink()
+    assert seen(f"{redis}\ntasks: {{visibility_timeout_s: 6}}") == (6.0, (6, "file"))
+    assert seen(redis) == (300.0, (None, "default"))
+    with pytest.raises(ConfigError, match="VISIBILITY_TIMEOUT_S"):
+        load(redis, {"VISIBILITY_TIMEOUT_S": "soon"})
+
+
+def test_a_config_made_in_python_is_converted_as_a_file_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain: dict[str, Any] = {
+        "home": "data",
+        "broker": "sqlite:///q.db",
+        "worker": {"slots": 5},
+        "queues": {"orders": {"waits_s": [1, 2]}, "mail": Queue(ttl_s=60)},
+        "channels": {"bot": {"kind": "telegram", "connection": {"token": "1:x"}}},
+    }
+    config = Config(**plain)
+    assert config.home == tmp_path / "data"
+    assert config.broker == f"sqlite:///{tmp_path}/q.db"
+    assert config.worker == Worker(slots=5)
+    assert config.queue("orders").waits_s == (1.0, 2.0)
+    assert config.queue("mail").ttl_s == 60
+    assert config.channels["bot"].connection["token"] == Secret("1:x")
+    assert {s.path for s in config.describe() if s.origin == "argument"} >= {"home", "worker.slots"}
+    again = msgspec.structs.replace(config, send_timeout_s=2)
+    assert again.channels == config.channels, "a secret stays what it is"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"home": 5}, "home: expected a path, found the number 5"),
+        ({"worker": {"slots": "many"}}, "worker.slots: expected a whole number from 1 to 100000"),
+        ({"worker": {"slot": 5}}, "worker.slot: unknown setting; did you mean worker.slots?"),
+        ({"worker": 5}, "worker: expected a section"),
+        ({"worker": Worker(lease_s=0.0)}, "worker.lease_s: expected a number from 0.5 to 86400"),
+        ({"broker": "reddis://h"}, "broker: 'reddis://h' is no broker known here; did you mean"),
+        ({"queues": {"a b": Queue()}}, 'queues["a b"]: no name for a queue'),
+        ({"retry": Retry(base_delay_s=70.0)}, "retry.base_delay_s: must not be above"),
+    ],
+)
+def test_a_config_made_in_python_is_checked_as_a_file_is(fields, said):
+    with pytest.raises(ConfigError) as raised:
+        Config(send_timeout_s=-1, **fields)
+    first, second = sorted(raised.value.problems, key=lambda text: "send_timeout_s" in text)
+    assert first.startswith(f"Config: {said}")
+    assert second.startswith("Config: send_timeout_s: expected a number above 0")
 
 
 def test_queues_do_not_tell_of_each_other_for_ever(load):

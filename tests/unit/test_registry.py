@@ -49,6 +49,10 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
     [
         ("redis://:secret#@host/0", r"redis: host and port cannot be read\. In a password"),
         ("redis://h/0?timeout_s=soon", r"redis: timeout_s is a number of seconds above 0"),
+        ("redis://h/abc", r"the database behind the / is a number, such as redis://host:6379/0"),
+        ("redis://h/0/1", r"the database behind the / is a number"),
+        ("redis://h?db=abc", r"the database behind the / is a number"),
+        ("unix:///run/redis.sock?db=x", r"the database behind the / is a number"),
         ("redis://h/0?visibility_timeout_s=0", r"visibility_timeout_s is a number of seconds"),
         ("redis://h/0?timeout_s=inf", r"timeout_s is a number of seconds above 0"),
         ("redis://h/0?delete_acked=some", r"delete_acked is one of auto, always, never"),

@@ -63,13 +63,8 @@ def chat(session: Session, target: str | None, **options: Any) -> None:
     and needs no network. What you type is a message, {"text": ...}; /help lists the commands that
     show the queue, retry, and make sends fail. Ctrl+C, Ctrl+D and /quit leave; what waits is kept.
     """
-    from holdfast.app import App
-    from holdfast.core.errors import ConfigError
-    from holdfast.supervisor import load_app
-
-    app = load_app(usual_target(target))
-    if not isinstance(app, App):
-        raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
+    app = session.load_app(usual_target(target))
+    app.check()
     options["queue"] = options["queue"] or _queue_for(app, options["type_"])
     session.run(_chat(session, app, options))
 

@@ -50,13 +50,16 @@ def show(session: Session, prefix: str | None, origin: bool) -> None:
 )
 @command_options
 def check(session: Session) -> None:
-    """Check the configuration, and name every mistake at once (exit code 10)."""
-    from holdfast.config.rule_file import load_rules
+    """Check the configuration, and name every mistake at once (exit code 10).
+
+    It checks all that a worker needs before it connects to anything: drivers, rules, triggers,
+    channels. `holdfast doctor` looks at the database and the broker.
+    """
+    from holdfast.app import App
 
     try:
         found = session.config
-        if found.rules is not None:
-            load_rules(found.rules)
+        App(found).check()
     except ConfigError as error:
         session.out.data({"ok": False, "problems": error.problems})
         for problem in error.problems:

@@ -149,8 +149,8 @@ class Display:
         out.line(f"  queues    {safe(queues)}")
         out.line()
         out.line("Try in another terminal:")
-        home = os.environ.get("HOLDFAST_HOME")
-        prefix = f"HOLDFAST_HOME={shlex.quote(home)} " if home else ""
+        said = ((name, os.environ.get(name)) for name in ("HOLDFAST_CONFIG", "HOLDFAST_HOME"))
+        prefix = "".join(f"{name}={shlex.quote(value)} " for name, value in said if value)
         for command in (self._example(), "tail", "stats"):
             out.line(f"  {prefix}{_program()} {command}")
         out.line()

@@ -51,6 +51,7 @@ def run(
         until_idle=until_idle,
         grace_s=session.config.worker.shutdown_timeout_s + _GRACE_S,
         say=session.out.say,
+        ready=session.out.say,
         options=options,
     )
     tell_recovery(session, terminal=terminal)
@@ -81,12 +82,13 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
     replies to the terminal and a line for each message that ends; with --json the lines alone.
     Ctrl+C drains and ends.
     """
-    from holdfast.supervisor import Supervisor, load_app
+    from holdfast.supervisor import Supervisor
 
     from .display import Display
 
     target = usual_target(target)
-    app = load_app(target)
+    app = session.load_app(target)
+    app.check()
     with Display(app, target, session.out):
         supervisor = Supervisor(
             target,

@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -99,6 +99,14 @@ class Session:
         from holdfast.config import load_config
 
         return load_config(self._config_path)
+
+    def load_app(self, target: str) -> App:
+        """The app of MODULE:APP, under the configuration that this command names."""
+        from holdfast.supervisor import load_app
+
+        if self._config_path is not None:
+            _ = self.config  # a mistake in it is reported under the name that was given here
+        return load_app(target)
 
     @property
     def queues(self) -> list[str]:
@@ -196,7 +204,7 @@ def operator_name() -> str:
 
 
 def command_options(fn: Fn) -> Fn:
-    """Adds --json, --config and --debug, hands over a `Session`, and turns errors into exits."""
+    """Adds the options that every command has, hands over a `Session`, turns errors into exits."""
 
     @click.option(
         "--config",
@@ -204,15 +212,26 @@ def command_options(fn: Fn) -> Fn:
         type=click.Path(dir_okay=False, path_type=Path),
         help="Read this file instead of ./holdfast.yaml.",
     )
+    @click.option(
+        "--home",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Use this folder instead of ./.holdfast.",
+    )
     @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
     @click.option("--debug", is_flag=True, help="Show where an error comes from.")
     @functools.wraps(fn)
     def wrapped(
-        *args: Any, as_json: bool, config_path: Path | None, debug: bool, **options: Any
+        *args: Any,
+        as_json: bool,
+        config_path: Path | None,
+        home: Path | None,
+        debug: bool,
+        **options: Any,
     ) -> Any:
         session = Session(as_json=as_json, config_path=config_path, debug=debug)
         try:
-            return fn(session, *args, **options)
+            with _environment(HOLDFAST_CONFIG=config_path, HOLDFAST_HOME=home):
+                return fn(session, *args, **options)
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
             raise
         except KeyboardInterrupt:
@@ -226,6 +245,24 @@ def command_options(fn: Fn) -> Fn:
             stop(report(error, debug=debug))
 
     return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def _environment(**places: Path | None) -> Iterator[None]:
+    """Set these variables while the command runs: an app that it loads, and every process that it
+    starts, reads the configuration that the command was given."""
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(
+        {name: os.path.abspath(place) for name, place in places.items() if place is not None}
+    )
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def report(error: Exception, *, debug: bool) -> Exit:

@@ -86,6 +86,19 @@ def _server(scheme: str, rest: str, url: str) -> str:
     return url.strip()
 
 
+def parameter(url: str, name: str) -> str | None:
+    """The value of a parameter behind the `?` of a URL."""
+    parts = (part.partition("=") for part in url.partition("?")[2].split("&"))
+    return next((value for key, _, value in parts if key == name), None)
+
+
+def with_default(url: str, name: str, value: str) -> str:
+    """The URL with a parameter added behind its `?`, unless it has one of that name."""
+    if parameter(url, name) is not None:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{name}={value}"
+
+
 def _sqlite_path(rest: str, folder: Path) -> Path:
     """The path behind `sqlite://`: three slashes are relative, four absolute."""
     if not rest.startswith("/"):

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .reader import fields_of, shape_of
+from .secret import Secret
 from .settings import NOT_SETTINGS
 from .tree import Node, Problems, Where, join
 
@@ -33,7 +36,7 @@ def overrides_of(
     found += _protocol(variables)
     for path, value in arguments.items():
         segments = ["".join(step) for step in _STEP.findall(path)]
-        found.append((segments, _plain(value, Where(f"argument {path}", origin="argument"))))
+        found.append((segments, node_of(value, Where(f"argument {path}", origin="argument"))))
     return found
 
 
@@ -60,7 +63,7 @@ def _home(variables: Mapping[str, str], problems: Problems) -> list[tuple[list[s
 def _protocol(variables: Mapping[str, str]) -> list[tuple[list[str], Node]]:
     """The names that the task protocol gives its settings. Ours are stronger."""
     found = []
-    for name in ("MAX_RETRIES", "HEARTBEAT_INTERVAL_S"):
+    for name in ("MAX_RETRIES", "HEARTBEAT_INTERVAL_S", "VISIBILITY_TIMEOUT_S"):
         text = variables.get(name)
         if text and f"{PREFIX}TASKS__{name}" not in variables:
             found.append((["TASKS", name], _variable(name, text, Problems())))
@@ -92,15 +95,29 @@ def _placed(node: Node, where: Where) -> Node:
     return Node(value=value, where=where, broken=node.broken)
 
 
-def _plain(value: Any, where: Where) -> Node:
-    """An argument: any plain Python value."""
-    if isinstance(value, Mapping):
-        value = {str(key): _plain(item, where) for key, item in value.items()}
+def node_of(value: Any, where: Where) -> Node:
+    """An argument: any plain Python value, or a struct of settings."""
+    if isinstance(value, msgspec.Struct):
+        value = {name: node_of(item, where) for name, item in given_in(value).items()}
+    elif isinstance(value, Mapping):
+        value = {str(key): node_of(item, where) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        value = [_plain(item, where) for item in value]
-    elif value is not None and not isinstance(value, bool | int | float | str):
+        value = [node_of(item, where) for item in value]
+    elif value is not None and not isinstance(value, bool | int | float | str | Secret):
         value = str(value)
     return Node(value=value, where=where)
+
+
+def given_in(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a struct that differ from their defaults."""
+    defaults = type(struct).__struct_defaults__
+    names = struct.__struct_fields__[-len(defaults) :]
+    found = {name: getattr(struct, name) for name in struct.__struct_fields__}
+    for name, default in zip(names, defaults, strict=True):
+        usual = default.factory() if hasattr(default, "factory") else default
+        if type(found[name]) is type(usual) and found[name] == usual:
+            del found[name]
+    return found
 
 
 def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Problems) -> None:

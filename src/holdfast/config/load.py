@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.core.errors import ConfigError
 from holdfast.triggers.config import QueueTriggerConfig
 
-from .environment import graft, overrides_of
+from .environment import given_in, graft, node_of, overrides_of
 from .reader import Reader, fields_of, shape_of
 from .rules import check
 from .settings import NOT_SETTINGS, Config, Trigger
@@ -26,6 +28,9 @@ class _Document(Config, frozen=True, kw_only=True):
     """What may stand in the file: the settings, and one trigger under its own key."""
 
     queue_trigger: Trigger | None = None
+
+    def __post_init__(self) -> None:
+        """Its reader checks it."""
 
 
 def load_config(
@@ -62,11 +67,30 @@ def load_config(
         elsewhere=_by_last_name(),
     )
     document = reader.section(root, _Document, "")
-    config = _assemble(document, reader, file, cwd)
-    config = check(config, reader, Where(named))
+    document = _assemble(document, reader, file, cwd)
+    document = check(document, reader, Where(named))
     if problems:
         raise ConfigError(problems.texts())
-    return config
+    return Config(**{name: getattr(document, name) for name in Config.__struct_fields__})
+
+
+def checked(config: Config) -> dict[str, Any]:
+    """The fields of a Config that was built in Python, converted and checked as a file's are.
+
+    Raises ConfigError with every mistake there is.
+    """
+    given = {name: v for name, v in given_in(config).items() if name not in NOT_SETTINGS}
+    if not given:
+        return {}
+    where = Where("Config", origin="argument")
+    problems = Problems()
+    reader = Reader(problems, folders={"argument": Path.cwd()}, hidden=NOT_SETTINGS)
+    root = Node(value={name: node_of(value, where) for name, value in given.items()}, where=where)
+    found = check(reader.section(root, _Document, ""), reader, where)
+    if problems:
+        raise ConfigError(problems.texts())
+    fields = {name: getattr(found, name) for name in given}
+    return fields if config.origins else {**fields, "origins": reader.origins}
 
 
 def load_queue_trigger_config(
@@ -167,9 +191,9 @@ def _unwrap(root: Node) -> None:
             triggers.value[index] = entry.value["queue_trigger"]
 
 
-def _assemble(document: _Document, reader: Reader, file: Path | None, cwd: Path) -> Config:
-    """The document as a Config: `queue_trigger` is the last trigger, `home` is absolute."""
-    fields = {name: getattr(document, name) for name in Config.__struct_fields__}
+def _assemble(document: _Document, reader: Reader, file: Path | None, cwd: Path) -> _Document:
+    """The document as a whole: `queue_trigger` is the last trigger, `home` is absolute."""
+    fields: dict[str, Any] = {}
     if document.queue_trigger is not None:
         last = f"triggers[{len(document.triggers)}]"
         fields["triggers"] = (*document.triggers, document.queue_trigger)
@@ -177,7 +201,7 @@ def _assemble(document: _Document, reader: Reader, file: Path | None, cwd: Path)
         reader.origins = _renamed(reader.origins, "queue_trigger", last)
     if "home" not in reader.places:
         fields["home"] = cwd / ".holdfast"
-    return Config(**{**fields, "file": file, "origins": reader.origins})
+    return msgspec.structs.replace(document, **fields, file=file, origins=reader.origins)
 
 
 def _renamed(paths: Mapping[str, T], old: str, new: str) -> dict[str, T]:

@@ -99,6 +99,10 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: Span = 30.0
     """How often a broker with leases hears that a task is still worked on. Also the variable
     HEARTBEAT_INTERVAL_S."""
+    visibility_timeout_s: Span | None = None
+    """On Redis, how long an entry may stay without a sign of life before another worker takes it.
+    Null: the broker's own default. Also the variable VISIBILITY_TIMEOUT_S; a value in the broker's
+    URL wins."""
 
     def complete(self, name: str, queue: Queue) -> Queue:
         """The queue with everything said that it left open, but what `retry` says for all."""

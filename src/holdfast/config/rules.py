@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +25,10 @@ _NAME_RULE = (
 )
 
 
-def check(config: Config, reader: Reader, fallback: Where) -> Config:
+C = TypeVar("C", bound=Config)
+
+
+def check(config: C, reader: Reader, fallback: Where) -> C:
     """The config with its URLs made absolute; what is wrong goes to the reader's problems."""
     rules = _Rules(config, reader, fallback)
     rules.queues()

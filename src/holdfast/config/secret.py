@@ -11,7 +11,7 @@ __all__ = ["MASK", "Secret", "is_secret_name", "mask_line", "mask_text", "masked
 
 def protect(value: Any, *, secret: bool) -> Any:
     """A plain value, as a `Secret` if it is one: known by its name, or a URL with a password."""
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool | Secret):
         return value
     if secret or (isinstance(value, str) and mask_text(value) != value):
         return Secret(str(value))

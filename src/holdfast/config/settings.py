@@ -18,7 +18,15 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.retry import RetryPolicy
 from holdfast.triggers.config import QueueTriggerConfig
 
-from .endpoints import ADAPTERS, SERVERS, STORES, lacks_adapter, sqlite_file
+from .endpoints import (
+    ADAPTERS,
+    SERVERS,
+    STORES,
+    lacks_adapter,
+    parameter,
+    sqlite_file,
+    with_default,
+)
 from .queues import Queue, Retry, Tasks
 from .ranges import YEAR, Days, Span, Time
 from .secret import Secret, masked
@@ -224,7 +232,11 @@ class Setting(NamedTuple):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. `load_config` makes it; `Config()` is the defaults."""
+    """All settings. `load_config` makes it; `Config()` is the defaults.
+
+    A Config built in Python is checked as the file is: `Config(home="data", worker={"slots": 5})`
+    is converted, and a wrong value raises ConfigError.
+    """
 
     home: Path = Path(".holdfast")
     """Folder of everything that holdfast writes."""
@@ -261,6 +273,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     origins: Mapping[str, str] = {}
     """Where each value that is no default came from; no setting."""
 
+    def __post_init__(self) -> None:
+        from .load import checked
+
+        for name, value in checked(self).items():
+            msgspec.structs.force_setattr(self, name, value)
+
     @property
     def broker_kind(self) -> str:
         """`sqlite`, `memory`, or the server behind the URL."""
@@ -281,9 +299,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broker_url(self) -> str:
-        """`broker` with everything said that it leaves to us."""
+        """`broker` with everything that other settings add to it."""
         file = self.broker_file
-        return self.broker if file is None else f"sqlite:///{file}"
+        if file is not None:
+            return f"sqlite:///{file}"
+        if self.broker_kind == "redis" and self.tasks.visibility_timeout_s is not None:
+            return with_default(
+                self.broker, "visibility_timeout_s", f"{self.tasks.visibility_timeout_s:g}"
+            )
+        return self.broker
 
     @property
     def store_kind(self) -> str:
@@ -384,14 +408,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> list[Setting]:
         """Every setting with its value, masked, and where it came from."""
-        effective = {
+        effective: dict[str, Any] = {
             "ledger.key_file": self.ledger_key_file,
             "ledger.anchor_file": self.ledger_anchor_file,
         }
+        origins = dict(self.origins)
+        in_url = parameter(self.broker, "visibility_timeout_s")
+        if in_url is not None:  # it wins over the setting
+            number = in_url.replace(".", "", 1).isdecimal()
+            effective["tasks.visibility_timeout_s"] = float(in_url) if number else in_url
+            origins["tasks.visibility_timeout_s"] = origins.get("broker", "default")
         return [
-            Setting(
-                path, _plain(effective.get(path, value), name), self.origins.get(path, "default")
-            )
+            Setting(path, _plain(effective.get(path, value), name), origins.get(path, "default"))
             for path, name, value in _leaves(self, "")
         ]
 

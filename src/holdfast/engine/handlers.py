@@ -53,7 +53,7 @@ class Handlers:
         key = (handler.queue, handler.type)
         if key in self._by_key:
             raise ValueError(
-                f"queue {handler.queue!r} has two handlers for type {handler.type!r}: "
+                f"queue {handler.queue or 'default'!r} has two handlers for type {handler.type!r}: "
                 f"{self._by_key[key].name} and {handler.name}"
             )
         self._by_key[key] = handler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from collections.abc import Mapping
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -48,6 +49,7 @@ def read_address(url: str) -> Address:
         ) from None
     found = dict(parse_qsl(parts.query, keep_blank_values=True))
     problems = [_unknown(name) for name in found if name not in (*_OURS, *_DRIVERS)]
+    problems += _database(parts, found)
     lease = found.get("visibility_timeout_s") or os.environ.get("VISIBILITY_TIMEOUT_S")
     lease_s = _seconds("visibility_timeout_s", lease, VISIBILITY_TIMEOUT_S, problems)
     timeout_s = _seconds("timeout_s", found.get("timeout_s"), TIMEOUT_S, problems)
@@ -67,6 +69,16 @@ def read_address(url: str) -> Address:
         delete_acked=delete_acked,
         allow_unsafe=unsafe in _YES,
     )
+
+
+def _database(parts: SplitResult, found: Mapping[str, str]) -> list[str]:
+    """The driver takes a database that is not a number for database 0, without a word."""
+    named = [found["db"]] if "db" in found else []
+    if parts.scheme != "unix" and parts.path not in ("", "/"):
+        named.append(parts.path[1:])
+    if all(name.isascii() and name.isdigit() for name in named):
+        return []
+    return ["the database behind the / is a number, such as redis://host:6379/0"]
 
 
 def _seconds(name: str, written: str | None, default: float, problems: list[str]) -> float:

@@ -1,0 +1,230 @@
+"""Which configuration counts: that of the command, in every process, when the app is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast import App, Config, Context
+from holdfast.core.errors import ConfigError
+from holdfast.supervisor import load_app
+from tests.faults.waiting import PATIENCE_S, wait_until
+
+AGENT = """
+import os
+from holdfast import App, Config, Context, load_config
+
+app = App({own})
+
+@app.on("order")
+async def take(ctx: Context) -> str:
+    await ctx.reply("taken")
+    return str(app.config.home)
+
+@app.on("child", isolation="process")
+def child(ctx: Context) -> str:
+    return str(app.config.home)
+
+@app.on("die")
+async def die(ctx: Context) -> str:
+    with open("deaths", "a") as file:
+        file.write("x")
+    if os.path.getsize("deaths") <= 2:
+        os._exit(9)
+    return str(app.config.home)
+"""
+
+
+@pytest.fixture(name="folder")
+def project_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with an agent and a second configuration; nothing is said in the environment."""
+    monkeypatch.delenv("HOLDFAST_HOME")
+    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.chdir(home)
+    (home / "agent.py").write_text(AGENT.format(own=""))
+    (home / "prod").mkdir()
+    (home / "prod" / "prod.yaml").write_text("home: data\n")
+    return home
+
+
+def holdfast(
+    *arguments: str, code: int = 0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **(variables or {})},
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@contextmanager
+def dev(folder: Path, *arguments: str) -> Iterator[Path]:
+    """`holdfast dev` in the background; gives the file that it writes to."""
+    log = folder / "dev.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "dev", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("way", "type_"),
+    [
+        ("--config", "order"),
+        ("--home", "order"),
+        ("HOLDFAST_CONFIG", "order"),
+        ("--config", "child"),
+        ("--config", "die"),
+    ],
+)
+def test_a_message_runs_under_the_configuration_it_was_sent_with(
+    folder: Path, way: str, type_: str
+) -> None:
+    """In the worker, in an isolated child, and in the child that runs a suspect alone."""
+    place = "prod/prod.yaml" if way.endswith(("config", "CONFIG")) else "prod/data"
+    options = [way, place] if way.startswith("--") else []
+    variables = {} if options else {way: place}
+    holdfast("send", "--type", type_, "--id", "m1", *options, variables=variables)
+    holdfast("run", "agent.py:app", "--until-idle", *options, variables=variables)
+    trace = json.loads(holdfast("trace", "m1", "--json", *options, variables=variables).stdout)
+    (task,) = trace["tasks"]
+    assert task["status"] == "succeeded"
+    assert not (folder / ".holdfast").exists(), "nobody wrote into the project's own"
+
+
+def test_dev_runs_under_the_configuration_of_the_command(folder: Path) -> None:
+    with dev(folder, "agent.py:app", "--config", "prod/prod.yaml") as log:
+        wait_until(lambda: "Ctrl+C drains" in log.read_text(), "it greets")
+        shown = log.read_text()
+        assert str(folder / "prod" / "data" / "holdfast.db") in shown
+        assert f"HOLDFAST_CONFIG={folder}/prod/prod.yaml" in shown, "its examples go there, too"
+        holdfast("send", "--type", "order", "--config", "prod/prod.yaml")
+        wait_until(lambda: "succeeded" in log.read_text(), "the message ran")
+    assert not (folder / ".holdfast").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "is_own"),
+    [
+        ("run", '"own.yaml"', "own.yaml"),
+        ("run", "Config()", "a Config made in Python"),
+        ("run", 'load_config("own.yaml")', "own.yaml"),
+        ("dev", '"own.yaml"', "own.yaml"),
+        ("chat", '"own.yaml"', "own.yaml"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_command_is_an_error_that_names_both(
+    folder: Path, command: str, own: str, is_own: str
+) -> None:
+    (folder / "own.yaml").write_text("home: own\n")
+    (folder / "agent.py").write_text(AGENT.format(own=own))
+    done = holdfast(command, "agent.py:app", "--config", "prod/prod.yaml", code=2)
+    assert is_own in done.stderr
+    assert str(folder / "prod" / "prod.yaml") in done.stderr
+    assert done.stderr.count("has a configuration of its own") == 1
+    assert "holdfast is running" not in done.stdout
+    assert not list(folder.glob("**/holdfast.db")), "nothing was begun"
+
+
+def test_a_home_that_contradicts_the_environment_is_an_error_that_names_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "agent.py").write_text(AGENT.format(own='Config(home="own")'))
+    monkeypatch.setenv("HOLDFAST_HOME", "other")
+    with pytest.raises(ConfigError, match=r"home .*/own\), and this command is told to use other"):
+        load_app("agent.py:app")
+    monkeypatch.setenv("HOLDFAST_HOME", "own")
+    assert load_app("agent.py:app").config.home == folder / "own"
+
+
+def test_the_same_configuration_twice_is_no_contradiction(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "agent.py").write_text(AGENT.format(own='"prod/prod.yaml"'))
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(folder / "prod" / "prod.yaml"))
+    assert load_app("agent.py:app").config.home == folder / "prod" / "data"
+
+
+CHANNELS = """
+channels:
+  hook: {connection: {}}
+  telegram: {connection: {token: "1:x"}}
+  mail: {kind: email, connection: {hots: mx}}
+"""
+NO_AIOHTTP = "import sys; sys.modules['aiohttp'] = None\n"
+
+
+def test_check_says_what_run_and_dev_refuse_in_their_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "holdfast.yaml").write_text(CHANNELS)
+    (folder / "sitecustomize.py").write_text(NO_AIOHTTP)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    check = holdfast("config", "check", "--json", code=10)
+    problems = json.loads(check.stdout)["problems"]
+    assert problems[0].startswith("channels.hook: no kind 'hook'; write `kind:` with ")
+    assert problems[1].startswith("channels.telegram needs aiohttp: pip install ")
+    assert problems[2].startswith("channels.mail.connection.hots: unknown")
+    for command in ("run", "dev", "chat"):
+        done = holdfast(command, "agent.py:app", code=2)
+        said = [line.strip() for line in done.stderr.splitlines()]
+        assert said == ["holdfast: the configuration is wrong:", *problems]
+        assert done.stdout == "", "nothing was claimed before"
+
+
+async def test_variables_that_are_set_after_the_import_count(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a test of the user's: the app is imported first, and every test has its own home."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(home / "real"))
+    app = App()
+    ran: list[str] = []
+
+    @app.on("order", retries=1)
+    async def take(ctx: Context) -> None:
+        ran.append(ctx.message.id)
+
+    app.subscribe("webhook", "https://example.org")
+    for name in ("first", "second"):
+        monkeypatch.setenv("HOLDFAST_HOME", str(home / name))
+        monkeypatch.setenv("HOLDFAST__QUEUES__DEFAULT__TIMEOUT_S", str(len(ran) + 1))
+        async with app:
+            await app.send("order", id=name)
+            (handler,) = app.handlers
+            assert handler.timeout_s == len(ran) + 1
+            assert handler.retry.max_retries == 1
+        await app.work(until_idle=True)
+        assert (home / name / "holdfast.db").exists()
+    assert ran == ["first", "second"]
+    assert not (home / "real").exists()
+
+
+async def test_what_is_registered_after_a_look_at_the_settings_counts(home: Path) -> None:
+    app = App(Config(home=home))
+    assert list(app.handlers) == []
+    app.on("a")(print)
+    app.on("b", queue="other")(print)
+    assert {(each.queue, each.type) for each in app.handlers} == {("default", "a"), ("other", "b")}
+    with pytest.raises(ValueError, match="'default' has two handlers for type 'a'"):
+        app.on("a")(print)
