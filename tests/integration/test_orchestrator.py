@@ -124,7 +124,7 @@ async def test_waiting_ends_in_time_and_says_how_it_stands(make_app: MakeApp):
         task = await tasks.submit("nobody", {})
         with pytest.raises(TimeoutError, match=f"task {task.id} is queued after 0.05 s"):
             await tasks.wait(task.id, timeout_s=0.05)
-        with pytest.raises(TimeoutError, match="task never-was is unknown after 0.05 s"):
+        with pytest.raises(TimeoutError, match=r"task never-was is unknown after 0\.05 s"):
             await tasks.wait("never-was", timeout_s=0.05)
 
 
