@@ -359,9 +359,11 @@ class App:
         self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
         """As `send_message`, for many in one go. Refuses all before accepting any."""
-        return await self._sender.publish_many(self.broker, self.check_many(messages, queue=queue))
+        return await self._sender.publish_many(
+            self.broker, self._encoded_many(messages, queue=queue)
+        )
 
-    def check_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
+    def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
         """Return the messages as `send_many` would send them. Raises InvalidMessage."""
         to = self._queue(queue)
         return [self._sender.encoded(message, to) for message in messages]

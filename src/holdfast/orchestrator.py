@@ -133,7 +133,7 @@ class Orchestrator:
         marked = [
             msgspec.structs.replace(task, extra=self._marked(task.extra, task.id)) for task in tasks
         ]
-        self._app.check_many(marked, queue=self._queue)
+        self._app._encoded_many(marked, queue=self._queue)
         if await self._write_created(tasks):
             tasks = marked
         return await self._app.send_many(tasks, queue=self._queue)

@@ -223,7 +223,7 @@ async def test_the_end_of_a_task_is_known_after_its_row_is_gone(make_app: MakeAp
         async def no_row(task_id: str, tenant_id: str) -> None:
             return None
 
-        tasks._task = no_row  # type: ignore[method-assign, assignment]
+        tasks._task = no_row  # type: ignore[method-assign]
         assert await tasks.status(done.id) == "succeeded"
         assert await tasks.status(ended.id) == "failed"
 
