@@ -105,6 +105,9 @@ class App:
         self._broker: Broker | None = None
         self._store: Store | None = None
         self._sync: LoopThread | None = None
+        self._users = 0
+        self._entering = asyncio.Lock()
+        self._opened_before = False
         self._consumer = ""
         """The name of its worker in the store, and of its consumer where the broker has those."""
 
@@ -378,7 +381,12 @@ class App:
             await broker.close()
 
     async def __aenter__(self) -> App:
-        await self.open()
+        """Open the app. `async with` blocks may overlap, as a worker's and an orchestrator's do."""
+        async with self._entering:
+            if not self._users:
+                self._opened_before = self._store is not None
+            await self.open()
+            self._users += 1
         return self
 
     async def __aexit__(
@@ -387,7 +395,11 @@ class App:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        """Close the app with the last block, unless it was open before the first one."""
+        async with self._entering:
+            self._users -= 1
+            if not self._users and not self._opened_before:
+                await self.close()
 
     @property
     def broker(self) -> Broker:
@@ -428,9 +440,14 @@ class App:
         self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
         """As `send_message`, for many in one go. Refuses all before accepting any."""
+        return await self._sender.publish_many(
+            self.broker, self._encoded_many(messages, queue=queue)
+        )
+
+    def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
+        """Return the messages as `send_many` would send them. Raises InvalidMessage."""
         to = self._queue(queue)
-        sends = [self._sender.encoded(message, to) for message in messages]
-        return await self._sender.publish_many(self.broker, sends)
+        return [self._sender.encoded(message, to) for message in messages]
 
     async def deliver(
         self, channel: str, recipient: str, content: str, *, scheduled: bool = False, **fields: Any

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
@@ -23,11 +23,14 @@ import msgspec
 from holdfast.app import App
 from holdfast.core.broker import Delivery, Settlement, Subscription, Verb
 from holdfast.core.clock import from_us
-from holdfast.core.errors import DecodeError, HoldfastError
+from holdfast.core.errors import DecodeError, HoldfastError, StoreError
+from holdfast.core.events import EVENT_OF_STATUS
+from holdfast.core.ids import new_id
 from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.notices import PROTOCOL_STATUS, End, error_text, read_result
 from holdfast.core.outcome import FINAL, ParkKind, Status
 from holdfast.core.records import Cancelled, Identity, Records, Task
+from holdfast.core.task_codec import CREATED_MARK, TaskCodec
 from holdfast.engine.sender import Receipt
 from holdfast.storage import Acting
 
@@ -60,7 +63,10 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Orchestrator:
-    """Use it as an async context manager. It opens the app that it is given, or one of its own."""
+    """Use it as an async context manager. It opens the app that it is given, or one of its own.
+
+    An app that is open already, for a worker say, stays open when the orchestrator is closed.
+    """
 
     def __init__(self, app: App | None = None, *, queue: str | None = None) -> None:
         """`queue`: where the tasks go; the app's usual one, on Redis the stream of the protocol."""
@@ -77,10 +83,11 @@ class Orchestrator:
         return self._named_queue or self._app.config.default_queue
 
     async def __aenter__(self) -> Orchestrator:
-        await self._app.open()
-        app = self._app
-        operations = app.storage.operations(app.store, None, by=app.name)
-        self._operations = await self._open.enter_async_context(operations)
+        async with AsyncExitStack() as opened:
+            app = await opened.enter_async_context(self._app)
+            operations = app.storage.operations(app.store, None, by=app.name)
+            self._operations = await opened.enter_async_context(operations)
+            self._open = opened.pop_all()
         results = self._results()
         if results is not None:
             self._reading = asyncio.create_task(self._read(results), name="holdfast results")
@@ -98,7 +105,6 @@ class Orchestrator:
             await asyncio.gather(reading, return_exceptions=True)
         self._operations = None
         await self._open.aclose()
-        await self._app.close()
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -107,24 +113,74 @@ class Orchestrator:
     ) -> Receipt:
         """Returns when the task is durable. Options: those of `App.send`, `id` being the task's.
 
-        Without an `idempotency_key` a task is its own: it runs once under its id.
+        Without an `idempotency_key` a task is its own: it runs once under its id. `task.created`
+        is in the event log before the task is sent.
         """
-        return await self._app.send(tool_name, payload or {}, queue=self._queue, **options)
+        options["id"] = options.get("id") or new_id()
+        options["created_at"] = options.get("created_at") or datetime.now(UTC)
+        marked = {**options, "extra": self._marked(options.get("extra"), options["id"])}
+        body = payload or {}
+        # Refuse here what cannot be sent: nothing must be written about it.
+        self._app.outgoing(tool_name, body, queue=self._queue, **marked)
+        task = Message(
+            type=tool_name,
+            id=options["id"],
+            tenant_id=options.get("tenant_id") or DEFAULT_TENANT,
+            created_at=options["created_at"],
+        )
+        if await self._write_created([task]):
+            options = marked
+        return await self._app.send(tool_name, body, queue=self._queue, **options)
 
     async def submit_many(self, tasks: Sequence[Message]) -> list[Receipt]:
         """As `submit`, for many in one go. Refuses all before it accepts any."""
+        marked = [
+            msgspec.structs.replace(task, extra=self._marked(task.extra, task.id)) for task in tasks
+        ]
+        self._app._encoded_many(marked, queue=self._queue)
+        if await self._write_created(tasks):
+            tasks = marked
         return await self._app.send_many(tasks, queue=self._queue)
+
+    def _marked(self, extra: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
+        """Tell the workers of the task protocol, who write a missing event, that it is there."""
+        marks = self._app.config.queue(self._queue).codec == TaskCodec.name
+        return {**(extra or {}), **({CREATED_MARK: task_id} if marks else {})}
+
+    async def _write_created(self, tasks: Sequence[Message]) -> bool:
+        """Return False if the store is away: the worker that claims the task writes it then."""
+        own = self._app.config.queue(self._queue).tenant
+        if own is not None:  # whatever tenant the message names
+            tasks = [msgspec.structs.replace(task, tenant_id=own) for task in tasks]
+        try:
+            await self._desk.submitted(self._queue, tasks)
+        except StoreError as error:
+            log.warning(
+                "task.created of %d tasks for %s is left to the worker that claims them: %s",
+                len(tasks),
+                self._queue,
+                error,
+            )
+            return False
+        return True
 
     # -- asking -----------------------------------------------------------------------------------
 
     async def status(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> str:
-        """queued, running, waiting_approval, succeeded or failed.
+        """queued, running, waiting_approval, succeeded or failed; else `unknown`.
 
-        The store hears of a task when a worker claims it: until then, and for an id that nobody
-        ever submitted, the answer is `queued`.
+        `unknown`: there is neither a row nor an event of this id. It was never submitted; or
+        another program sent it, and no worker has claimed it yet; or it is past its retention.
         """
         task = await self._task(task_id, tenant_id)
-        return "queued" if task is None else _word(task)
+        if task is not None:
+            return _word(task)
+        found = await self._records.events_of(tenant_id, task_id)
+        kinds = {event.type for event in found if event.subscription == self._queue}
+        if not kinds:
+            return "unknown"
+        ended = next((s for s, kind in EVENT_OF_STATUS.items() if kind in kinds), None)
+        return "queued" if ended is None else PROTOCOL_STATUS.get(ended, "failed")
 
     async def result(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> TaskResult | None:
         """How it ended; None: not yet."""

@@ -37,8 +37,9 @@ from holdfast.engine.executor import Executor
 from holdfast.engine.handlers import ANY_TYPE, Handler, Handlers
 from holdfast.engine.relays import Relay
 from holdfast.engine.worker import EngineWorker, WorkerSettings
+from holdfast.observe.export import Exporter
 from holdfast.observe.metrics import Metrics
-from holdfast.services import store_relays
+from holdfast.services import export_relay, store_relays
 from holdfast.storage import endings_of, storage_of
 from holdfast.triggers.announcer import Announcer
 from holdfast.triggers.broker import AdapterBroker
@@ -75,7 +76,8 @@ class QueueTrigger:
     already. Without one it is a temporary file that goes with this object; the queue keeps what has
     not ended by then.
     `governance`, `ledger` and `idempotency_store` may be None; `worker` has the engine's own
-    limits (lease, crash budget), `metrics` counts.
+    limits (lease, crash budget), `metrics` counts. What is counted goes to `queue_metrics` of the
+    store, unless the store is given open: then its owner exports.
     `on_dedup_unavailable`: what becomes of a message while `idempotency_store` cannot be asked.
     `stop`: it waits, and spends no attempt; `continue`: it runs, and may run twice. None: as the
     `Config` says, if `store` is one, else `continue`.
@@ -367,7 +369,14 @@ class QueueTrigger:
         await store.open()
         try:
             store.on_events(self._listener)
-            return store, store_relays(storage, store, config)
+            relays = store_relays(storage, store, config)
+            if self.config.metrics_enabled and config.metrics.enabled:
+                queues = self.config.queue_name.__eq__
+                rows = storage.metric_rows(store)
+                exporter = Exporter(self.metrics, rows, queues=queues, channels=False)
+                every_s = self.config.metrics_export_interval or config.metrics.export_interval_s
+                relays.append(export_relay(exporter, every_s))
+            return store, relays
         except BaseException:
             await store.close()
             raise

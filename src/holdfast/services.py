@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.config import Config
     from holdfast.governance.rulebook import RuleFile
+    from holdfast.observe.metrics import Metrics
     from holdfast.storage import Storage
 
 log = logging.getLogger("holdfast.services")
@@ -51,9 +52,7 @@ def relays_of(
     """
     relays = store_relays(app.storage, app.store, app.config)
     if app.metrics is not None:
-        exporter = Exporter(app.metrics, app.storage.metric_rows(app.store))
-        every_s = app.config.metrics.export_interval_s
-        relays.append(Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True))
+        relays += _exporting(app, app.metrics)
     if app.rule_file is not None:
         relays.append(_rules(app.rule_file, app.storage.clerk(app.store)))
     if not app.store.fused:
@@ -79,6 +78,31 @@ def store_relays(storage: Storage, store: Store, config: Config) -> list[Relay]:
         _retention(storage, store, config),
         *_upkeep(storage, store),
         _approvals(storage.clerk(store)),
+    ]
+
+
+def export_relay(exporter: Exporter, every_s: float) -> Relay:
+    """The loop that writes what a process counted to `queue_metrics`."""
+    return Relay(name="metrics", every_s=every_s, step=exporter.step, at_end=True)
+
+
+def _exporting(app: App, metrics: Metrics) -> list[Relay]:
+    """Each trigger may have an interval of its own, or no rows at all."""
+    rows = app.storage.metric_rows(app.store)
+    every_s = app.config.metrics.export_interval_s
+    own = {
+        trigger.queue_name: trigger.metrics.export_interval or every_s
+        for trigger in app.config.triggers
+        if trigger.metrics.enabled and trigger.metrics.export_interval is not None
+    }
+    off = [trigger.queue_name for trigger in app.config.triggers if not trigger.metrics.enabled]
+    others = Exporter(metrics, rows, queues=lambda queue: queue not in own, off=off)
+    return [
+        export_relay(others, every_s),
+        *(
+            export_relay(Exporter(metrics, rows, queues=queue.__eq__, channels=False), seconds)
+            for queue, seconds in own.items()
+        ),
     ]
 
 

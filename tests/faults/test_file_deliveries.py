@@ -36,7 +36,7 @@ from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.filing import Filing
 from holdfast.delivery.queued import QueuedDelivery
 from tests.faults.test_delivery import ROOT, Request, Scene, _check_order, _made
-from tests.faults.test_file_queue import _killed_at
+from tests.faults.test_file_queue import _at_a_step, _killed
 from tests.faults.waiting import wait_until
 
 
@@ -192,7 +192,7 @@ def test_an_attempt_that_is_killed_at_every_step(tmp_path: Path, name: str) -> N
         folder = tmp_path / str(step)
         queue = DeliveryQueue(folder)
         delivery = queue.enqueue("chat", "ann", "precious")
-        killed = _killed_at(step, partial(_attempt, ENDS[name]), queue, delivery)
+        killed = _killed(_at_a_step, step, partial(_attempt, ENDS[name]), queue, delivery)
         again = DeliveryQueue(folder)
         filing = Filing(again, SystemClock())
         filing.open()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -19,8 +22,8 @@ from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.recovery import recovery_scan
 from tests.conftest import SOAK
 
-STEPS = ("open", "flock", "fsync", "replace", "unlink")
-"""System calls of a write: before each of them, and behind the last, the process is killed."""
+STEPS = ("open", "flock", "truncate", "write", "flush", "fsync", "replace", "unlink")
+"""Calls of a write: before each of them, and after the last, the process is killed."""
 
 Act = Callable[[DeliveryQueue, QueuedDelivery], object]
 
@@ -48,50 +51,61 @@ ACTS: dict[str, Act] = {
 }
 
 
-def _killed_at(step: int, act: Act, queue: DeliveryQueue, delivery: QueuedDelivery) -> bool:
-    """In a child that dies at its so-manieth system call; False: it came to its end before."""
+Doom = Callable[[int], None]
+"""Prepares a child process to die: before its n-th step, or when a file reaches n bytes."""
+
+
+def _at_a_step(step: int) -> None:
+    left = step
+
+    def count(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal left
+        if event == "c_call" and called.__name__ in STEPS:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+
+
+def _in_a_write(size: int) -> None:
+    """The kernel writes the first `size` bytes of a file and kills the process at the next one."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _killed(doom: Doom, n: int, act: Act, queue: DeliveryQueue, delivery: QueuedDelivery) -> bool:
+    """Run the act in a doomed child. False: it came to its end before."""
     pid = os.fork()
     if pid == 0:
-        left = step
         try:
-            import fcntl
-
-            def dying(call: Callable[..., object]) -> Callable[..., object]:
-                def counted(*args: object, **more: object) -> object:
-                    nonlocal left
-                    left -= 1
-                    if left < 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*args, **more)
-
-                return counted
-
-            for name in STEPS:
-                home = fcntl if name == "flock" else os
-                setattr(home, name, dying(getattr(home, name)))
+            doom(n)
             act(queue, delivery)
             os._exit(0)
         except BaseException:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), code
+    assert code in (0, -signal.SIGKILL, -signal.SIGXFSZ), code
     return code != 0
 
 
-@pytest.mark.parametrize("name", ACTS)
-def test_killed_at_every_step(tmp_path: Path, name: str) -> None:
-    """The delivery is in one place, as it was or as it should be; a restart finds no rubbish."""
-    step = 0
+def _kill_everywhere(tmp_path: Path, name: str, doom: Doom, *, every: int) -> int:
+    """The delivery is in one place, as it was or as it should be; a restart finds no rubbish.
+
+    Returns how often the act was killed.
+    """
+    kills = 0
     while True:
-        folder = tmp_path / str(step)
+        folder = tmp_path / str(kills)
         queue = DeliveryQueue(folder)
         delivery = queue.enqueue("telegram", "1", "precious")
-        killed = _killed_at(step, ACTS[name], queue, delivery)
+        killed = _killed(doom, kills * every, ACTS[name], queue, delivery)
         again = DeliveryQueue(folder)
         found = [d for d in [*again.load_pending(), *again.load_failed()] if d.id == delivery.id]
         expected = 0 if name == "ack" and not found else 1
-        assert len(found) == expected, (name, step)
+        assert len(found) == expected, (name, kills)
         for each in found:
             assert each.content in ("precious", "mended")
             assert 0 <= each.retry_count <= each.max_retries + 1
@@ -101,9 +115,21 @@ def test_killed_at_every_step(tmp_path: Path, name: str) -> None:
             others = [d.content for d in again.load_pending() if d.id != delivery.id]
             assert others in ([], ["another"])
         if not killed:
-            break
-        step += 1
-    assert step >= 2, "the act made no step at which it could have been killed"
+            return kills
+        kills += 1
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_killed_at_every_step(tmp_path: Path, name: str) -> None:
+    kills = _kill_everywhere(tmp_path, name, _at_a_step, every=1)
+    assert kills >= 2, "the act made no step at which it could have been killed"
+
+
+@pytest.mark.parametrize("name", [name for name in ACTS if name != "ack"])
+def test_killed_in_the_middle_of_a_write(tmp_path: Path, name: str) -> None:
+    """A file is written whole or not at all: not the first half of it in the old one's place."""
+    kills = _kill_everywhere(tmp_path, name, _in_a_write, every=40)
+    assert kills >= 3, "the act wrote nothing in which it could have been killed"
 
 
 SENDER = """

@@ -27,7 +27,7 @@ from holdfast.delivery.filing import Filing
 from holdfast.delivery.folder_sender import FolderSender
 from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.runner import DeliveryRunner
-from tests.faults.test_file_queue import _killed_at
+from tests.faults.test_file_queue import _at_a_step, _killed
 
 ACTS: dict[str, Callable[[DeskWork, str], object]] = {
     "retry": lambda desk, name: desk.retry([name]),
@@ -56,7 +56,7 @@ def test_an_act_that_is_killed_at_every_step(tmp_path: Path, name: str, failed: 
         queue.fail(delivery, "away")
         if failed:
             queue.fail_for_good(delivery, "refused")
-        killed = _killed_at(step, partial(_act, name), queue, delivery)
+        killed = _killed(_at_a_step, step, partial(_act, name), queue, delivery)
         again = DeliveryQueue(folder)
         waiting, given_up = again.load_pending(), again.load_failed()
         discarded = [each.name for each in again.discarded_dir.glob("*.json")]

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import App, Cancelled, Context, Message, Orchestrator, TemporaryError
+from holdfast import (
+    App,
+    Ask,
+    Cancelled,
+    Context,
+    Decision,
+    InvalidMessage,
+    Message,
+    Orchestrator,
+    TemporaryError,
+)
+from holdfast.admin.approvals import Approvals
+from holdfast.cli.session import operating
 from holdfast.config import Config, Retry, Tasks
+from holdfast.core.clock import from_us
 from holdfast.core.errors import StoreUnavailable
 from holdfast.services import relays_of
 from tests.servers.redis import RedisServer
@@ -110,6 +124,181 @@ async def test_waiting_ends_in_time_and_says_how_it_stands(make_app: MakeApp):
         task = await tasks.submit("nobody", {})
         with pytest.raises(TimeoutError, match=f"task {task.id} is queued after 0.05 s"):
             await tasks.wait(task.id, timeout_s=0.05)
+        with pytest.raises(TimeoutError, match=r"task never-was is unknown after 0\.05 s"):
+            await tasks.wait("never-was", timeout_s=0.05)
+
+
+async def events_of(app: App, task_id: str, tenant_id: str = "default") -> list[str]:
+    async with app.storage.reading() as records:
+        return [event.type for event in await records.events_of(tenant_id, task_id)]
+
+
+async def test_a_task_is_created_once_when_it_is_submitted(make_app: MakeApp):
+    app, boss = make_app("worker"), make_app("boss")
+
+    @app.on("*")
+    async def handle(ctx: Context) -> None:
+        return None
+
+    async with Orchestrator(boss) as tasks, asyncio.timeout(LIMIT_S):
+        before = datetime.now(UTC)
+        first = await tasks.submit("job", {}, tenant_id="acme")
+        second, third = await tasks.submit_many([Message(type="job"), Message(type="job")])
+        names = [(first.id, "acme"), (second.id, "default"), (third.id, "default")]
+        for task_id, tenant_id in names:
+            assert await tasks.status(task_id, tenant_id=tenant_id) == "queued"
+            assert await events_of(boss, task_id, tenant_id) == ["task.created"]
+        async with boss.storage.reading() as records:
+            (created,) = await records.events_of("acme", first.id)
+        assert created.data["tool_name"] == "job"
+        assert before <= from_us(created.data["created_at"]) <= datetime.now(UTC)
+        assert await tasks.status(first.id) == "unknown", "it is another tenant's"
+        assert await tasks.status("never-was") == "unknown"
+        async with working(app):
+            for task_id, tenant_id in names:
+                await tasks.wait(task_id, tenant_id=tenant_id)
+    for task_id, tenant_id in names:
+        kinds = await events_of(boss, task_id, tenant_id)
+        assert kinds == ["task.created", "task.claimed", "task.succeeded"]
+
+
+async def test_a_task_that_is_submitted_twice_is_created_once(make_app: MakeApp):
+    boss = make_app("boss")
+    async with Orchestrator(boss) as tasks:
+        for _ in range(2):
+            await tasks.submit("job", {}, id="t-1")
+        await tasks.submit_many([Message(type="job", id="t-1"), Message(type="job", id="t-2")])
+    assert await events_of(boss, "t-1") == await events_of(boss, "t-2") == ["task.created"]
+
+
+async def test_nothing_is_written_about_a_task_that_is_refused(make_app: MakeApp):
+    boss = make_app("boss")
+    async with Orchestrator(boss) as tasks:
+        with pytest.raises(InvalidMessage):
+            await tasks.submit("job", {}, id="t-1", priority=9)
+        with pytest.raises(InvalidMessage):
+            await tasks.submit_many([Message(type="job", id="t-1"), Message(type="")])
+        assert await tasks.status("t-1") == "unknown"
+    assert await events_of(boss, "t-1") == []
+
+
+async def test_a_task_is_accepted_while_the_store_cannot_write(
+    home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The broker has it; the worker that claims it writes the event that is missing."""
+    app, boss = (App(Config(home=home, broker=server.url), name=name) for name in ("w", "boss"))
+
+    @app.on("job")
+    async def job(ctx: Context) -> None:
+        return None
+
+    async with Orchestrator(boss) as tasks, asyncio.timeout(LIMIT_S):
+
+        async def away(subscription: str, batch: Any) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(tasks._desk, "submitted", away)
+        task = await tasks.submit("job", {})
+        assert await events_of(boss, task.id) == []
+        async with working(app):
+            await tasks.wait(task.id)
+    kinds = await events_of(boss, task.id)
+    assert kinds == ["task.created", "task.claimed", "task.succeeded"]
+
+
+async def test_the_end_of_a_task_is_known_after_its_row_is_gone(make_app: MakeApp):
+    app = make_app("worker")
+
+    @app.on("fine")
+    async def fine(ctx: Context) -> None:
+        return None
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S):
+        done = await tasks.submit("fine", {})
+        ended = await tasks.submit("fine", {})
+        await tasks.cancel(ended.id)
+        async with working(app):
+            await tasks.wait(done.id)
+
+        async def no_row(task_id: str, tenant_id: str) -> None:
+            return None
+
+        tasks._task = no_row  # type: ignore[method-assign]
+        assert await tasks.status(done.id) == "succeeded"
+        assert await tasks.status(ended.id) == "failed"
+
+
+async def test_a_task_that_waits_for_a_person_says_so(make_app: MakeApp):
+    app = make_app("worker")
+
+    @app.on("payout")
+    async def payout(ctx: Context) -> str:
+        return "paid"
+
+    @app.guard
+    async def guard(context: Any) -> Decision:
+        asked = None if "big" in context["approved"] else Ask(rule="big")
+        return Decision(allowed=asked is None, reason="more than 1000", ask=asked)
+
+    async with Orchestrator(make_app("boss")) as tasks, asyncio.timeout(LIMIT_S), working(app):
+        task = await tasks.submit("payout", {"amount": 5000})
+        async with operating(app) as (records, operations):
+            approvals = Approvals(records, operations)
+            while await tasks.status(task.id) in ("queued", "running"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await tasks.status(task.id) == "waiting_approval"
+            assert await tasks.result(task.id) is None
+            await approvals.approve(await approvals.find(task.id), by="anna", note="")
+        assert (await tasks.wait(task.id)).result == "paid"
+
+
+# ── an app that others use, too ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("opened_by", ["worker", "open", "orchestrator"])
+async def test_an_app_that_others_use_stays_open(make_app: MakeApp, opened_by: str):
+    app = make_app("both")
+    ran = asyncio.Queue[str]()
+
+    @app.on("job")
+    async def job(ctx: Context) -> None:
+        ran.put_nowait(ctx.message.id)
+
+    async with AsyncExitStack() as around, asyncio.timeout(LIMIT_S):
+        orchestrator = Orchestrator(app)
+        if opened_by == "open":
+            await app.open()
+            around.push_async_callback(app.close)
+        elif opened_by == "worker":
+            await around.enter_async_context(working(app))
+        else:
+            await orchestrator.__aenter__()
+            await around.enter_async_context(working(app))
+            await orchestrator.__aexit__(None, None, None)
+        for _ in range(2):
+            async with Orchestrator(app) as tasks:
+                task = await tasks.submit("job", {})
+                if opened_by != "open":
+                    assert (await tasks.wait(task.id)).ok
+                    assert await ran.get() == task.id
+        late = await app.send("job", {})  # the app is open, and its worker works
+        if opened_by != "open":
+            assert await ran.get() == late.id
+    with pytest.raises(RuntimeError, match="not open"):
+        _ = app.store
+
+
+async def test_an_app_that_nobody_else_uses_is_closed(make_app: MakeApp):
+    app = make_app("boss")
+    for _ in range(2):
+        orchestrators = [Orchestrator(app) for _ in range(3)]
+        await asyncio.gather(*(each.__aenter__() for each in orchestrators))
+        store = app.store
+        for each in orchestrators:
+            assert app.store is store
+            await each.__aexit__(None, None, None)
+        with pytest.raises(RuntimeError, match="not open"):
+            _ = app.store
 
 
 async def test_what_does_not_run_is_cancelled_at_once(make_app: MakeApp):

@@ -156,6 +156,23 @@ async def test_what_is_old_goes_by_the_configuration(home: Path, postgres_url: s
         await trigger.stop()
 
 
+async def test_rows_of_its_metrics_have_their_tenant(home: Path, postgres_url: str) -> None:
+    kit = Kit(metrics_export_interval=0.05)
+    for n, tenant in enumerate(["acme", "acme", "globex"]):
+        kit.adapter.enqueue(raw(f"m{n}", x_tenant_id=tenant))
+    trigger = kit.trigger(store=Config(home=home, store=postgres_url))
+    await trigger.start()
+    try:
+        sums = (
+            "SELECT queue_name, tenant_id, sum(metric_value) FROM queue_metrics"
+            " WHERE metric_name = 'queue_messages_consumed_total' GROUP BY 1, 2 ORDER BY 2"
+        )
+        expected = [("orders", "acme", 2.0), ("orders", "globex", 1.0)]
+        await until(lambda: rows(postgres_url, sums) == expected, "rows", patience_s=40.0)
+    finally:
+        await trigger.stop()
+
+
 async def test_a_url_of_another_kind_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean postgresql"):
         await Kit().trigger(store="postgrsql://h/db").start()

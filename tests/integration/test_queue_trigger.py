@@ -21,11 +21,13 @@ from holdfast import (
 from holdfast.config import Worker
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.events import RETRIED, Entry
+from holdfast.engine.worker import EngineWorker
 from holdfast.queue_trigger import LONGEST_WAIT_S
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import (
     FakeClock,
+    GovernanceResult,
     MockAgentRuntime,
     MockGovernanceLayer,
     MockIdempotencyStore,
@@ -127,21 +129,64 @@ def test_wrong_settings_are_refused_all_at_once() -> None:
     assert len(refused.value.problems) == 3
 
 
+@pytest.mark.parametrize("running", [1, 2, 4])
 async def test_the_unfinished_are_counted_and_handed_back(
-    caplog: pytest.LogCaptureFixture,
+    running: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kit = Kit(concurrency=2)
-    kit.runtime.block()
-    for n in range(3):
-        kit.adapter.enqueue(raw(f"m{n}"))
+    """Those that run and those that wait for a retry, not those that ended or were never begun."""
+    kit = Kit(concurrency=running, retry_backoff_base=3600.0)
+    kit.runtime.fail(RuntimeError("later"), message_id="again")
     trigger = kit.trigger(shutdown_timeout_s=0.0)
     await trigger.start()
-    await kit.runtime.events.wait(2, timeout=PATIENCE_S)
+    retried = retries(trigger)
+    kit.adapter.enqueue(raw("done"))
+    await kit.settled(1)
+    kit.adapter.enqueue(raw("again"))
+    await retried.wait(timeout=PATIENCE_S)
+    kit.runtime.block()
+    for n in range(running + 1):
+        kit.adapter.enqueue(raw(f"m{n}"))
+    await kit.runtime.events.wait(2 + running, timeout=PATIENCE_S)
     await trigger.stop()
-    assert kit.adapter.waiting == 3
-    assert kit.adapter.get_acked() == []
-    assert "unfinished messages" in caplog.text
+    assert kit.adapter.waiting == running + 2
+    assert kit.adapter.get_acked() == ["done"]
+    said = [r.getMessage() for r in caplog.records if r.name == "holdfast.trigger"]
+    assert (
+        f"Stopped orders with {running + 1} unfinished messages; the queue has them again" in said
+    )
     assert not await kit.adapter.health_check()
+
+
+async def test_a_stop_with_nothing_unfinished_says_nothing_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kit = Kit()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert "unfinished" not in caplog.text
+
+
+async def test_a_stop_waits_thirty_seconds_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit()
+    gate = kit.runtime.block()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.runtime.events.wait(timeout=PATIENCE_S)
+    drain, limits = EngineWorker.drain, []
+
+    async def drained(self: EngineWorker, timeout_s: float | None = None) -> Any:
+        limits.append(timeout_s)
+        asyncio.get_running_loop().call_later(0.05, gate.set)  # it ends while the stop waits
+        return await drain(self, timeout_s)
+
+    monkeypatch.setattr(EngineWorker, "drain", drained)
+    await trigger.stop()
+    assert limits == [30.0]
+    assert (kit.adapter.get_acked(), kit.adapter.waiting) == (["a"], 0)
 
 
 async def test_a_retry_that_waits_at_the_stop_is_not_lost(home: Path) -> None:
@@ -430,6 +475,47 @@ async def test_governance_that_hangs_never_means_yes() -> None:
     assert kit.runtime.events.count == 0
     ((dead, reason),) = kit.adapter.get_dlq()
     assert (dead.message_id, reason) == ("a", "TimeoutError")
+
+
+async def test_governance_is_asked_for_as_long_as_the_settings_say() -> None:
+    waited: list[float] = []
+
+    class Silent(MockGovernanceLayer):
+        async def check_permission(self, context: dict[str, Any]) -> Any:
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                waited.append(loop.time() - begun)
+
+    kit = Kit(max_retries=2, ack_policy="dlq")
+    kit.governance = Silent()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(worker=Worker(guard_timeout_s=0.3))
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert len(waited) == 3
+    assert 0.29 <= min(waited) < 2.5  # the quickest of three, on a machine that is busy
+
+
+@pytest.mark.parametrize("answer", ["no", "yes", 1, ["allowed"], None])
+async def test_only_true_is_a_yes_of_governance(answer: Any) -> None:
+    class Vague(MockGovernanceLayer):
+        async def check_permission(self, context: dict[str, Any]) -> GovernanceResult:
+            return GovernanceResult(allowed=answer)
+
+    kit = Kit(max_retries=0, ack_policy="dlq")
+    kit.governance = Vague()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(1)
+    await trigger.stop()
+    assert kit.runtime.events.count == 0
+    ((dead, reason),) = kit.adapter.get_dlq()
+    assert (dead.message_id, reason) == ("a", "rejected by governance")
 
 
 async def test_a_runtime_that_returns_nothing_is_not_run_again() -> None:

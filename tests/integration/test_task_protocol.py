@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from holdfast import App, Context
 from holdfast.config import Config, Queue, Tasks
 from holdfast.core.errors import ConfigError, TemporaryError
+from holdfast.core.events import Event
 from holdfast.core.outcome import Rejected
 from holdfast.core.records import Identity
 from holdfast.store.sqlite.operations import SqliteOperations
@@ -159,6 +161,44 @@ async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
         "task.failed",
         "task.dlq",
     ]
+
+
+async def test_a_task_waits_one_five_and_fifteen_minutes_unless_told_otherwise(
+    home: Path, server: RedisServer, client: Any
+):
+    app = App(Config(home=home, broker=server.url))
+    happened: asyncio.Queue[Event] = asyncio.Queue()
+    app.observe(happened.put_nowait)
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        raise TemporaryError("the index is away")
+
+    async def next_of(*kinds: str) -> Event:
+        while (event := await happened.get()).type not in kinds:
+            pass
+        return event
+
+    def make_due(conn: sqlite3.Connection) -> float:
+        """Returns in how many seconds it would have been due."""
+        ((due,),) = conn.execute("SELECT due_at FROM queue_executions WHERE status = 'ready'")
+        conn.execute("UPDATE queue_executions SET due_at = 0")
+        return float(due) / 1e6 - time.time()
+
+    client.xadd("stream:task", task("t-1"))
+    async with app, asyncio.timeout(LIMIT_S):
+        worker = app.worker()
+        await worker.begin()
+        for minutes in (1, 5, 15):
+            retried = await next_of("task.retried", "task.failed")
+            assert retried.type == "task.retried"
+            wait_s = minutes * 60
+            assert wait_s <= retried.data["after_s"] <= wait_s * 1.1, "with a jitter of a tenth"
+            left_s = await sqlite_store(app).file.write(make_due)
+            assert wait_s - LIMIT_S < left_s <= wait_s * 1.1
+            app.store.look_again()
+        await next_of("task.failed")
+        await worker.drain()
 
 
 async def test_a_success_that_cannot_be_stored_is_told_as_the_failure_that_it_became(

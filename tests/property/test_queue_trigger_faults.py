@@ -11,17 +11,21 @@ import pytest
 
 from holdfast import QueueTrigger
 from holdfast import queue_trigger as root
+from holdfast.core.body_codecs import TextCodec
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Answer
+from holdfast.engine import executor
 from holdfast.engine import worker as engine_worker
 from holdfast.engine.fetcher import Slots
 from holdfast.engine.worker import EngineWorker
 from holdfast.observe.metrics import Metrics
 from holdfast.testing import MockIdempotencyStore
-from holdfast.triggers import announcer, broker, mapping, runner
+from holdfast.triggers import announcer, broker, mapping, messages, runner
 from holdfast.triggers.announcer import Announcer
 from holdfast.triggers.broker import AdapterBroker
+from holdfast.triggers.broker_adapter import BrokerQueueAdapter
 from holdfast.triggers.messages import DEDUP_HEADER
+from holdfast.triggers.parsers import JSONParser
 from holdfast.triggers.runner import AgentRunner
 from tests.property import (
     test_queue_trigger_dedup,
@@ -57,11 +61,33 @@ async def nothing(*args: Any, **options: Any) -> None:
     return None
 
 
+@fault(1)
+def one_kind_of_adapter_forgets_to_acknowledge(patch: Patch) -> None:
+    patch.setattr(BrokerQueueAdapter, "ack", nothing)
+
+
 @fault(2)
 def the_time_of_reading_is_given_for_the_queues_own(patch: Patch) -> None:
     described = mapping._described
     late = datetime(2031, 1, 1, tzinfo=UTC)
     patch.setattr(mapping, "_described", lambda raw: described(replace(raw, timestamp=late)))
+
+
+@fault(2)
+def an_envelope_loses_its_dedup_key(patch: Patch) -> None:
+    real = messages.header
+    patch.setattr(messages, "header", lambda h, name: real(h, name) if name != DEDUP_HEADER else "")
+
+
+@fault(3)
+def a_parser_returns_nothing(patch: Patch) -> None:
+    patch.setattr(JSONParser, "parse", lambda self, body: None)
+
+
+@fault(3)
+def the_engine_drops_white_space_of_texts(patch: Patch) -> None:
+    real = TextCodec.payload
+    patch.setattr(TextCodec, "payload", lambda self, body: real(self, body).strip())
 
 
 @fault(4)
@@ -82,6 +108,22 @@ def one_slot_too_many(patch: Patch) -> None:
 def pause_is_not_heard(patch: Patch) -> None:
     patch.setattr(AdapterBroker, "pause", lambda self: None)
     patch.setattr(EngineWorker, "pause", lambda self: None)
+
+
+@fault(7)
+def a_failed_message_takes_the_next_ones_along(patch: Patch) -> None:
+    real, broken = AgentRunner.run, []
+
+    async def run(self: AgentRunner, ctx: Any) -> Any:
+        if self in broken:
+            raise RuntimeError("the one before failed")
+        try:
+            return await real(self, ctx)
+        except BaseException:
+            broken.append(self)
+            raise
+
+    patch.setattr(AgentRunner, "run", run)
 
 
 @fault(8)
@@ -137,6 +179,17 @@ def the_history_is_left_behind(patch: Patch) -> None:
         await real(self, copy, reason, ())
 
     patch.setattr(Announcer, "_bury", bury)
+
+
+@fault(14)
+def the_last_attempt_is_not_logged(patch: Patch) -> None:
+    real = executor.log.warning
+
+    def warning(text: str, *values: Any, **more: Any) -> None:
+        if "; to dead letters" not in values:
+            real(text, *values, **more)
+
+    patch.setattr(executor.log, "warning", warning)
 
 
 @fault(15)
@@ -222,6 +275,10 @@ def test_a_planted_fault_is_found(
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         PROPERTIES[number](QUICK)
+
+
+def test_a_fault_is_planted_for_each_of_the_24_properties() -> None:
+    assert sorted({number for number, _ in FAULTS}) == list(range(1, 25))
 
 
 def test_each_of_the_24_properties_has_its_label() -> None:

@@ -1,11 +1,21 @@
 """Properties 1 to 4, 8 and 9: adapters, envelopes, parsers, contexts and routing."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-from holdfast import MockQueueAdapter, RawMessage
+from holdfast import (
+    BinaryParser,
+    JSONParser,
+    MessageEnvelope,
+    MockQueueAdapter,
+    ParseError,
+    RawMessage,
+    TextParser,
+)
 from holdfast.brokers.memory import MemoryBroker
 from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.broker import Inspectable, Outgoing
@@ -86,9 +96,15 @@ async def test_property_01_one_interface_for_all_adapters(
         max_size=6,
         unique_by=lambda m: m[0],
     ),
+    dedup=st.none() | words,
+    event=st.none() | words,
+    tenant=st.none() | words,
 )
 async def test_property_02_complete_envelopes(
     batch: list[tuple[str, bytes, dict[str, str], Any]],
+    dedup: str | None,
+    event: str | None,
+    tenant: str | None,
 ) -> None:
     world = World(parser_type="binary")
     raws = [message(i, body, headers, at=at) for i, body, headers, at in batch]
@@ -103,9 +119,24 @@ async def test_property_02_complete_envelopes(
         assert context["headers"] == raw.headers
         assert context["received_at"] == raw.timestamp.isoformat()
         assert context["source"] == "orders"
+    named = {"X-Dedup-Key": dedup, "x-event-name": event, "x-tenant-id": tenant}
+    said = {name: value for name, value in named.items() if value is not None}
+    for raw in raws:
+        headed = replace(raw, headers={**raw.headers, **said})
+        assert MessageEnvelope.from_raw_message(headed, "orders") == MessageEnvelope(
+            message_id=raw.message_id,
+            payload=raw.body,
+            headers=headed.headers,
+            received_at=raw.timestamp,
+            source="orders",
+            dedup_key=dedup,
+            event_name=event,
+            tenant_id=tenant,
+        )
 
 
 values_of = {"json": json_values, "text": any_text, "binary": st.binary(max_size=40)}
+PARSERS = {"json": JSONParser(), "text": TextParser(), "binary": BinaryParser()}
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -131,6 +162,10 @@ async def test_property_03_parsing(typed: tuple[str, list[Any]]) -> None:
     parsed = {e.message_id: e.context["message"] for e in world.runtime.get_triggered_events()}
     assert parsed == {f"m{n}": value for n, value in enumerate(values)}
     assert world.adapter.get_dlq() == []
+    for value in values:  # the parsers of the public interface read the same
+        raw = message("m", encoded(kind, value))
+        assert PARSERS[kind].parse(raw.body) == value
+        assert MessageEnvelope.from_raw_message(raw, "orders", PARSERS[kind]).payload == value
 
 
 def is_broken_json(body: bytes) -> bool:
@@ -176,6 +211,10 @@ async def test_property_04_unparsable_messages(bodies: list[tuple[bool, bytes, A
     assert {i for (i,) in failed} == broken_ids
     good = {raw.message_id for raw in raws} - broken_ids
     assert sorted(world.runs()) == sorted(good) == sorted(world.adapter.get_acked())
+    for raw, reason in dlq:  # the parser of the public interface refuses the same
+        with pytest.raises(ParseError) as refused:
+            MessageEnvelope.from_raw_message(raw, "orders", PARSERS["json"])
+        assert str(refused.value) == reason
 
 
 @queue_property(

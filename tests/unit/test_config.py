@@ -737,6 +737,8 @@ def test_the_queue_trigger_file_loads_as_it_stands(load, text):
         consumer_group="owlclaw-agents",
         concurrency=4,
         ack_policy="requeue",
+        metrics_enabled=True,
+        metrics_export_interval=60.0,
     )
     assert trigger.metrics.export_interval == 60
     assert trigger.adapter.type == "kafka"

@@ -451,6 +451,33 @@ def test_stop_waits_for_the_attempt_under_way_and_begins_no_other(queue: Deliver
     assert [d.content for d in queue.load_pending()] == ["1", "2"]
 
 
+def test_stop_waits_five_seconds_at_most(
+    queue: DeliveryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runner_module.STOP_S == 5.0
+    monkeypatch.setattr(runner_module, "STOP_S", 0.05)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hangs(channel: str, recipient: str, content: str) -> None:
+        inside.set()
+        assert go_on.wait(LIMIT_S)
+
+    queue.enqueue("telegram", "1", "hello")
+    runner = DeliveryRunner(queue, hangs)
+    runner.start()
+    thread = runner._thread
+    assert thread is not None
+    assert inside.wait(LIMIT_S)
+    stopping = threading.Thread(target=runner.stop, daemon=True)
+    stopping.start()
+    stopping.join(LIMIT_S / 2)
+    stopped, still_sends = not stopping.is_alive(), thread.is_alive()
+    go_on.set()
+    thread.join(LIMIT_S)
+    assert stopped, "stop waits for a channel that does not answer"
+    assert still_sends
+
+
 def test_a_start_settles_what_a_dead_one_was_sending(
     queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
 ) -> None:

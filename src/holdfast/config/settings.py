@@ -176,8 +176,9 @@ class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of one trigger."""
 
     enabled: bool = True
-    export_interval: Span = 60.0
-    """Seconds."""
+    """Whether rows of its queue go to `queue_metrics`."""
+    export_interval: Span | None = None
+    """Seconds; null: as `metrics.export_interval_s`."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +212,14 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
             backoff_factor=self.retry_backoff_multiplier,
             jitter=0.0,
         )
+
+    @property
+    def metrics_enabled(self) -> bool:
+        return self.metrics.enabled
+
+    @property
+    def metrics_export_interval(self) -> float | None:
+        return self.metrics.export_interval
 
     def queue_trigger(self) -> QueueTriggerConfig:
         """The value that `QueueTrigger` takes."""

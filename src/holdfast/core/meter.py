@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from .message import DEFAULT_TENANT
 from .store import Finished
 
 
@@ -33,6 +34,7 @@ class Meter(Protocol):
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     """One value of one queue, as it is kept in `queue_metrics`."""
 
+    tenant_id: str = DEFAULT_TENANT
     queue: str
     name: str
     value: float

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .errors import HoldfastError
+from .message import Message
 from .notices import End
 from .store import Offers, Send
 
@@ -365,6 +366,10 @@ class Operations(Protocol):
 
     async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
         """End a task that does not run. One that nobody has heard of yet ends when it comes."""
+        ...
+
+    async def submitted(self, subscription: str, tasks: Sequence[Message]) -> None:
+        """Write `task.created` for tasks that are about to be sent, once for each."""
         ...
 
     async def record(self, ends: Sequence[End]) -> int:

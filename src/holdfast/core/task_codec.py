@@ -33,6 +33,9 @@ _encode = msgspec.json.Encoder().encode
 _required = operator.itemgetter(*REQUIRED)
 _rare_of = operator.attrgetter(*_TEXTS, "priority", "expires_at", "headers", "extra")
 _NOTHING_RARE = _rare_of(Message(type=""))
+CREATED_MARK = "created_event"
+"""Field of a task whose `task.created` was written when it was submitted. Its value is the task's
+id: a copy that is sent under another id needs an event of its own."""
 _LONGEST_COUNT = 9
 """Digits of a retry_count; no task was ever tried more often."""
 

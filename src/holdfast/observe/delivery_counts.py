@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.core import events
@@ -40,6 +40,7 @@ _STATUS_OF = {
 }
 STATUSES = tuple(_STATUS_OF.values())
 COUNTED = frozenset({*_STATUS_OF, events.DELIVERY_WAITING, events.DELIVERY_RESENT})
+Grew = Callable[[str, str, str, str], None]
 
 
 class DeliveryCounts:
@@ -50,18 +51,21 @@ class DeliveryCounts:
         """By metric, channel and status; the status is empty where there is none."""
         self._channels: dict[str, None] = {}
 
-    def hear(self, entries: Sequence[events.Entry]) -> None:
-        for _tenant, _subscription, _task, kind, data in entries:
+    def hear(self, entries: Sequence[events.Entry], grew: Grew) -> None:
+        """Count them. `grew` is called for each with tenant, metric, channel and status."""
+        for tenant_id, _subscription, _task, kind, data in entries:
             if kind not in COUNTED:
                 continue
-            channel = data["channel"]
+            channel, status = data["channel"], _STATUS_OF.get(kind, "")
             self._channels[channel] = None
-            if kind in _STATUS_OF:
-                self._counts[REPLIES, channel, _STATUS_OF[kind]] += 1
+            if status:
+                name = REPLIES
             elif kind == events.DELIVERY_RESENT:
-                self._counts[RESENT, channel, ""] += 1
+                name = RESENT
             else:
-                self._counts[RETRIES if data["costs"] else WAITS, channel, ""] += 1
+                name = RETRIES if data["costs"] else WAITS
+            self._counts[name, channel, status] += 1
+            grew(tenant_id, name, channel, status)
 
     def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Every value: name, labels, number."""

@@ -1,15 +1,16 @@
-"""Rows for `queue_metrics`: what this process counted since its last export.
+"""Rows for `queue_metrics`: what this process counted since its last export, by tenant.
 
 Every process writes its own rows, tagged with its worker's number, so that none has to know of the
 others, and whoever reads adds them up:
 
-| kind      | rows                              | value                     | to read       |
-|-----------|-----------------------------------|---------------------------|---------------|
-| counter   | one for each label set that moved | growth since the last one | sum           |
-| histogram | `<name>_sum` and `<name>_count`   | growth since the last one | sums          |
-| gauge     | one for each queue, always        | the value at that moment  | latest of all |
+| kind      | rows                                     | value                     | to read    |
+|-----------|------------------------------------------|---------------------------|------------|
+| counter   | one for each tenant and label that moved | growth since the last one | sum        |
+| histogram | `<name>_sum` and `<name>_count`          | growth since the last one | sums       |
+| gauge     | one for each queue, always               | the value at that moment  | latest one |
 
-What is counted by channel stands under the channel's name in place of the queue's.
+What is counted by channel stands under the channel's name in place of the queue's. Gauges, further
+copies and waits for a dedup memory belong to no tenant; their rows have the tenant `default`.
 
 A count that did not move writes no row; the gauge tells an idle process from a dead one. What a
 killed process had not exported yet is lost with it, one interval at most: the exact count of ends
@@ -18,41 +19,70 @@ is the ledger's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from holdfast.core.meter import MetricRow, MetricRows
 from holdfast.core.store import Worker
 
-from .metrics import ACTIVE, Metrics
+from .metrics import ACTIVE, Metrics, Place
 
-_PLACES = ("queue", "channel")
-_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+def every_queue(queue: str) -> bool:
+    return True
 
 
 class Exporter:
     """One step writes what was counted since the one before. A failed one loses nothing."""
 
-    def __init__(self, metrics: Metrics, rows: MetricRows) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        rows: MetricRows,
+        *,
+        queues: Callable[[str], bool] = every_queue,
+        channels: bool = True,
+        off: Collection[str] = (),
+    ) -> None:
+        """`queues`: those that it exports; `channels`: it exports replies, too.
+
+        `off`: queues of its own that get no rows.
+        """
         self._metrics = metrics
         self._rows = rows
-        self._exported: dict[_Key, float] = {}
+        self._queues = queues
+        self._channels = channels
+        self._off = frozenset(off)
+        metrics.keep_growth()
 
     async def step(self, worker: Worker) -> int:
         """Returns how many rows were written."""
-        values: dict[_Key, float] = {}
-        rows: list[MetricRow] = []
-        for name, labels, value in self._metrics.values():
-            tags: dict[str, str | int] = {"worker": worker.worker_id}
-            tags.update((key, text) for key, text in labels.items() if key not in _PLACES)
-            if name == ACTIVE:
-                shown = value
-            else:
-                key = (name, tuple(sorted(labels.items())))
-                values[key] = value
-                shown = value - self._exported.get(key, 0.0)
-                if shown == 0:
-                    continue
-            place = next(labels[key] for key in _PLACES if key in labels)
-            rows.append(MetricRow(queue=place, name=name, value=shown, tags=tags))
-        if rows:
-            await self._rows.add(rows)
-        self._exported = values
+        tag: dict[str, str | int] = {"worker": worker.worker_id}
+        rows = [
+            MetricRow(queue=queue, name=ACTIVE, value=number, tags=tag)
+            for queue, number in self._metrics.active().items()
+            if self._queues(queue) and queue not in self._off
+        ]
+        growth = self._metrics.take_growth(self._is_mine)
+        rows += [
+            MetricRow(
+                tenant_id=place.tenant_id,
+                queue=place.name,
+                name=name,
+                value=value,
+                tags={**tag, "status": status} if status else tag,
+            )
+            for place, counted in growth.items()
+            if place.label != "queue" or place.name not in self._off
+            for (name, status), value in counted.items()
+            if value
+        ]
+        try:
+            if rows:
+                await self._rows.add(rows)
+        except BaseException:
+            self._metrics.give_back(growth)
+            raise
         return len(rows)
+
+    def _is_mine(self, place: Place) -> bool:
+        return self._queues(place.name) if place.label == "queue" else self._channels

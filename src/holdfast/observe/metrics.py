@@ -24,11 +24,12 @@ about. The hot path adds to plain numbers; Prometheus' objects are made when som
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core import events
+from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.outcome import RECORD_WORDS, Dead, Discarded, Done, Park, Released, Retry
 from holdfast.core.store import Finished
 
@@ -90,6 +91,8 @@ _COUNTER_OF_EVENT = {
     events.DUPLICATE: DEDUP_HITS,
 }
 _COUNTED = frozenset({*_STATUS_OF_EVENT, *_COUNTER_OF_EVENT})
+_DURATION_SUM, _DURATION_COUNT = (f"{DURATION}_sum", ""), (f"{DURATION}_count", "")
+_DELAY_SUM, _DELAY_COUNT = (f"{DELAY}_sum", ""), (f"{DELAY}_count", "")
 _RAN = frozenset({Done, Retry, Dead, Discarded})
 _NOT_BEGUN = frozenset({Park, Released})
 
@@ -122,6 +125,19 @@ class Histogram:
         return sum(self.buckets)
 
 
+class Place(NamedTuple):
+    """A tenant's part of a queue or channel, for rows of `queue_metrics`."""
+
+    tenant_id: str
+    label: str
+    """What `name` is: `queue` or `channel`."""
+    name: str
+
+
+Growth = dict[Place, dict[tuple[str, str], float]]
+"""What was counted at each place, by metric and status; empty where a metric has no status."""
+
+
 class QueueCounts:
     """Everything that is counted for one queue."""
 
@@ -144,6 +160,9 @@ class Metrics:
         """Queues by subscription, where the two differ."""
         self._serving: list[Callable[[], Mapping[str, int]]] = []
         self._registry: CollectorRegistry | None = None
+        self._growth: Growth | None = None
+        """What was counted since the last export, by tenant; None: nobody exports it. Prometheus
+        gets no tenants: a label with thousands of values is too much for it."""
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -151,50 +170,96 @@ class Metrics:
         """Events of the ledger, committed."""
         kinds = {entry[3] for entry in entries}  # sooner known than each is looked at
         if not kinds.isdisjoint(delivery_counts.COUNTED):
-            self._replies.hear(entries)
+            self._replies.hear(entries, self._reply_grew)
         if kinds.isdisjoint(_COUNTED):
             return
         heard = Counter(
-            (kind, data.get("queue") or self._queue_of.get(subscription, subscription))
-            for _tenant, subscription, _task, kind, data in entries
+            (kind, data.get("queue") or self._queue_of.get(subscription, subscription), tenant_id)
+            for tenant_id, subscription, _task, kind, data in entries
             if kind in _COUNTED
         )
-        for (kind, queue), number in heard.items():
+        for (kind, queue, tenant_id), number in heard.items():
             status = _STATUS_OF_EVENT.get(kind)
             counter = _COUNTER_OF_EVENT.get(kind)
             counts = self._of(queue)
             if status is not None:
                 counts.consumed[status] += number
+                self._grew(tenant_id, queue, CONSUMED, number, status)
             if counter is not None:
                 counts.counters[counter] += number
+                self._grew(tenant_id, queue, counter, number)
 
     def ran(self, batch: Sequence[Finished]) -> None:
-        by_queue: dict[str, list[Finished]] = {}
+        groups: dict[tuple[str, str], list[Finished]] = {}
         for item in batch:
-            by_queue.setdefault(item.run.queue, []).append(item)
-        for queue, items in by_queue.items():
+            run = item.run
+            groups.setdefault((run.queue, run.message.tenant_id), []).append(item)
+        by_queue: dict[str, tuple[list[int], list[int]]] = {}
+        for (queue, tenant_id), items in groups.items():
+            durations, delays = self._ran(queue, tenant_id, items)
+            of_queue = by_queue.setdefault(queue, ([], []))
+            of_queue[0].extend(durations)
+            of_queue[1].extend(delays)
+        for queue, (durations, delays) in by_queue.items():
             counts = self._of(queue)
-            durations: list[int] = []
-            delays: list[int] = []
-            for item in items:
-                run, kind = item.run, type(item.outcome)
-                if kind in _RAN:
-                    durations.append(item.finished_at_us - item.started_at_us)
-                first_time = run.attempt == 1 or run.failures == 0
-                if first_time and kind not in _NOT_BEGUN:
-                    delay_us = run.claimed_at_us - run.created_at_us
-                    delays.append(delay_us if delay_us > 0 else 0)
-                if item.usage is not None:
-                    counts.counters[LLM_CALLS] += item.usage.llm_calls
-                    counts.counters[LLM_TOKENS] += item.usage.tokens
             counts.duration.observe_us(durations)
             counts.delay.observe_us(delays)
 
+    def _ran(
+        self, queue: str, tenant_id: str, items: Sequence[Finished]
+    ) -> tuple[list[int], list[int]]:
+        """Count what one tenant's runs used; return their durations and delays."""
+        durations: list[int] = []
+        delays: list[int] = []
+        calls = tokens = 0
+        for item in items:
+            run, kind = item.run, type(item.outcome)
+            if kind in _RAN:
+                durations.append(item.finished_at_us - item.started_at_us)
+            first_time = run.attempt == 1 or run.failures == 0
+            if first_time and kind not in _NOT_BEGUN:
+                delay_us = run.claimed_at_us - run.created_at_us
+                delays.append(delay_us if delay_us > 0 else 0)
+            if item.usage is not None:
+                calls += item.usage.llm_calls
+                tokens += item.usage.tokens
+        if calls or tokens:
+            counters = self._of(queue).counters
+            counters[LLM_CALLS] += calls
+            counters[LLM_TOKENS] += tokens
+        if self._growth is not None:
+            grown = self._grown(Place(tenant_id, "queue", queue))
+            grown[LLM_CALLS, ""] += calls
+            grown[LLM_TOKENS, ""] += tokens
+            grown[_DURATION_SUM] += sum(durations) / 1e6
+            grown[_DURATION_COUNT] += len(durations)
+            grown[_DELAY_SUM] += sum(delays) / 1e6
+            grown[_DELAY_COUNT] += len(delays)
+        return durations, delays
+
     def recognized(self, queue: str, copies: int) -> None:
         self._of(queue).counters[DEDUP_HITS] += copies
+        self._grew(DEFAULT_TENANT, queue, DEDUP_HITS, copies)
 
     def dedup_unavailable(self, queue: str, messages: int) -> None:
         self._of(queue).counters[DEDUP_UNAVAILABLE] += messages
+        self._grew(DEFAULT_TENANT, queue, DEDUP_UNAVAILABLE, messages)
+
+    def _grew(self, tenant_id: str, queue: str, name: str, number: int, status: str = "") -> None:
+        if self._growth is not None:
+            self._grown(Place(tenant_id, "queue", queue))[name, status] += number
+
+    def _reply_grew(self, tenant_id: str, name: str, channel: str, status: str) -> None:
+        if self._growth is not None:
+            self._grown(Place(tenant_id, "channel", channel))[name, status] += 1
+
+    def _grown(self, place: Place) -> dict[tuple[str, str], float]:
+        growth = self._growth
+        assert growth is not None  # noqa: S101 - whoever calls has looked
+        found = growth.get(place)
+        if found is None:
+            found = growth[place] = defaultdict(float)
+        return found
 
     def watch(self, serving: Callable[[], Mapping[str, int]]) -> None:
         """Ask this for `queue_active_workers`: slots that take messages, by queue."""
@@ -235,6 +300,28 @@ class Metrics:
                 yield f"{name}_sum", labels, histogram.sum
                 yield f"{name}_count", labels, histogram.count
         yield from self._replies.values()
+
+    def keep_growth(self) -> None:
+        """Count by tenant from now on, for `take_growth`; what was counted before has none."""
+        if self._growth is None:
+            self._growth = {}
+            for name, labels, value in self.values():
+                if name != ACTIVE:
+                    label = "queue" if "queue" in labels else "channel"
+                    place = Place(DEFAULT_TENANT, label, labels[label])
+                    self._grown(place)[name, labels.get("status", "")] += value
+
+    def take_growth(self, mine: Callable[[Place], bool]) -> Growth:
+        """What was counted since it was last taken."""
+        growth = self._growth or {}
+        return {place: growth.pop(place) for place in list(growth) if mine(place)}
+
+    def give_back(self, growth: Growth) -> None:
+        """It could not be exported: the next one takes it."""
+        for place, counted in growth.items():
+            grown = self._grown(place)
+            for key, value in counted.items():
+                grown[key] += value
 
     def active(self) -> dict[str, int]:
         """Slots that take messages, by queue."""

@@ -11,6 +11,7 @@ from holdfast.core.broker import Delivery, Subscription
 from holdfast.core.events import Entry
 from holdfast.core.message import Message
 from holdfast.core.store import Run
+from holdfast.core.task_codec import CREATED_MARK
 from holdfast.store.quota_book import PutOff
 
 TASK = "task"
@@ -18,24 +19,27 @@ TASK = "task"
 
 
 def created(sub: Subscription, made: Iterable[tuple[Message, int]]) -> list[Entry]:
-    """Of messages, each with its `created_at` in microseconds.
+    """Return `task.created` for tasks that have none yet, each with its `created_at` in µs.
 
-    The task protocol asks for this event, whoever sent the task: here it is heard of first.
+    The task protocol asks for this event, whoever sent the task. `Orchestrator.submit` writes it;
+    for tasks that another program sent, the claim does.
 
     Elsewhere `task.claimed` tells when a message was made, and one row less is a quarter of them.
     """
     if sub.codec != TASK:
         return []
     return [
-        (
-            message.tenant_id,
-            sub.name,
-            message.id,
-            events.CREATED,
-            {"created_at": created_us, "tool_name": message.type},
-        )
+        task_created(message.tenant_id, sub.name, message.id, message.type, created_us)
         for message, created_us in made
+        if not message.extra or message.extra.get(CREATED_MARK) != message.id
     ]
+
+
+def task_created(
+    tenant_id: str, subscription: str, task_id: str, tool_name: str, created_us: int
+) -> Entry:
+    data = {"created_at": created_us, "tool_name": tool_name}
+    return tenant_id, subscription, task_id, events.CREATED, data
 
 
 def failed_elsewhere(sub: Subscription, run: Run) -> Run:

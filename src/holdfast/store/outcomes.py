@@ -119,8 +119,11 @@ def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events
     )
 
 
-def recorded(end: End) -> list[events.Entry]:
-    """The events of a task that somebody else's worker ended."""
+def recorded(end: End, *, is_created: bool) -> list[events.Entry]:
+    """The events of a task that somebody else's worker ended.
+
+    `is_created`: its `task.created` was written when it was submitted.
+    """
     identity = (end.tenant_id, end.subscription, end.task_id)
     tool = end.tool_name or None
     data = final_data(end.subscription, end.tenant_id, end.task_id, tool, None, end.status)
@@ -129,7 +132,5 @@ def recorded(end: End) -> list[events.Entry]:
         data["error"] = storable(end.error)
     if end.duplicate_of is not None:
         data["first_id"] = end.duplicate_of
-    return [
-        (*identity, events.CREATED, {"foreign": True}),
-        (*identity, events.EVENT_OF_STATUS[end.status], data),
-    ]
+    final: events.Entry = (*identity, events.EVENT_OF_STATUS[end.status], data)
+    return [final] if is_created else [(*identity, events.CREATED, {"foreign": True}), final]

@@ -30,6 +30,10 @@ class QueueTriggerConfig:
     event_name_header: str = "x-event-name"
     focus: str | None = None
     """Handed to the agent runtime: the skills that the run is limited to."""
+    metrics_enabled: bool = True
+    """Whether the trigger writes rows to `queue_metrics` of its store."""
+    metrics_export_interval: float | None = None
+    """How often; None: as the store's `Config` says, else every 60 seconds."""
 
 
 def validate_config(config: QueueTriggerConfig) -> list[str]:
@@ -55,6 +59,9 @@ def validate_config(config: QueueTriggerConfig) -> list[str]:
         errors.append(f"idempotency_window must be positive, got {config.idempotency_window}")
     if config.parser_type not in PARSERS:
         errors.append(f"parser_type must be one of {PARSERS}, got {config.parser_type}")
+    every_s = config.metrics_export_interval
+    if every_s is not None and not _number(every_s) > 0:
+        errors.append(f"metrics_export_interval must be positive, got {every_s}")
     return errors
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.ids import uuid7_block
-from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.meter import MetricRow
 
 from . import arrays
@@ -17,9 +16,9 @@ from .store import PostgresStore
 
 _INSERT = (
     "INSERT INTO queue_metrics (id, tenant_id, queue_name, metric_name, metric_value, timestamp,"
-    " tags) SELECT u.id, $1, u.queue, u.name, u.value, clock_timestamp(), u.tags"
-    " FROM unnest($2::uuid[], $3::text[], $4::text[], $5::float8[], $6::json[])"
-    " u(id, queue, name, value, tags)"
+    " tags) SELECT u.id, u.tenant_id, u.queue, u.name, u.value, clock_timestamp(), u.tags"
+    " FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::float8[], $6::json[])"
+    " u(id, tenant_id, queue, name, value, tags)"
 )
 
 
@@ -33,8 +32,8 @@ class PostgresMetricRows:
         async def op(tx: Tx, change: Change) -> None:
             tx.at_end(
                 _INSERT,
-                DEFAULT_TENANT,  # queues are counted, not the tenants that share them
                 arrays.ids(uuid7_block(len(batch))),
+                arrays.texts([row.tenant_id for row in batch]),
                 arrays.texts([row.queue for row in batch]),
                 arrays.texts([row.name for row in batch]),
                 arrays.numbers(row.value for row in batch),

@@ -13,7 +13,7 @@ from holdfast.core import events
 from holdfast.core.approvals import Approval
 from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.core.message import DEFAULT_TENANT
+from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
@@ -192,6 +192,11 @@ class PostgresOperations(Operator):
         identity = (task.tenant_id, task.subscription, task.message_id)
         return await self._write(
             lambda tx, change: orchestration.cancel(tx, change, identity, queue, why)
+        )
+
+    async def submitted(self, subscription: str, tasks: Sequence[Message]) -> None:
+        await self._write(
+            lambda tx, change: orchestration.submitted(tx, change, subscription, tasks)
         )
 
     async def record(self, ends: Sequence[End]) -> int:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core import events
+from holdfast.core.clock import to_us
 from holdfast.core.ids import uuid7_bytes
+from holdfast.core.message import Message
 from holdfast.core.notices import End
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.records import Cancelled
 from holdfast.core.text import storable
+from holdfast.store.claimed import task_created
 from holdfast.store.outcomes import final_data, recorded
 
-from . import approvals
+from . import approvals, arrays
 from .arrays import moment
 from .change import Change
 from .database import Tx
@@ -30,6 +33,12 @@ _NEW = (
     " ON CONFLICT (tenant_id, subscription, message_id) DO NOTHING RETURNING 1"
 )
 """A task that ended without having been here. It has no body hash: any copy that comes is it."""
+_CREATED = (
+    "SELECT DISTINCT e.tenant_id, e.subscription, e.task_id"
+    " FROM unnest($1::text[], $2::text[], $3::text[]) t(tenant_id, subscription, task_id)"
+    " JOIN event_log e ON e.tenant_id = t.tenant_id AND e.task_id = t.task_id"
+    " AND e.subscription = t.subscription AND e.event_type = 'task.created'"
+)
 _ASK = (
     f"UPDATE queue_executions SET cancel_at = clock_timestamp() WHERE {PK} AND status = 'running'"
 )
@@ -38,6 +47,23 @@ _DISCARD = (
     f" error_message = $4, body = NULL, due_at = NULL WHERE {PK}"
     " RETURNING queue_name, event_name, trace_id, idem_key, lane"
 )
+
+
+async def submitted(tx: Tx, change: Change, subscription: str, tasks: Sequence[Message]) -> None:
+    """See `Operations.submitted`."""
+    named = {(task.tenant_id, subscription, task.id): task for task in tasks}
+    known = await _created(tx, list(named))
+    change.entries += [
+        task_created(*identity, task.type, to_us(task.created_at))
+        for identity, task in named.items()
+        if identity not in known
+    ]
+
+
+async def _created(tx: Tx, tasks: Sequence[Identity]) -> set[Identity]:
+    """Those of these tasks that have a `task.created` already."""
+    columns = [arrays.texts([task[n] for task in tasks]) for n in range(3)]
+    return {(row[0], row[1], row[2]) for row in await tx.rows(_CREATED, *columns)}
 
 
 async def cancel(
@@ -94,6 +120,7 @@ async def record(tx: Tx, change: Change, ends: Sequence[End], worker_id: int) ->
     They were told by whoever ran them: nobody is told again.
     """
     new = 0
+    known = await _created(tx, [(end.tenant_id, end.subscription, end.task_id) for end in ends])
     for end in sorted(ends, key=lambda each: (each.tenant_id, each.subscription, each.task_id)):
         identity = (end.tenant_id, end.subscription, end.task_id)
         values = (
@@ -109,6 +136,6 @@ async def record(tx: Tx, change: Change, ends: Sequence[End], worker_id: int) ->
         if not await tx.rows(_NEW, row_uuid(uuid7_bytes()), *named, *values):
             continue
         new += 1
-        change.entries += recorded(end)
+        change.entries += recorded(end, is_created=identity in known)
         change.told.add(identity)
     return new

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.ids import uuid7_bytes
-from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.meter import MetricRow
 from holdfast.sqlite import rows
 
@@ -32,7 +31,7 @@ class SqliteMetricRows:
             values = [
                 (
                     uuid7_bytes(),
-                    DEFAULT_TENANT,  # queues are counted, not the tenants that share them
+                    row.tenant_id,
                     row.queue,
                     row.name,
                     row.value,

@@ -15,7 +15,7 @@ from holdfast.core import events
 from holdfast.core.approvals import Approval
 from holdfast.core.broker import Transactional
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.core.message import DEFAULT_TENANT
+from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
@@ -225,6 +225,13 @@ class SqliteOperations(Operator):
             return came
 
         return await self._write(op)
+
+    async def submitted(self, subscription: str, tasks: Sequence[Message]) -> None:
+        def op(conn: sqlite3.Connection, now_us: int) -> None:
+            entries = orchestration.submitted(conn, subscription, tasks)
+            self._append(conn, entries, now_us)
+
+        await self._write(op)
 
     async def record(self, ends: Sequence[End]) -> int:
         def op(conn: sqlite3.Connection, now_us: int) -> int:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core import events
+from holdfast.core.clock import to_us
 from holdfast.core.ids import uuid7_bytes
+from holdfast.core.message import Message
 from holdfast.core.notices import End
 from holdfast.core.outcome import FINAL, Status
 from holdfast.core.records import Cancelled
 from holdfast.core.text import storable
+from holdfast.store.claimed import task_created
 from holdfast.store.outcomes import final_data, recorded
 
 from . import approvals
@@ -27,6 +30,24 @@ _NEW = (
     " idem_key, result) VALUES (?, ?, ?, ?, ?, ?, ?, 'store', ?, ?, ?, ?, ?, ?, ?)"
 )
 """A task that ended without having been here. It has no body hash: any copy that comes is it."""
+_CREATED = (
+    "SELECT 1 FROM event_log WHERE tenant_id = ? AND subscription = ? AND task_id = ?"
+    " AND event_type = 'task.created'"
+)
+
+
+def submitted(conn: sqlite3.Connection, subscription: str, tasks: Sequence[Message]) -> list[Entry]:
+    """See `Operations.submitted`."""
+    named = {(task.tenant_id, subscription, task.id): task for task in tasks}
+    return [
+        task_created(*identity, task.type, to_us(task.created_at))
+        for identity, task in named.items()
+        if not _is_created(conn, identity)
+    ]
+
+
+def _is_created(conn: sqlite3.Connection, identity: Identity) -> bool:
+    return conn.execute(_CREATED, identity).fetchone() is not None
 
 
 def cancel(
@@ -101,5 +122,5 @@ def record(
         tool = end.tool_name or None
         if conn.execute(_NEW, (uuid7_bytes(), *identity, queue, tool, *values)).rowcount != 1:
             continue
-        entries += recorded(end)
+        entries += recorded(end, is_created=_is_created(conn, identity))
     return entries
