@@ -44,6 +44,7 @@ from holdfast.governance.rulebook import RuleFile, ask_in_turn
 from holdfast.key_memory import shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
+from holdfast.observe.redact import redact
 from holdfast.storage import Storage, storage_of
 from holdfast.sync_loop import LoopThread
 
@@ -514,6 +515,7 @@ class App:
             guard_timeout_s=settings.guard_timeout_s,
             recycle_grace_s=settings.recycle_grace_s,
             isolated=isolated,
+            mask=redact,
             **hooks,
         )
 

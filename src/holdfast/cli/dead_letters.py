@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .bodies import show_body
+from .bodies import show_body, show_traceback
 from .choosing import filters
 from .examples import examples
 from .output import Output, plain, safe, when
@@ -132,7 +132,7 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
 
 
 def show_history(out: Output, history: Sequence[Any]) -> None:
-    """Earlier attempts, a line each."""
+    """Failed attempts, a line each, with their tracebacks."""
     if history:
         out.line("  history")
     for each in history:
@@ -143,6 +143,7 @@ def show_history(out: Output, history: Sequence[Any]) -> None:
             f"    attempt {safe(each.get('attempt', '?'))}  {moment}{crash}  "
             f"{safe(each.get('error', ''))}"
         )
+        show_traceback(out, each, "      ")
 
 
 for each in (replay, edit, discard):

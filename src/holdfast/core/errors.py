@@ -30,6 +30,7 @@ HoldfastError
     │   └── SendUnknown        by channels: no answer came; the reply may have arrived
     ├── FinalError             never retried
     │   ├── ValidationError
+    │   ├── InvalidResult      what the handler returned cannot be written as JSON
     │   ├── AuthorizationError
     │   └── NotFoundError
     └── ParkMessage            set aside, with a reason, until a person or a handler resumes it
@@ -190,6 +191,11 @@ class FinalError(HoldfastError):
 
 class ValidationError(FinalError):
     """The message's content is wrong."""
+
+
+class InvalidResult(FinalError):
+    """The handler returned something that cannot be written as JSON. Another attempt would return
+    it again, so the message becomes a dead letter."""
 
 
 class AuthorizationError(FinalError):

@@ -15,7 +15,7 @@ from holdfast.core.broker import Broker, Delivery, Extends, Subscription
 from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
-from holdfast.core.outcome import ParkKind
+from holdfast.core.outcome import Park, ParkKind, Released, Retry
 from holdfast.core.store import (
     Answer,
     Claims,
@@ -305,8 +305,14 @@ class EngineWorker:
             for finished in done:
                 _stage("message.executed", finished.run)
                 _stage("message.acked", finished.run)
-        self.finished += len(done)
-        log.info("finished %d %s", len(done), "message" if len(done) == 1 else "messages")
+        ended = sum([type(finished.outcome) not in _NOT_ENDED for finished in done])
+        if ended < len(done):
+            for finished in done:
+                if type(finished.outcome) is Park:
+                    _tell_parked(finished.run, finished.outcome)
+        if ended:
+            self.finished += ended
+            log.info("finished %d %s", ended, "message" if ended == 1 else "messages")
 
     def _fenced(self, finished: Finished, sub: Subscription) -> None:
         run = finished.run
@@ -525,7 +531,23 @@ class EngineWorker:
         self.stopped.set()
 
 
+_NOT_ENDED = frozenset({Retry, Park, Released})
+"""Outcomes after which a message waits for another attempt or for somebody."""
 _COPIES = frozenset({Answer.FINAL, Answer.ADOPTED, Answer.KNOWN})
+
+
+def _tell_parked(run: Run, park: Park) -> None:
+    """A parked message waits for somebody: say for what, and which command shows it."""
+    command = "approvals" if park.kind == ParkKind.WAITING_APPROVAL else "parked"
+    log.warning(
+        "message %s: parked (%s): %s; see: holdfast %s show %s",
+        run.message.id,
+        park.kind,
+        park.reason or "no reason was given",
+        command,
+        run.message.id,
+        extra={"trace_id": run.message.trace_id},
+    )
 
 
 def _stage(stage: str, run: Run) -> None:
