@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import socket
 import sys
@@ -12,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, Never, NoReturn, TypeVar
 
 import msgspec
 
@@ -31,6 +30,7 @@ from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send, Store
 from holdfast.core.subscribers import Subscriber
+from holdfast.core.text import unknown_option
 from holdfast.delivery.attempts import Policy
 from holdfast.delivery.carrier import Carried
 from holdfast.engine.executor import Executor, Middleware
@@ -48,10 +48,9 @@ from holdfast.observe.redact import redact
 from holdfast.storage import Storage, storage_of
 from holdfast.sync_loop import LoopThread
 
-log = logging.getLogger("holdfast.app")
-
 AWAY_S = 0.5
 """Before a store or broker that gave no answer is asked again."""
+ON_OPTIONS = ("queue", "retries", "retry", "timeout_s", "isolation")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -106,12 +105,17 @@ class App:
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
         isolation: str = "none",
+        **unknown: Never,
     ) -> Callable[[Fn], Fn]:
         """Register a handler for a message type (`*`: every type without a handler of its own).
 
         An async function runs on the loop, a plain one in a thread; `isolation="process"` runs it
         in a child process that can be killed.
         """
+        for name in unknown:
+            raise TypeError(f"app.on: {unknown_option(name, ON_OPTIONS)}")
+        if not isinstance(type, str):
+            raise TypeError(f'app.on needs a message type: write @app.on("type"), not {type!r:.80}')
         if isolation not in ("none", "process"):
             raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
         queue = self._queue(queue)
@@ -567,13 +571,15 @@ class App:
         # Broker and store are not looked at in one moment, and what the outbox publishes goes from
         # one to the other: it is seen the second time.
         looks = 1 if self.store.fused else 2
+        asking = "asking whether there is more to do"
         quiet = 0
         while not worker.stopped.is_set():
             try:
                 idle = worker.is_idle() and await self._nothing_sent(queues)
                 quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+                worker.outages.worked(asking, "")
             except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
-                log.warning("it is not known whether there is more to do: %s", error)
+                worker.outages.failed(asking, error)
                 quiet = 0
                 await asyncio.sleep(AWAY_S)
             if quiet == looks:

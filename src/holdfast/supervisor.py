@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.core.errors import (
     AppNotLoaded,
+    BrokerDenied,
     BrokerUnavailable,
     ConfigError,
     HoldfastError,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
 )
@@ -171,6 +173,8 @@ class Supervisor:
         self._say = say
         self._places = [_Place() for _ in range(workers)]
         self._stop_by: float | None = None
+        self._was_up = False
+        """Some worker has begun to work: a login that is refused later may be a password change."""
         self._code = 0
 
     def run(self) -> int:
@@ -202,6 +206,7 @@ class Supervisor:
             elif time.monotonic() >= place.restart_at:
                 self._start(place)
             return
+        self._was_up = self._was_up or place.is_up
         code = place.process.poll()
         if code is None:
             if self._stop_by is not None and time.monotonic() > self._stop_by:
@@ -225,6 +230,9 @@ class Supervisor:
             place.done = True
         elif code == os.EX_CONFIG:  # another start cannot help
             self._end_all(place, code)
+        elif code == os.EX_NOPERM and not self._was_up:
+            self._say("giving up: correct the settings, then run this again. Messages are kept.")
+            self._end_all(place, 1)
         elif self._is_hopeless(place, code):
             self._say(f"worker {pid} ended ({_reason(code)}), too: giving up. {self._why(place)}")
             self._end_all(place, 1)
@@ -235,7 +243,7 @@ class Supervisor:
 
     def _is_hopeless(self, place: _Place, code: int) -> bool:
         """Nobody is up, and starting has failed again and again."""
-        if code == os.EX_UNAVAILABLE and not self._until_idle:
+        if code in (os.EX_UNAVAILABLE, os.EX_NOPERM) and not self._until_idle:
             return False  # a store or broker that is away may come back
         starts = place.failed_starts
         return starts >= MOST_FAILED_STARTS and not any(each.is_up for each in self._places)
@@ -283,6 +291,7 @@ async def work(
     until_idle: bool = False,
     terminal: bool = False,
     log_level: str | None = None,
+    users_info: bool = False,
 ) -> int:
     """The body of one worker process. `terminal`: it prints the replies of that channel."""
     from holdfast.app import App
@@ -292,7 +301,11 @@ async def work(
     app = load_app(target)
     if not isinstance(app, App):
         raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])
-    configure_logs(level=log_level or app.config.log.level, format=app.config.log.format)
+    configure_logs(
+        level=log_level or app.config.log.level,
+        format=app.config.log.format,
+        users_info=users_info,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -351,6 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true")
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--log-level", default=None)
+    parser.add_argument("--users-info", action="store_true")
     parser.add_argument("--report-fd", type=int, default=None)
     options = vars(parser.parse_args(arguments))
     report = StartReport(options.pop("report_fd"))
@@ -366,6 +380,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         report.failed(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, StoreDenied | BrokerDenied):
+            return os.EX_NOPERM
         away = isinstance(error, StoreUnavailable | BrokerUnavailable)
         return os.EX_UNAVAILABLE if away else 1
     except BaseException as error:  # the app's own: raised, or an exit, while it was loaded

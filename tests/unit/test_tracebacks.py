@@ -132,6 +132,6 @@ def test_a_warning_carries_the_text_whatever_formats_it(caplog: pytest.LogCaptur
         logging.getLogger("holdfast.engine"), "failed %s", "x", trace="Trace\n  line", trace_id="t"
     )
     (record,) = caplog.records
-    assert (record.getMessage(), record.trace_id) == ("failed x", "t")
+    assert (record.getMessage(), vars(record)["trace_id"]) == ("failed x", "t")
     assert record.filename == "test_tracebacks.py"
     assert logging.Formatter().format(record) == "failed x\nTrace\n  line"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from holdfast.core.errors import (
     ParkMessage,
     StoreUnavailable,
 )
-from holdfast.core.json_text import is_model, result_bytes
+from holdfast.core.json_text import result_bytes
 from holdfast.core.outcome import (
     NO_HANDLER,
     Dead,
@@ -36,17 +35,18 @@ from holdfast.core.outcome import (
     Outcome,
     Park,
     ParkKind,
-    Rejected,
     Released,
     Retry,
 )
 from holdfast.core.retry import decide, describe
+from holdfast.core.secret import mask_line
 from holdfast.core.store import Finished, Run
 
 from .context import Context, MakeSend, RunStore, SyncContext
 from .deadlines import Deadlines
 from .guard import Guard, asking
 from .handlers import Handler, Handlers
+from .results import LOST, as_failure, call_plain, outcome_of, run_id_of
 from .tracebacks import Mask, user_trace, warn
 
 log = logging.getLogger("holdfast.engine")
@@ -103,7 +103,7 @@ class Executor:
         guard_timeout_s: float = 10.0,
         recycle_grace_s: float = 10.0,
         on_stuck: Callable[[Run], None] | None = None,
-        mask: Mask = str,
+        mask: Mask = mask_line,
     ) -> None:
         """`mask` takes secrets out of the tracebacks that are kept."""
         self._mask = mask
@@ -448,54 +448,6 @@ class Executor:
                     )
             case _:
                 breaker.cancelled()
-
-
-class _Lost(msgspec.Struct, frozen=True):
-    """No outcome: the claim is gone, nothing may be written."""
-
-
-LOST: Any = _Lost()
-_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
-_DONE = Done()
-
-
-def outcome_of(result: Any) -> Outcome:
-    """A handler may return an outcome itself; anything else is its result."""
-    if result is None:  # most often; and not to be any of those costs as much as the call
-        return _DONE
-    return result if isinstance(result, _OUTCOMES) else Done(result)
-
-
-def run_id_of(result: Any) -> str | None:
-    """The id of the agent's run, if the result names one."""
-    if isinstance(result, dict):
-        found = result.get("run_id")
-    else:
-        found = getattr(result, "run_id", None) if is_model(result) else None
-    return None if found is None else str(found)
-
-
-def as_failure(error: BaseException) -> Exception:
-    """What a handler raised as an ordinary error: none of them may end the worker."""
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        return HandlerFailed("the handler cancelled itself")
-    return HandlerFailed(f"the handler raised {describe(error)}")
-
-
-def call_plain(handler: Handler, context: SyncContext) -> Any:
-    """Runs in a thread."""
-    try:
-        result = handler.call(context)
-    except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
-        raise RuntimeError(f"{handler.name} raised StopIteration") from error
-    except BaseException as error:  # a future would throw it into the engine's own coroutines
-        raise as_failure(error) from error.__cause__
-    if inspect.iscoroutine(result):
-        result.close()
-        raise HandlerFailed(f"{handler.name} returned a coroutine: define it with 'async def'")
-    return result
 
 
 def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:

@@ -25,7 +25,8 @@ from holdfast.core.store import Finished, Run
 
 from .batcher import Batcher
 from .context import Context
-from .executor import CallNext, outcome_of
+from .executor import CallNext
+from .results import outcome_of
 
 log = logging.getLogger("holdfast.engine")
 
