@@ -135,6 +135,7 @@ def show_history(out: Output, history: Sequence[Any]) -> None:
     """Failed attempts, a line each, with their tracebacks."""
     if history:
         out.line("  history")
+    shown = None
     for each in history:
         at = each.get("at")
         moment = when(at) if isinstance(at, int) else "-"
@@ -143,7 +144,12 @@ def show_history(out: Output, history: Sequence[Any]) -> None:
             f"    attempt {safe(each.get('attempt', '?'))}  {moment}{crash}  "
             f"{safe(each.get('error', ''))}"
         )
-        show_traceback(out, each, "      ")
+        trace = each.get("traceback")
+        if trace and trace == shown:
+            out.line("      (the same traceback)")
+        else:
+            show_traceback(out, each, "      ")
+        shown = trace or shown
 
 
 for each in (replay, edit, discard):
