@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, Never, NoReturn, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Send, Store
 from holdfast.core.subscribers import Subscribers
+from holdfast.core.text import unknown_option
 from holdfast.delivery.carrier import Carried
 from holdfast.engine.executor import Executor, Middleware
 from holdfast.engine.handlers import Handlers
@@ -50,6 +51,7 @@ from holdfast.governance.rulebook import RuleFile, ask_in_turn
 from holdfast.key_memory import check_key_memory, shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
+from holdfast.observe.redact import redact
 from holdfast.registrations import Registrations, formed
 from holdfast.storage import Storage, storage_of
 from holdfast.sync_loop import LoopThread, beside_the_loop
@@ -65,6 +67,7 @@ STUCK = (
     "%d messages are left that no worker can run: they wait behind a parked message, or for a copy"
     " that the broker has lost. See: holdfast parked list, holdfast stats"
 )
+ON_OPTIONS = ("queue", "retries", "retry", "timeout_s", "isolation")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -194,12 +197,17 @@ class App:
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
         isolation: str = "none",
+        **unknown: Never,
     ) -> Callable[[Fn], Fn]:
         """Register a handler for a message type (`*`: every type without a handler of its own).
 
         An async function runs on the loop, a plain one in a thread; `isolation="process"` runs it
         in a child process that can be killed.
         """
+        for name in unknown:
+            raise TypeError(f"app.on: {unknown_option(name, ON_OPTIONS)}")
+        if not isinstance(type, str):
+            raise TypeError(f'app.on needs a message type: write @app.on("type"), not {type!r:.80}')
         if isolation not in ("none", "process"):
             raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
         if queue is not None:
@@ -623,6 +631,7 @@ class App:
             guard_timeout_s=settings.guard_timeout_s,
             recycle_grace_s=settings.recycle_grace_s,
             isolated=isolated,
+            mask=redact,
             **hooks,
         )
 
@@ -679,6 +688,7 @@ class App:
         # one to the other: it is seen the second time.
         looks = 1 if self.store.fused else 2
         sure = self.store.fused or isinstance(self.broker, Inspectable)  # the broker holds nothing
+        asking = "asking whether there is more to do"
         quiet = left = 0
         loop = asyncio.get_running_loop()
         stuck_at = loop.time()
@@ -687,8 +697,9 @@ class App:
                 idle = worker.is_idle() and await self._nothing_sent(queues)
                 quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
                 left = await self.store.stuck(names) if idle and sure and not quiet else 0
+                worker.outages.worked(asking, "")
             except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
-                log.warning("it is not known whether there is more to do: %s", error)
+                worker.outages.failed(asking, error)
                 quiet = left = 0
                 await asyncio.sleep(AWAY_S)
             if quiet == looks:

@@ -39,6 +39,7 @@ from holdfast.engine.relays import Relay
 from holdfast.engine.worker import EngineWorker, WorkerSettings
 from holdfast.observe.export import Exporter
 from holdfast.observe.metrics import Metrics
+from holdfast.observe.redact import redact
 from holdfast.services import export_relay, store_relays
 from holdfast.storage import endings_of, storage_of
 from holdfast.triggers.announcer import Announcer
@@ -319,6 +320,7 @@ class QueueTrigger:
             breaker=BreakerPolicy(failures=0),
             threads=1,
             crash_budget=self._settings.crash_budget,
+            mask=redact,
             **hooks,
         )
 

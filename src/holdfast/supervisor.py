@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.core.errors import (
     AppNotLoaded,
+    BrokerDenied,
     BrokerUnavailable,
     ConfigError,
     HoldfastError,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
 )
@@ -220,6 +222,8 @@ class Supervisor:
         """The words of the last failed start, which are not repeated."""
         self._places = [_Place() for _ in range(workers)]
         self._stop_by: float | None = None
+        self._was_up = False
+        """Some worker has begun to work: a login that is refused later may be a password change."""
         self._code = 0
 
     def run(self) -> int:
@@ -273,6 +277,7 @@ class Supervisor:
             elif time.monotonic() >= place.restart_at and not self._is_undecided(place):
                 self._start(place)
             return
+        self._was_up = self._was_up or place.is_up
         code = place.process.poll()
         if code is None:
             if self._stop_by is not None and time.monotonic() > self._stop_by:
@@ -298,6 +303,9 @@ class Supervisor:
         well = place.ended(code)
         if (code == 0 and well) or self._stop_by is not None:
             place.done = True
+        elif code == os.EX_NOPERM and not self._was_up:
+            self._say("giving up: correct the settings, then run this again. Messages are kept.")
+            self._end_all(place, 1)
         elif self._is_hopeless(place, code):
             self._say(f"worker {pid} ended ({_reason(code)}), too: giving up. {self._why(place)}")
             self._end_all(place, 1)
@@ -317,7 +325,7 @@ class Supervisor:
 
     def _is_hopeless(self, place: _Place, code: int) -> bool:
         """Nobody is up, and starting has failed again and again."""
-        if code == os.EX_UNAVAILABLE and not self._until_idle:
+        if code in (os.EX_UNAVAILABLE, os.EX_NOPERM) and not self._until_idle:
             return False  # a store or broker that is away may come back
         starts = place.failed_starts
         return starts >= MOST_FAILED_STARTS and not any(each.is_up for each in self._places)
@@ -365,13 +373,18 @@ async def work(
     until_idle: bool = False,
     terminal: bool = False,
     log_level: str | None = None,
+    users_info: bool = False,
 ) -> int:
     """The body of one worker process. `terminal`: it prints the replies of that channel."""
     from holdfast.observe.logs import configure_logs, identify
     from holdfast.services import relays_of
 
     app = load_app(target)
-    configure_logs(level=log_level or app.config.log.level, format=app.config.log.format)
+    configure_logs(
+        level=log_level or app.config.log.level,
+        format=app.config.log.format,
+        users_info=users_info,
+    )
     if not solo:
         app.check()
     stop = asyncio.Event()
@@ -449,6 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true")
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--log-level", default=None)
+    parser.add_argument("--users-info", action="store_true")
     parser.add_argument("--report-fd", type=int, default=None)
     options = vars(parser.parse_args(arguments))
     report = StartReport(options.pop("report_fd"))
@@ -465,6 +479,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         report.failed(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, StoreDenied | BrokerDenied):
+            return os.EX_NOPERM
         away = isinstance(error, StoreUnavailable | BrokerUnavailable)
         return os.EX_UNAVAILABLE if away else 1
     except BaseException as error:  # the app's own: raised, or an exit, while it was loaded

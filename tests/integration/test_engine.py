@@ -296,20 +296,26 @@ async def test_a_handler_may_return_a_retry(one_file: Lab) -> None:
     assert one_file.kinds(receipt.id).count(RETRIED) == 1
 
 
-async def test_a_result_that_json_cannot_carry_does_not_undo_the_run(one_file: Lab) -> None:
+async def test_a_result_that_json_cannot_carry_is_a_dead_letter(one_file: Lab) -> None:
+    """At once: it would be the same after a retry. Nothing of the run is sent."""
     app = await one_file.open()
+    runs = []
 
     @app.on("object")
     async def give(ctx: Context) -> object:
+        runs.append(ctx.message.id)
+        await ctx.reply("an answer")
         return {"nan": float("nan")} if ctx.payload else object()
 
     await one_file.start(app)
     first, second = await app.send("object"), await app.send("object", 1)
-    assert await one_file.ends(first.id, second.id) == ["succeeded", "succeeded"]
-    for receipt in (first, second):
-        assert one_file.task(receipt.id)["result"] is None
-        _, data = one_file.history(receipt.id)[-1]
-        assert "result_dropped" in data
+    assert await one_file.ends(first.id, second.id) == ["failed", "failed"]
+    assert sorted(runs) == sorted([first.id, second.id])
+    errors = {letter["message_id"]: letter["error"] for letter in one_file.letters()}
+    assert errors[first.id].startswith("InvalidResult: the handler returned a object")
+    assert "NaN" in errors[second.id]
+    assert {letter["reason"] for letter in one_file.letters()} == {"final_error"}
+    assert one_file.replies() == []
 
 
 @pytest.mark.parametrize("wait", [float("inf"), 1e300, -5.0, float("nan"), "soon", "0.01"])

@@ -389,7 +389,7 @@ async def test_a_reply_must_be_text(one_file: Lab) -> None:
 
     @app.on("ask", retries=0)
     async def answer(ctx: Context) -> None:
-        await ctx.reply(b"bytes")  # type: ignore[arg-type]
+        await ctx.reply(b"bytes")
 
     await one_file.start(app)
     receipt = await app.send("ask")

@@ -18,7 +18,7 @@ FINAL_KEYS = {
     "trace_id", "message_id", "queue", "event_name", "tenant_id", "status", "duration_ms",
     "agent_run_id",
 }  # fmt: skip
-OF_A_RUN = {"attempt", "usage", "result_dropped"}
+OF_A_RUN = {"attempt", "usage"}
 
 
 def documented() -> dict[str, tuple[set[str], set[str]]]:

@@ -147,8 +147,8 @@ async def test_outcomes_and_results_without_a_written_form(lab: IsolatedLab) -> 
     assert await lab.ends(dead.id) == ["failed"]
     assert [(x["reason"], x["error"]) for x in lab.letters()] == [("mine", "told so")]
     odd = await lab.app.send("outcome", "object")
-    assert await lab.ends(odd.id) == ["succeeded"]
-    assert "result_dropped" in lab.history(odd.id)[-1][1]
+    assert await lab.ends(odd.id) == ["failed"]
+    assert lab.letters()[-1]["error"].startswith("InvalidResult: the handler returned a object")
 
 
 async def test_a_handler_past_its_time_is_killed_with_all_it_started(lab: IsolatedLab) -> None:

@@ -14,7 +14,7 @@ from holdfast import queue_trigger as root
 from holdfast.core.body_codecs import TextCodec
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Answer
-from holdfast.engine import executor
+from holdfast.engine import executor, stages
 from holdfast.engine import worker as engine_worker
 from holdfast.engine.fetcher import Slots
 from holdfast.engine.worker import EngineWorker
@@ -238,10 +238,10 @@ def the_tenant_is_forgotten(patch: Patch) -> None:
 
 @fault(21)
 def one_stage_is_not_logged(patch: Patch) -> None:
-    real = engine_worker._stage
+    real = stages.stage
     patch.setattr(
         engine_worker,
-        "_stage",
+        "stage",
         lambda stage, run: None if stage == "message.parsed" else real(stage, run),
     )
 

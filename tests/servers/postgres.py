@@ -113,6 +113,12 @@ class PostgresServer(_Databases):
         with psycopg.connect(self.url(), autocommit=True) as conn:
             conn.execute(statement)
 
+    def demand_passwords(self, role: str) -> None:
+        """From now on this role logs in with its password; others still need none."""
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(f"local all {role} scram-sha-256\n{rules.read_text()}")
+        self.execute("SELECT pg_reload_conf()")
+
     def start(self) -> None:
         if not self._data.exists():
             self._run(

@@ -1,8 +1,8 @@
-"""Bodies of messages, shown so that nothing in them can act on the terminal."""
+"""Bodies of messages and tracebacks, shown so that nothing in them can act on the terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .output import Output, dump, plain, safe
 
@@ -31,3 +31,9 @@ def show_body(out: Output, reading: Reading, body: bytes | None) -> None:
         shown = body[:_MOST].decode("utf-8", "backslashreplace")
         rest = f" … {len(body) - _MOST} more bytes" if len(body) > _MOST else ""
         out.line(f"  bytes     {safe(shown)}{rest}")
+
+
+def show_traceback(out: Output, attempt: Any, indent: str) -> None:
+    """The traceback that was kept with a failed attempt, if there is one."""
+    for line in str(attempt.get("traceback") or "").splitlines():
+        out.line(f"{indent}{safe(line)}")

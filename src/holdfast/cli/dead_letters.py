@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .bodies import show_body
+from .bodies import show_body, show_traceback
 from .choosing import filters
 from .examples import examples
 from .output import Output, plain, safe, when
@@ -132,9 +132,10 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
 
 
 def show_history(out: Output, history: Sequence[Any]) -> None:
-    """Earlier attempts, a line each."""
+    """Failed attempts, a line each, with their tracebacks."""
     if history:
         out.line("  history")
+    shown = None
     for each in history:
         at = each.get("at")
         moment = when(at) if isinstance(at, int) else "-"
@@ -143,6 +144,12 @@ def show_history(out: Output, history: Sequence[Any]) -> None:
             f"    attempt {safe(each.get('attempt', '?'))}  {moment}{crash}  "
             f"{safe(each.get('error', ''))}"
         )
+        trace = each.get("traceback")
+        if trace and trace == shown:
+            out.line("      (the same traceback)")
+        else:
+            show_traceback(out, each, "      ")
+        shown = trace or shown
 
 
 for each in (replay, edit, discard):

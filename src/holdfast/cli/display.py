@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import events
 from holdfast.core.errors import HoldfastError
+from holdfast.core.outcome import ParkKind
 from holdfast.core.records import LedgerEvent
 
 from .output import Output, safe
@@ -137,7 +138,9 @@ class Display:
         if event.type == events.FAILED:
             parts.append(f"(holdfast dlq show {safe(event.task_id)})")
         if event.type == events.PARKED:
-            parts.append(f"(holdfast parked show {safe(event.task_id)})")
+            asked = data.get("kind") == ParkKind.WAITING_APPROVAL
+            command = "approvals" if asked else "parked"
+            parts.append(f"(holdfast {command} show {safe(event.task_id)})")
         self._out.data({"event": event}, " ".join(part for part in parts if part))
 
     def _greet(self) -> None:

@@ -70,12 +70,10 @@ def run(
 @click.option(
     "--log-level",
     type=LEVELS,
-    default="warning",
-    show_default=True,
-    help="How much the worker says.",
+    help="How much the worker says; else warnings, and lines of your own code from info on.",
 )
 @command_options
-def dev(session: Session, target: str | None, log_level: str) -> None:
+def dev(session: Session, target: str | None, log_level: str | None) -> None:
     """Run an app with one worker and watch what it does.
 
     Without MODULE:APP it runs ./app.py if there is one, else a small agent that comes along. Shows
@@ -89,13 +87,14 @@ def dev(session: Session, target: str | None, log_level: str) -> None:
     target = usual_target(target)
     app = session.load_app(target)
     app.check()
+    levels = ["--log-level", log_level or "warning", *([] if log_level else ["--users-info"])]
     with Display(app, target, session.out):
         supervisor = Supervisor(
             target,
             workers=1,
             grace_s=app.config.worker.shutdown_timeout_s + _GRACE_S,
             say=session.out.say,
-            options=["--log-level", log_level, *([] if session.out.as_json else ["--terminal"])],
+            options=[*levels, *([] if session.out.as_json else ["--terminal"])],
         )
         code = supervisor.run()
     stop(_code(code))

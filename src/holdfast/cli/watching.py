@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.core.outcome import Status
+
+from .bodies import show_traceback
 from .examples import examples
-from .output import Output, dump, safe, span, when
+from .output import Output, dump, plain, safe, span, when
 from .parameters import Moment, Span
 from .session import Session, command_options
 
 if TYPE_CHECKING:
     from holdfast.admin.stats import Stats
     from holdfast.admin.trace import Trace
-    from holdfast.core.records import LedgerEvent, Reply
+    from holdfast.core.records import DeadLetter, LedgerEvent, Reply, Task
 
 _COLOURS = {
     "succeeded": "green",
@@ -27,6 +31,8 @@ _COLOURS = {
     "retried": "yellow",
     "parked": "yellow",
 }
+MOST_SHOWN = 1000
+"""Characters of a payload or a result in the text of a trace; --json has them whole."""
 _TOLD = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_name")
 """Fields of an event's data that its line shows elsewhere, or that say nothing to people."""
 
@@ -126,9 +132,29 @@ async def _trace(session: Session, name: str, tenant: str | None) -> None:
 
     async with session.reading() as records:
         found = await find_trace(records, name, tenant_id=tenant)
-    session.out.data(found)
-    if not session.out.as_json:
+    if session.out.as_json:
+        session.out.data(_decoded(found))
+    else:
         _show_trace(session.out, found)
+
+
+def _decoded(found: Trace) -> dict[str, Any]:
+    """The trace as JSON, with results as the values that they are."""
+    record: dict[str, Any] = plain(found)
+    for shown, task in zip(record["tasks"], found.tasks, strict=True):
+        if task.result is not None:
+            shown["result"] = _value(task.result)
+    return record
+
+
+def _value(result: bytes) -> Any:
+    from holdfast.core.errors import DecodeError
+    from holdfast.core.json_text import loads
+
+    try:
+        return loads(result)
+    except DecodeError:
+        return plain(result)
 
 
 def _show_trace(out: Output, found: Trace) -> None:
@@ -147,10 +173,14 @@ def _show_trace(out: Output, found: Trace) -> None:
             ("order", task.ordering_key),
             ("belongs", task.correlation_id),
             ("trace", task.trace_id),
+            ("payload", _payload(task)),
+            ("result", None if task.result is None else _clipped(dump(_value(task.result)))),
             ("error", task.error),
         ):
             if value:
                 out.line(f"  {label:<9} {safe(value)}")
+        if task.status != Status.SUCCEEDED:
+            _show_last_failure(out, task, found.dead_letters)
     begin = found.timeline[0].at_us if found.timeline else 0
     out.line()
     for moment in found.timeline:
@@ -172,6 +202,35 @@ def _show_trace(out: Output, found: Trace) -> None:
     for link in found.links:
         status = f" ({safe(link.status)})" if link.status else ""
         out.line(f"  {link.relation}: {safe(link.message_id)} {safe(link.type or '')}{status}")
+
+
+def _payload(task: Task) -> str | None:
+    """The payload, while the store has it: of messages that have not succeeded."""
+    from holdfast.admin.bodies import read_body
+
+    if task.body is None:
+        return None
+    message = read_body(
+        task.body,
+        task.body_info,
+        message_id=task.message_id,
+        queue=task.queue,
+        intact=task.intact,
+        codec="json",
+    ).message
+    return None if message is None else _clipped(dump(plain(message.payload)))
+
+
+def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
+    """The traceback of the last failed attempt; after the last attempt the dead letter has it."""
+    own = [letter for letter in letters if letter.subscription == task.subscription]
+    history = own[-1].history if own else task.history
+    if history:
+        show_traceback(out, history[-1], "    ")
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
 def _reply_state(reply: Reply) -> str:

@@ -9,10 +9,12 @@ HoldfastError
 │   └── ParseError             a trigger's body that its parser cannot read
 ├── BrokerError
 │   ├── BrokerUnavailable      the transport is away; try again
+│   │   └── BrokerDenied       it refuses the login, or has no such database
 │   └── PublishUnknown         the deadline passed before the answer; repeat with the same id
 ├── StoreError
 │   ├── StoreUnavailable       busy, gone or full: nothing was written
-│   │   └── StoreFull
+│   │   ├── StoreFull
+│   │   └── StoreDenied        it refuses the login, or has no such database
 │   ├── StoreCorrupt           bytes on disk are not what was written
 │   ├── SchemaMismatch         the database is older or newer than this program
 │   ├── NotFound               no such message, dead letter, parked task
@@ -31,6 +33,7 @@ HoldfastError
     │   └── SendUnknown        by channels: no answer came; the reply may have arrived
     ├── FinalError             never retried
     │   ├── ValidationError
+    │   ├── InvalidResult      what the handler returned cannot be written as JSON
     │   ├── AuthorizationError
     │   └── NotFoundError
     └── ParkMessage            set aside, with a reason, until a person or a handler resumes it
@@ -81,6 +84,11 @@ class BrokerUnavailable(BrokerError):
     """The broker cannot be reached; nothing was accepted."""
 
 
+class BrokerDenied(BrokerUnavailable):
+    """The broker answers and refuses: a wrong password, user or database. `run` gives up at start;
+    a worker that is running tries on, because the password may be about to change."""
+
+
 class PublishUnknown(BrokerError):
     """The deadline passed before the broker answered. Sending again with the same id is safe."""
 
@@ -102,6 +110,11 @@ class StoreUnavailable(StoreError):
 
 class StoreFull(StoreUnavailable):
     """No room on the disk; nothing was changed. Goes on by itself once there is room."""
+
+
+class StoreDenied(StoreUnavailable):
+    """The database server answers and refuses: a wrong password, user or database. `run` gives up
+    at start; a worker that is running tries on, because the password may be about to change."""
 
 
 class StoreCorrupt(StoreError):
@@ -200,6 +213,11 @@ class FinalError(HoldfastError):
 
 class ValidationError(FinalError):
     """The message's content is wrong."""
+
+
+class InvalidResult(FinalError):
+    """The handler returned something that cannot be written as JSON. Another attempt would return
+    it again, so the message becomes a dead letter."""
 
 
 class AuthorizationError(FinalError):

@@ -11,15 +11,42 @@ from typing import Any
 
 import msgspec
 
-from .errors import DecodeError, InvalidMessage
+from .errors import DecodeError, InvalidMessage, InvalidResult
 
 MAX_DEPTH = 64
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def json_value(value: Any) -> Any:
+    """What JSON holds for an object that msgspec does not know: pydantic models.
+
+    Found by their method, so that pydantic need not be installed. Raises TypeError for the rest.
+    """
+    dump = getattr(type(value), "model_dump", None)
+    if not callable(dump):
+        kind = type(value)
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a JSON value")
+    return dump(value, mode="json")
+
+
+encode = msgspec.json.Encoder(enc_hook=json_value).encode
+"""Every value that users hand over becomes JSON here. Dataclasses and msgspec structs count as
+objects, and so do pydantic models. Use `dumps` where the value has not been checked."""
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def is_model(value: Any) -> bool:
+    """Is it an instance of a dataclass, a msgspec struct or a pydantic model?"""
+    if isinstance(value, type):
+        return False
+    return (
+        isinstance(value, msgspec.Struct)
+        or dataclasses.is_dataclass(value)
+        or callable(getattr(type(value), "model_dump", None))
+    )
 
 
 def loads(body: bytes) -> Any:
@@ -49,7 +76,7 @@ def loads_text(text: str) -> Any:
 def dumps(value: Any) -> bytes:
     """A value as JSON bytes; raises InvalidMessage where JSON would silently change it."""
     try:
-        body = _encode(value)
+        body = encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"the value cannot be written as JSON: {error}") from None
     if b"null" in body and has_non_finite(value):
@@ -59,6 +86,20 @@ def dumps(value: Any) -> bytes:
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
         raise InvalidMessage(f"the value is nested deeper than {MAX_DEPTH} levels")
     return body
+
+
+def result_bytes(result: Any) -> bytes | None:
+    """A handler's result as JSON; None stays None. Raises InvalidResult."""
+    if result is None:
+        return None
+    try:
+        return dumps(result)
+    except InvalidMessage as error:
+        raise InvalidResult(
+            f"the handler returned a {type(result).__name__}, but {error}. Return None, a value of "
+            "dicts, lists, texts, numbers and booleans, a dataclass, a msgspec struct or a "
+            "pydantic model"
+        ) from None
 
 
 def hash_payload(payload: Any) -> bytes:
@@ -87,6 +128,8 @@ def has_non_finite(value: Any) -> bool:
             stack.extend(msgspec.structs.asdict(item).values())
         elif dataclasses.is_dataclass(item):
             stack.extend(getattr(item, field.name, None) for field in dataclasses.fields(item))
+        elif is_model(item):
+            stack.append(json_value(item))
     return False
 
 

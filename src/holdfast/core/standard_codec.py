@@ -11,12 +11,11 @@ import msgspec
 from . import fields
 from .broker import Delivery, Subscription
 from .errors import DecodeError, InvalidMessage
-from .json_text import MAX_DEPTH, dumps, has_non_finite, loads
+from .json_text import MAX_DEPTH, dumps, encode, has_non_finite, loads
 from .message import DEFAULT_TENANT, Message, Priority
 
 VERSION = "1.0"
 _BYTES = (bytes, bytearray, memoryview)
-_encode = msgspec.json.Encoder().encode
 _OURS = ("tenant_id", "source", "channel", "idempotency_key", "ordering_key", "expires_at", "trace")
 """Fields of `Message` that the standard form carries inside `metadata`."""
 _ours_of = operator.attrgetter(*_OURS)
@@ -91,7 +90,7 @@ class _Written(msgspec.Struct, kw_only=True, gc=False):
     metadata: Any
 
 
-_NEW_METADATA = msgspec.Raw(_encode({"tenant_id": DEFAULT_TENANT, "retry_count": 0}))
+_NEW_METADATA = msgspec.Raw(encode({"tenant_id": DEFAULT_TENANT, "retry_count": 0}))
 """What `metadata` holds where nothing was said."""
 
 
@@ -208,7 +207,7 @@ class StandardCodec:
         """The body that `encode` makes of a new message with only a type and a payload, sooner."""
         created_at = datetime.now(UTC)
         try:
-            value = _encode(payload)
+            value = encode(payload)
             if (
                 value.count(b"[") + value.count(b"{") < MAX_DEPTH
                 and not (b"null" in value and has_non_finite(payload))
@@ -221,7 +220,7 @@ class StandardCodec:
                     payload=msgspec.Raw(value),
                     metadata=_NEW_METADATA,
                 )
-                return _encode(written)
+                return encode(written)
         except (TypeError, ValueError, OverflowError, RecursionError):
             pass  # `encode` says what is wrong with it
         message = Message(id=message_id, type=message_type, payload=payload, created_at=created_at)

@@ -213,6 +213,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The broker publishes its result with the acknowledgement: no notice in the outbox."""
     details: Mapping[str, Any] = {}
     """Added to the event's data."""
+    traceback: str = ""
+    """Of a failed attempt: kept in the message's history, without secrets."""
 
 
 class Commit(StrEnum):

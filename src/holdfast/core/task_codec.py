@@ -16,7 +16,7 @@ import msgspec
 from . import fields
 from .broker import FLAT, Delivery, Subscription
 from .errors import DecodeError, InvalidMessage
-from .json_text import dumps, loads, loads_text
+from .json_text import dumps, is_model, loads, loads_text
 from .message import DEFAULT_TENANT, Message, Priority
 
 REQUIRED = ("task_id", "tool_name", "payload", "idempotency_key")
@@ -136,7 +136,7 @@ class TaskCodec:
 def _payload_text(payload: Any) -> str:
     if payload is None:
         return "{}"
-    if not isinstance(payload, dict):
+    if not isinstance(payload, dict) and not is_model(payload):
         raise InvalidMessage("codec 'task' carries a payload that is a JSON object")
     return dumps(payload).decode()
 

@@ -3,6 +3,9 @@ to keep."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 _BIDI_AND_SEPARATORS = (
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
@@ -47,3 +50,12 @@ def _encodable(text: str) -> str:
 def storable(text: str) -> str:
     """Text that every database takes: no lone surrogates, no NUL, not endless."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """What to say to an option that does not exist: the nearest one, else all of them."""
+    options = sorted(known)
+    near = difflib.get_close_matches(name, options, 2, 0.6)
+    if near:
+        return f"unknown option {name!r}; did you mean {' or '.join(map(repr, near))}?"
+    return f"unknown option {name!r}; there are {', '.join(options)}"

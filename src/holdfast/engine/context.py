@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.delivery import DIRECT, SCHEDULED, check_recipient
 from holdfast.core.effects import proves_not_done
 from holdfast.core.errors import EffectUnknown, InvalidMessage
-from holdfast.core.json_text import dumps
+from holdfast.core.json_text import dumps, is_model
 from holdfast.core.message import Message
 from holdfast.core.retry import describe
 from holdfast.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
@@ -93,7 +93,7 @@ class Context:
 
     async def reply(
         self,
-        content: str,
+        content: Any,
         *,
         channel: str | None = None,
         recipient: str | None = None,
@@ -103,7 +103,8 @@ class Context:
     ) -> None:
         """Answer where the message came from. `now=True` leaves at once, whatever follows.
 
-        `options`: what else the channel understands; after `expires_s` it is not sent any more.
+        A dataclass, a msgspec struct or a pydantic model is sent as JSON text. `options`: what
+        else the channel understands; after `expires_s` it is not sent any more.
         """
         message = self._run.message
         metadata = message.metadata
@@ -123,7 +124,7 @@ class Context:
         self,
         channel: str,
         recipient: str,
-        content: str,
+        content: Any,
         *,
         scheduled: bool = False,
         conversation: str | None = None,
@@ -271,10 +272,10 @@ class SyncContext:
     def idempotency_key(self) -> str:
         return self._inner.idempotency_key
 
-    def reply(self, content: str, **options: Any) -> None:
+    def reply(self, content: Any, **options: Any) -> None:
         self._wait(self._inner.reply(content, **options))
 
-    def send_to(self, channel: str, recipient: str, content: str, **options: Any) -> None:
+    def send_to(self, channel: str, recipient: str, content: Any, **options: Any) -> None:
         self._wait(self._inner.send_to(channel, recipient, content, **options))
 
     def send(self, type: str, payload: Any = None, **options: Any) -> str:
@@ -303,9 +304,15 @@ class SyncContext:
 
 
 def _text(content: Any) -> str:
-    if not isinstance(content, str):
-        raise InvalidMessage(f"a reply is text, not {type(content).__name__}")
-    return content
+    """Models become JSON text; any other value that is not a text is refused."""
+    if isinstance(content, str):
+        return content
+    if not is_model(content):
+        raise InvalidMessage(
+            f"a reply is text, a dataclass, a msgspec struct or a pydantic model, not "
+            f"{type(content).__name__}"
+        )
+    return dumps(content).decode()
 
 
 def _options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from holdfast.core.breaker import Breaker, BreakerPolicy, Passage
 from holdfast.core.broker import Subscription
@@ -22,12 +22,11 @@ from holdfast.core.errors import (
     HandlerCrashed,
     HandlerFailed,
     HandlerTimeout,
-    InvalidMessage,
     LeaseLost,
     ParkMessage,
     StoreUnavailable,
 )
-from holdfast.core.json_text import dumps
+from holdfast.core.json_text import result_bytes
 from holdfast.core.outcome import (
     Dead,
     Done,
@@ -35,11 +34,11 @@ from holdfast.core.outcome import (
     Outcome,
     Park,
     ParkKind,
-    Rejected,
     Released,
     Retry,
 )
 from holdfast.core.retry import decide, describe
+from holdfast.core.secret import mask_line
 from holdfast.core.store import Finished, Run
 
 from .context import Context, MakeSend, RunStore, SyncContext
@@ -47,6 +46,8 @@ from .deadlines import Deadlines
 from .guard import Guard, asking
 from .handlers import Handler, Handlers
 from .patience import PatientStore
+from .results import LOST, as_failure, call_plain, outcome_of, run_id_of
+from .tracebacks import Mask, user_trace, warn
 
 log = logging.getLogger("holdfast.engine")
 
@@ -77,6 +78,10 @@ class Active(msgspec.Struct, eq=False):
     cause: str = ""
     """Why it was cancelled: timeout, store (it timed out while it waited for the store), drain,
     lost, cancel."""
+    result: bytes | None = None
+    """The handler's result as JSON."""
+    trace: str = ""
+    """The traceback, if the attempt failed."""
 
 
 class Executor:
@@ -99,7 +104,10 @@ class Executor:
         guard_timeout_s: float = 10.0,
         recycle_grace_s: float = 10.0,
         on_stuck: Callable[[Run], None] | None = None,
+        mask: Mask = mask_line,
     ) -> None:
+        """`mask` takes secrets out of the tracebacks that are kept."""
+        self._mask = mask
         self._handlers = handlers
         self._store = PatientStore(store)
         self._make_send = make_send
@@ -246,7 +254,10 @@ class Executor:
                 stopped = await self._ask(active.run)
                 if stopped is not None:
                     return stopped
-            return outcome_of(await self._call(active, handler, context))
+            outcome = outcome_of(await self._call(active, handler, context))
+            if type(outcome) is Done:
+                active.result = result_bytes(outcome.result)
+            return outcome
         except ParkMessage as error:
             return Park(kind=error.kind, reason=str(error))
         except EffectUnknown as error:
@@ -258,7 +269,7 @@ class Executor:
                 return self._cancelled(active, handler)
             if isinstance(error, StoreUnavailable):
                 return self._store_away(active.run, error)
-            return self._failed(handler, active.run, as_failure(error))
+            return self._failed(handler, active, as_failure(error), user_trace(error))
 
     def _call(self, active: Active, handler: Handler, context: Context) -> Awaitable[Any]:
         """The handler's call, middleware and time limit around it, to be awaited."""
@@ -328,7 +339,7 @@ class Executor:
     def _cancelled(self, active: Active, handler: Handler) -> Outcome | None:
         if active.cause == "timeout":
             error = HandlerTimeout(f"{handler.name} ran longer than {handler.timeout_s} s")
-            return self._failed(handler, active.run, error)
+            return self._failed(handler, active, error, "")
         if active.cause == "store":
             return self._store_away(active.run, f"{handler.name} waited for it past its timeout")
         if active.cause == "drain":
@@ -339,47 +350,50 @@ class Executor:
             return Discarded(reason="cancelled")
         return None  # lost
 
-    def _failed(self, handler: Handler, run: Run, error: BaseException) -> Outcome:
+    def _failed(
+        self, handler: Handler, active: Active, error: BaseException, trace: str
+    ) -> Outcome:
+        run = active.run
+        active.trace = self._mask(trace)
         if isinstance(error, HandlerCrashed):
+            log.warning("message %s: %s", run.message.id, error)
             return Retry(after_s=0.0, reason=describe(error), crashed=True)
         decision = decide(handler.retry, failures=run.failures + 1, error=error)
-        log.warning(
-            "message %s: attempt %d of %d failed: %s%s",
+        warn(
+            log,
+            "message %s: attempt %d of %d of %s failed: %s; %s",
             run.message.id,
             run.failures + 1,
             handler.retry.max_retries + 1,
+            handler.name,
             describe(error),
-            f"; again in {decision.after_s:.1f} s"
+            f"retry in {decision.after_s:.1f} s"
             if isinstance(decision, Retry)
-            else "; to dead letters",
-            exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
-            extra={"trace_id": run.message.trace_id},
+            else f"to dead letters (holdfast dlq show {run.message.id})",
+            trace=active.trace,
+            trace_id=run.message.trace_id,
         )
+        log.debug("message %s: the whole traceback", run.message.id, exc_info=error)
         return decision
 
     def _finished(self, active: Active, context: Context, outcome: Outcome | None) -> Finished:
         run = active.run
         replies, sends, usage = context._collected()
-        result: bytes | None = None
+        result = active.result
         details: dict[str, Any] = {}
         agent_run_id = None
         told_on_ack = False
         if type(outcome) is Done:
             notices = active.sub.notices
             told_on_ack = notices is not None and notices.on_ack and run.delivery is not None
-            try:
-                result = None if outcome.result is None else dumps(outcome.result)
-            except InvalidMessage as error:
-                details = {"result_dropped": str(error)}
-            if isinstance(outcome.result, dict):
-                found = outcome.result.get("run_id")
-                agent_run_id = None if found is None else str(found)
+            if outcome.result is not None:
+                agent_run_id = run_id_of(outcome.result)
         elif type(outcome) is Duplicate:
             result = outcome.result
         if context._without_dedup:
             details["without_dedup"] = True
         handler = active.handler
-        return Finished(
+        finished = Finished(
             run=run,
             outcome=LOST if outcome is None else outcome,
             result=result,
@@ -396,6 +410,8 @@ class Executor:
             told_on_ack=told_on_ack,
             details=details,
         )
+        # One more keyword above would cost every run more than this costs those that failed.
+        return structs.replace(finished, traceback=active.trace) if active.trace else finished
 
     def _cancel(self, active: Active, cause: str) -> None:
         if not active.cause:
@@ -444,45 +460,6 @@ class Executor:
                     )
             case _:
                 breaker.cancelled()
-
-
-class _Lost(msgspec.Struct, frozen=True):
-    """No outcome: the claim is gone, nothing may be written."""
-
-
-LOST: Any = _Lost()
-_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
-_DONE = Done()
-
-
-def outcome_of(result: Any) -> Outcome:
-    """A handler may return an outcome itself; anything else is its result."""
-    if result is None:  # most often; and not to be any of those costs as much as the call
-        return _DONE
-    return result if isinstance(result, _OUTCOMES) else Done(result)
-
-
-def as_failure(error: BaseException) -> Exception:
-    """What a handler raised as an ordinary error: none of them may end the worker."""
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        return HandlerFailed("the handler cancelled itself")
-    return HandlerFailed(f"the handler raised {describe(error)}")
-
-
-def call_plain(handler: Handler, context: SyncContext) -> Any:
-    """Runs in a thread."""
-    try:
-        result = handler.call(context)
-    except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
-        raise RuntimeError(f"{handler.name} raised StopIteration") from error
-    except BaseException as error:  # a future would throw it into the engine's own coroutines
-        raise as_failure(error) from error.__cause__
-    if inspect.iscoroutine(result):
-        result.close()
-        raise HandlerFailed(f"{handler.name} returned a coroutine: define it with 'async def'")
-    return result
 
 
 def _wrapped(wrap: Middleware, inner: CallNext) -> CallNext:

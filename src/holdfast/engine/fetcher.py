@@ -7,7 +7,6 @@ messages and `StoreFetcher` for what the store itself holds.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
@@ -34,7 +33,8 @@ from holdfast.core.store import (
     Worker,
 )
 
-log = logging.getLogger("holdfast.engine")
+from .outages import BROKER, STORE, Outages
+
 T = TypeVar("T")
 
 NET_S = 1.0
@@ -111,11 +111,20 @@ class Lane(Protocol):
 class _Loop:
     """The shape all fetchers share: wait for room, fetch, start, wait for work."""
 
-    def __init__(self, sub: Subscription, store: Claims, slots: Slots, worker: Lane) -> None:
+    def __init__(
+        self,
+        sub: Subscription,
+        store: Claims,
+        slots: Slots,
+        worker: Lane,
+        outages: Outages | None = None,
+    ) -> None:
         self.sub = sub
         self._store = store
         self._slots = slots
         self._worker = worker
+        self._outages = outages or Outages()
+        self._asks_for = f"fetching from {sub.queue} ({self._speaks_to})"
 
     async def run(self) -> None:
         woken = self._store.subscribe()
@@ -131,8 +140,9 @@ class _Loop:
                 try:
                     found, next_due_s = await self._fetch(limit)
                     pause = 0.05
+                    self._outages.worked(self._asks_for, self._speaks_to)
                 except (StoreError, BrokerError) as error:
-                    log.warning("fetching from %s: %s", self.sub.queue, error)
+                    self._outages.failed(self._asks_for, error)
                     await asyncio.sleep(pause)
                     pause = min(2.0, pause * 2)
                     continue
@@ -143,6 +153,7 @@ class _Loop:
             self._store.unsubscribe(woken)
 
     _waits = True
+    _speaks_to = STORE
 
     def _at_once(self, free: int) -> int:
         """How many to ask for, of so many free slots.
@@ -172,9 +183,15 @@ class FusedFetcher(_Loop):
     """One file: taking a message and claiming it is one commit."""
 
     def __init__(
-        self, sub: Subscription, store: FusedStore, decode: Decode, slots: Slots, worker: Lane
+        self,
+        sub: Subscription,
+        store: FusedStore,
+        decode: Decode,
+        slots: Slots,
+        worker: Lane,
+        outages: Outages | None = None,
     ) -> None:
-        super().__init__(sub, store, slots, worker)
+        super().__init__(sub, store, slots, worker, outages)
         self._fused = store
         self._decode = decode
 
@@ -190,9 +207,16 @@ class StoreFetcher(_Loop):
     """Work that the store holds: retries, resumed, adopted, lane heads; `solo`: suspects only."""
 
     def __init__(
-        self, sub: Subscription, store: Claims, slots: Slots, worker: Lane, *, solo: bool = False
+        self,
+        sub: Subscription,
+        store: Claims,
+        slots: Slots,
+        worker: Lane,
+        outages: Outages | None = None,
+        *,
+        solo: bool = False,
     ) -> None:
-        super().__init__(sub, store, slots, worker)
+        super().__init__(sub, store, slots, worker, outages)
         self._solo = solo
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
@@ -214,6 +238,7 @@ class BrokerFetcher(_Loop):
     """New messages of a broker with a life of its own."""
 
     _waits = False  # receive() itself waits
+    _speaks_to = BROKER
 
     def __init__(
         self,
@@ -224,8 +249,9 @@ class BrokerFetcher(_Loop):
         slots: Slots,
         worker: Lane,
         settle: Callable[[Subscription, Sequence[Settlement]], Awaitable[object]],
+        outages: Outages | None = None,
     ) -> None:
-        super().__init__(sub, store, slots, worker)
+        super().__init__(sub, store, slots, worker, outages)
         self._broker = broker
         self._decode = decode
         self._settle = settle
@@ -340,31 +366,37 @@ class BrokerFetcher(_Loop):
         await self._release([delivery for delivery, answer in others if answer is Answer.LEAVE])
 
     async def _claimed(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
-        """Keyed messages go into their lanes, in broker order; the others are claimed."""
+        """The verdicts of the store, however long it is away."""
+        claiming = f"claiming from {self.sub.queue}"
         pause = 0.05
         while True:
-            worker = self._worker.worker  # asked anew: it may have been declared dead meanwhile
             try:
-                if not self.sub.ordered:
-                    return await _answered(self._store.claim(self.sub, candidates, worker=worker))
-                keyed = [c for c in candidates if c.message and c.message.ordering_key]
-                free = [c for c in candidates if not (c.message and c.message.ordering_key)]
-                verdicts: list[Verdict] = []
-                if keyed:
-                    adopted = await self._store.adopt_in_order(self.sub, keyed, worker=worker)
-                    verdicts += adopted or [
-                        Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
-                    ]
-                if free:
-                    claim = self._store.claim(self.sub, free, worker=worker)
-                    verdicts += await _answered(claim)
+                verdicts = await self._verdicts(candidates)
+                self._outages.worked(claiming, STORE)
                 return verdicts
             except StoreError as error:
                 # The messages are in our hands and not claimed: ask again, settle nothing.
-                log.warning("%d messages wait for the store: %s", len(candidates), error)
+                self._outages.failed(claiming, error)
                 self._worker.unclaimed(self.sub, len(candidates))
                 await asyncio.sleep(pause)
                 pause = min(2.0, pause * 2)
+
+    async def _verdicts(self, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
+        """Keyed messages go into their lanes, in broker order; the others are claimed."""
+        worker = self._worker.worker  # asked anew: it may have been declared dead meanwhile
+        if not self.sub.ordered:
+            return await _answered(self._store.claim(self.sub, candidates, worker=worker))
+        keyed = [c for c in candidates if c.message and c.message.ordering_key]
+        free = [c for c in candidates if not (c.message and c.message.ordering_key)]
+        verdicts: list[Verdict] = []
+        if keyed:
+            adopted = await self._store.adopt_in_order(self.sub, keyed, worker=worker)
+            verdicts += adopted or [
+                Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
+            ]
+        if free:
+            verdicts += await _answered(self._store.claim(self.sub, free, worker=worker))
+        return verdicts
 
 
 async def _answered(claim: Coroutine[Any, Any, T]) -> T:

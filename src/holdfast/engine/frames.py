@@ -10,16 +10,17 @@ import asyncio
 import builtins
 import struct
 import sys
-import traceback
 from typing import Any, get_args
 
 import msgspec
 
 from holdfast.core import errors
-from holdfast.core.errors import HandlerFailed, HoldfastError, InvalidMessage
-from holdfast.core.json_text import dumps
+from holdfast.core.errors import HandlerFailed, HoldfastError
+from holdfast.core.json_text import result_bytes
 from holdfast.core.outcome import Outcome
 from holdfast.core.store import Reply, Run, Send, Usage
+
+from .tracebacks import carry, user_trace
 
 _LENGTH = struct.Struct("<I")
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -84,8 +85,6 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
 
     result: bytes | None = None
     outcome: str = ""
-    lost: str = ""
-    """Why the result could not be written as JSON; the run succeeded all the same."""
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag="raised"):
@@ -157,33 +156,16 @@ def run_of(frame: Start) -> Run:
 # -- results --------------------------------------------------------------------------------------
 
 
-class Unwritable:
-    """Stands for a result that JSON cannot carry."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-    def __repr__(self) -> str:
-        return f"a result that stayed in the child process: {self.why}"
-
-
 def returned(result: Any) -> Returned:
-    """What a handler returned, as a frame."""
+    """What a handler returned, as a frame. Raises InvalidResult if JSON cannot carry it."""
     kind = type(result).__name__
-    is_outcome = _OUTCOMES.get(kind) is type(result)
-    try:
-        written = dumps(msgspec.to_builtins(result) if is_outcome else result)
-    except (InvalidMessage, TypeError, ValueError, RecursionError) as error:
-        if is_outcome:
-            raise InvalidMessage(f"{kind} holds what JSON cannot carry: {error}") from None
-        return Returned(lost=str(error))
-    return Returned(result=written, outcome=kind if is_outcome else "")
+    if _OUTCOMES.get(kind) is not type(result):
+        return Returned(result=result_bytes(result))
+    return Returned(result=result_bytes(result), outcome=kind)
 
 
 def result_of(frame: Returned) -> Any:
     """The result or the outcome that the frame carries."""
-    if frame.lost:
-        return Unwritable(frame.lost)
     value = msgspec.json.decode(frame.result or b"null")
     if frame.outcome:
         return msgspec.convert(value, _OUTCOMES[frame.outcome])
@@ -209,7 +191,7 @@ def fault_of(error: BaseException) -> Fault:
             for name, value in vars(error).items()
             if _is_plain(value) and not name.startswith("__")
         },
-        trace=_clean("".join(traceback.format_exception(error, limit=-20))),
+        trace=_clean(user_trace(error)),
     )
 
 
@@ -225,7 +207,7 @@ def error_of(fault: Fault) -> Exception:
             kind = type(fault.classes[0][1].rpartition(".")[2], (base,), {})
         error = _made(kind, fault)
         if fault.trace:
-            error.add_note(fault.trace)
+            carry(error, fault.trace)
         return error
     return HandlerFailed(fault.text)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.retry import RetryPolicy
 
 ANY_TYPE = "*"
@@ -43,6 +44,31 @@ def _is_async(call: Callable[..., Any]) -> bool:
     )
 
 
+def _check_call(handler: Handler) -> None:
+    """Found here, and not by the first message."""
+    try:
+        signature = inspect.signature(handler.call)
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        if callable(handler.call):
+            return
+        raise ConfigError([f"the handler for {handler.type!r} is not a function"]) from None
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            [
+                f"{_place(handler.call)}: {handler.name}{signature} cannot be a handler for "
+                f"{handler.type!r}: {error}. A handler is called with one argument, the context: "
+                f"def {handler.name.rpartition('.')[2]}(ctx)"
+            ]
+        ) from None
+
+
+def _place(call: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    return "?" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
 class Handlers:
     """Handlers by (queue, type); `*` takes every type of its queue that has no other handler."""
 
@@ -50,6 +76,8 @@ class Handlers:
         self._by_key: dict[tuple[str, str], Handler] = {}
 
     def add(self, handler: Handler) -> None:
+        """Raises ConfigError if it cannot be called with a context."""
+        _check_call(handler)
         key = (handler.queue, handler.type)
         if key in self._by_key:
             raise ValueError(

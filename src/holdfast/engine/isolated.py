@@ -15,7 +15,6 @@ from holdfast.core.errors import HandlerFailed
 from holdfast.core.store import EffectState, Reply, Run
 
 from .context import Context, MakeSend, SyncContext
-from .executor import as_failure, call_plain
 from .frames import (
     Answer,
     Ask,
@@ -32,6 +31,7 @@ from .frames import (
     run_of,
 )
 from .handlers import Handlers
+from .results import as_failure, call_plain
 
 
 class Link:

@@ -19,7 +19,11 @@ from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.store import Claims, Worker
 
+from .outages import STORE, Outages
+
 log = logging.getLogger("holdfast.engine")
+
+BEAT = "giving a sign of life"
 
 
 class Lease:
@@ -28,7 +32,7 @@ class Lease:
     `stuck` is called, from the thread, `stuck_grace_s` after the lease was given up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wiring: each one is a port or a limit
         self,
         store: Claims,
         worker: Worker,
@@ -39,6 +43,7 @@ class Lease:
         clock: Clock,
         lost: Callable[[], None],
         stuck: Callable[[], NoReturn] | None = None,
+        outages: Outages | None = None,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -48,6 +53,7 @@ class Lease:
         self._clock = clock
         self._lost = lost
         self._stuck = stuck
+        self._outages = outages or Outages()
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._ticked = clock.monotonic()
@@ -83,8 +89,9 @@ class Lease:
             # From here on the beat is young, and the answer is about what happened before it.
             try:
                 self._store.beat(self._worker)
+                self._outages.worked(BEAT, STORE)
             except StoreError as error:  # its last sign of life gets older: see below
-                log.warning("worker %d gives no sign of life: %s", self._worker.worker_id, error)
+                self._outages.failed(BEAT, error)
                 continue
             # Each time, though most often nothing happened: whatever made this worker look dead,
             # one that does not hear of it is refused every claim for ever.
@@ -110,7 +117,7 @@ class Lease:
         try:
             return self._store.is_registered(self._worker)
         except HoldfastError as error:
-            log.warning("worker %d cannot ask for its lease: %s", self._worker.worker_id, error)
+            self._outages.failed("asking for the lease", error, asks_again=False)
             return True
 
     def _call_lost(self) -> None:

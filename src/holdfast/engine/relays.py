@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -12,7 +11,7 @@ import msgspec
 from holdfast.core.errors import BrokerError, StoreError
 from holdfast.core.store import Worker
 
-log = logging.getLogger("holdfast.engine")
+from .outages import Outages
 
 TO_THE_END_S = 2.0
 """What a step in progress gets when its worker stops."""
@@ -60,13 +59,15 @@ class Host(Protocol):
     async def hold_role(self, role: str) -> bool: ...
 
 
-async def run_relay(relay: Relay, host: Host) -> None:
+async def run_relay(relay: Relay, host: Host, outages: Outages | None = None) -> None:
     """Runs until cancelled. The store being away is waited out; any other error ends the worker."""
+    outages = outages or Outages()
     rung = relay.bell.subscribe() if relay.bell is not None else asyncio.Event()
     try:
         while True:
             rung.clear()
-            await (_whole_step(relay, host) if relay.at_end else step_once(relay, host))
+            whole = _whole_step if relay.at_end else step_once
+            await whole(relay, host, outages)
             try:
                 async with asyncio.timeout(relay.every_s):
                     await rung.wait()
@@ -77,9 +78,9 @@ async def run_relay(relay: Relay, host: Host) -> None:
             relay.bell.unsubscribe(rung)
 
 
-async def _whole_step(relay: Relay, host: Host) -> None:
+async def _whole_step(relay: Relay, host: Host, outages: Outages) -> None:
     """Cancelled, it still goes on to its end, if that is not too far."""
-    step = asyncio.create_task(step_once(relay, host), name=f"holdfast step {relay.name}")
+    step = asyncio.create_task(step_once(relay, host, outages), name=f"holdfast step {relay.name}")
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:
@@ -89,7 +90,7 @@ async def _whole_step(relay: Relay, host: Host) -> None:
         raise
 
 
-async def step_once(relay: Relay, host: Host, *, last: bool = False) -> None:
+async def step_once(relay: Relay, host: Host, outages: Outages, *, last: bool = False) -> None:
     """One step, if it is due and this worker's to make."""
     step = relay.last if last and relay.last is not None else relay.step
     try:
@@ -98,4 +99,5 @@ async def step_once(relay: Relay, host: Host, *, last: bool = False) -> None:
         if relay.role is None or await host.hold_role(relay.role):
             await step(host.worker)
     except (StoreError, BrokerError) as error:
-        log.warning("%s: %s", relay.name, error)
+        # The next step may be an hour away: others find out sooner that the outage is over.
+        outages.failed(relay.name, error, asks_again=False)

@@ -17,6 +17,7 @@ from holdfast.core.ids import new_id
 from holdfast.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
 from holdfast.core.standard_codec import FIELDS
 from holdfast.core.store import Send
+from holdfast.core.text import unknown_option
 
 from .batcher import Batcher
 
@@ -97,8 +98,8 @@ class Sender:
             if name in TRANSPORT_OPTIONS:
                 transport[name] = value
             elif name not in MESSAGE_OPTIONS:
-                known = ", ".join(sorted(MESSAGE_OPTIONS | TRANSPORT_OPTIONS | {"queue"}))
-                raise InvalidMessage(f"unknown option {name!r}; there are {known}")
+                known = MESSAGE_OPTIONS | TRANSPORT_OPTIONS | {"queue"}
+                raise InvalidMessage(unknown_option(name, known))
             elif value is not None:
                 fields[name] = value
         return self.encoded(Message(type=type, payload=payload, **fields), queue, **transport)

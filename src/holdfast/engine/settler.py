@@ -15,11 +15,13 @@ from holdfast.core.notices import Notice, success_notice
 from holdfast.core.outcome import UNSTORABLE, Dead, Done, Expired, Outcome, Released
 from holdfast.core.store import Claims, Commit, Finished, Run, Worker
 
-from .executor import LOST
+from .outages import STORE, Outages
+from .results import LOST
 
 log = logging.getLogger("holdfast.engine")
 
 BATCH = 1000
+COMMITTING = "committing finished runs"
 _ACK = Verb.ACK
 """Asked of its class, a member takes longer than a call (before Python 3.12), and this one is asked
 for with every message."""
@@ -41,6 +43,7 @@ class Settler:
         committed: Callable[[Sequence[Finished], Sequence[Commit]], None],
         fenced: Callable[[Finished, Subscription], None],
         failed: Callable[[Exception], None],
+        outages: Outages | None = None,
     ) -> None:
         """`failed` hears of an error that neither store nor broker know: whoever runs the settler
         stops then. What is not committed is kept, for `drain` or the next end to try again."""
@@ -50,6 +53,7 @@ class Settler:
         self._committed = committed
         self._fenced = fenced
         self._failed = failed
+        self._outages = outages or Outages()
         self._waiting: list[tuple[Finished, Subscription]] = []
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -196,9 +200,11 @@ class Settler:
         pause = 0.05
         while True:
             try:
-                return await self._store.finish(items, worker=self._worker())
+                commits = await self._store.finish(items, worker=self._worker())
+                self._outages.worked(COMMITTING, STORE)
+                return commits
             except StoreError as error:
-                log.warning("%d finished runs wait for the store: %s", len(items), error)
+                self._outages.failed(COMMITTING, error)
                 await asyncio.sleep(pause)
                 pause = min(2.0, pause * 2)
 
@@ -209,7 +215,8 @@ class Settler:
         try:
             await self._broker.settle(sub, batch)
         except BrokerError as error:
-            log.warning("settling %d messages of %s failed: %s", len(batch), sub.queue, error)
+            caller = f"settling {len(batch)} messages of {sub.queue}"
+            self._outages.failed(caller, error, asks_again=False)
 
     def _settlement(self, finished: Finished, sub: Subscription) -> Settlement:
         delivery = finished.run.delivery

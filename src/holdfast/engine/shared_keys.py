@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.broker import Keys, Subscription
-from holdfast.core.errors import DecodeError, HoldfastError, InvalidMessage, LeaseLost
-from holdfast.core.json_text import dumps, loads
+from holdfast.core.errors import DecodeError, HoldfastError, LeaseLost
+from holdfast.core.json_text import loads, result_bytes
 from holdfast.core.key_memory import KeyHolder, KeyMemory, SharedKey
 from holdfast.core.outcome import Done, Duplicate, Park, Released, Retry
 from holdfast.core.store import Finished, Run
 
 from .batcher import Batcher
 from .context import Context
-from .executor import CallNext, outcome_of
+from .executor import CallNext
+from .results import outcome_of
 
 log = logging.getLogger("holdfast.engine")
 
@@ -103,14 +104,15 @@ class SharedKeys:
             return Released(after_s=_wait_s(ctx._run))
         try:
             result = await call_next(ctx)
+            outcome = outcome_of(result)
+            written = result_bytes(outcome.result) if type(outcome) is Done else None
         except LeaseLost:  # nor if it is cancelled: it may go on elsewhere
             raise
         except Exception:
             await self._freeing.add(key)
             raise
-        outcome = outcome_of(result)
         if type(outcome) is Done:
-            await self._keeping.add((key, _json(outcome.result)))
+            await self._keeping.add((key, written or _NULL))
         return result
 
     # -- after a commit ---------------------------------------------------------------------------
@@ -181,11 +183,3 @@ def _value(key: SharedKey, result: bytes) -> Any:
     except DecodeError as error:
         log.warning("message %s: the result of its key is no JSON: %s", key.message_id, error)
         return None
-
-
-def _json(result: Any) -> bytes:
-    """A result that is no JSON is dropped when it is committed, and is nothing here, too."""
-    try:
-        return _NULL if result is None else dumps(result)
-    except InvalidMessage:
-        return _NULL

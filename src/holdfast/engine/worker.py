@@ -15,7 +15,7 @@ from holdfast.core.broker import Broker, Delivery, Extends, Subscription
 from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
-from holdfast.core.outcome import ParkKind
+from holdfast.core.outcome import Park, ParkKind, Released, Retry
 from holdfast.core.store import (
     Answer,
     Claims,
@@ -34,11 +34,14 @@ from .executor import Executor
 from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
 from .handlers import Handlers
 from .lease import Lease
+from .outages import STORE, Outages
 from .pulse import Pulse
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
 from .shared_keys import SharedKeys
+from .stages import stage, tell_parked
 from .twins import Twins
+from .watchdog import Watchdog
 
 log = logging.getLogger("holdfast.engine")
 
@@ -116,6 +119,7 @@ class EngineWorker:
         self._meter = meter
         self._shared_keys = shared_keys
         self._end_process = end_process
+        self.outages = Outages(clock)
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
             store,
@@ -124,6 +128,7 @@ class EngineWorker:
             committed=self._committed,
             fenced=self._fenced,
             failed=lambda error: self._fail("the settler", error),
+            outages=self.outages,
         )
         alone = Slots(1) if settings.solo else None
         self._slots = {
@@ -142,6 +147,7 @@ class EngineWorker:
         self._paused = paused
         self._halted = False
         self._lease: Lease | None = None
+        self._watchdog: Watchdog | None = None
         self._lost = 0
         """The number that was declared dead last."""
         self._jump_until = 0.0
@@ -164,13 +170,14 @@ class EngineWorker:
         await self._binding.step(self.worker)
         await self._register()
         self.phase = Phase.RUNNING
+        self._watchdog = Watchdog(lambda: self._executor.active, self._clock)
         await self._read_paused(self.worker)
         for sub in self._subscriptions:
             self._fetchers += self._fetchers_of(sub)
         for fetcher in self._fetchers:
             self._spawn(fetcher.run(), f"fetch {fetcher.sub.name}")
         for relay in (*self._own_relays(), *self._extra_relays):
-            self._spawn(run_relay(relay, self), relay.name)
+            self._spawn(run_relay(relay, self, self.outages), relay.name)
 
     async def drain(
         self, timeout_s: float | None = None, *, outlast_threads: bool = False
@@ -258,8 +265,8 @@ class EngineWorker:
             runs = [run for run in runs if self._twins.begin(run)]
         if log.isEnabledFor(logging.DEBUG):
             for run in runs:
-                _stage("message.consumed", run)
-                _stage("message.parsed", run)
+                stage("message.consumed", run)
+                stage("message.parsed", run)
         # A claim that was answered after the lease was lost: what it granted is somebody else's.
         late = bool(runs) and runs[0].token.worker_id == self._lost
         self._executor.start(runs, sub, cause="lost" if late else "")
@@ -316,10 +323,16 @@ class EngineWorker:
             self._meter.ran(done)
         if log.isEnabledFor(logging.DEBUG):
             for finished in done:
-                _stage("message.executed", finished.run)
-                _stage("message.acked", finished.run)
-        self.finished += len(done)
-        log.info("finished %d %s", len(done), "message" if len(done) == 1 else "messages")
+                stage("message.executed", finished.run)
+                stage("message.acked", finished.run)
+        ended = sum([type(finished.outcome) not in _NOT_ENDED for finished in done])
+        if ended < len(done):
+            for finished in done:
+                if type(finished.outcome) is Park:
+                    tell_parked(finished.run, finished.outcome)
+        if ended:
+            self.finished += ended
+            log.info("finished %d %s", ended, "message" if ended == 1 else "messages")
 
     def _fenced(self, finished: Finished, sub: Subscription) -> None:
         run = finished.run
@@ -345,6 +358,7 @@ class EngineWorker:
             clock=self._clock,
             lost=self._lease_lost,
             stuck=self._end_process,
+            outages=self.outages,
         )
 
     def _offers(self) -> Offers:
@@ -370,9 +384,10 @@ class EngineWorker:
         while True:
             try:
                 await self._register()
+                self.outages.worked("registering again", STORE)
                 break
             except StoreError as error:  # what cost the lease may not be over yet
-                log.warning("the worker waits for the store to register again: %s", error)
+                self.outages.failed("registering again", error)
                 await asyncio.sleep(pause)
                 pause = min(2.0, pause * 2)
         log.warning("registered again as worker %d", self.worker.worker_id)
@@ -477,17 +492,17 @@ class EngineWorker:
     # -- tasks ------------------------------------------------------------------------------------
 
     def _fetchers_of(self, sub: Subscription) -> list[FusedFetcher | BrokerFetcher | StoreFetcher]:
-        slots = self._slots[sub.name]
+        slots, outages = self._slots[sub.name], self.outages
         if self._settings.solo:
-            return [StoreFetcher(sub, self._store, slots, self, solo=True)]
+            return [StoreFetcher(sub, self._store, slots, self, outages, solo=True)]
         decode = decoder(sub, max_bytes=self._settings.max_message_bytes)
         if self._fused:
-            return [FusedFetcher(sub, self._store, decode, slots, self)]  # type: ignore[arg-type]
+            fused: Any = self._store
+            return [FusedFetcher(sub, fused, decode, slots, self, outages)]
+        settle = self._settler.settle
         return [
-            BrokerFetcher(
-                sub, self._store, self._broker, decode, slots, self, self._settler.settle
-            ),
-            StoreFetcher(sub, self._store, slots, self),
+            BrokerFetcher(sub, self._store, self._broker, decode, slots, self, settle, outages),
+            StoreFetcher(sub, self._store, slots, self, outages),
         ]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -529,7 +544,7 @@ class EngineWorker:
             async with asyncio.timeout(self._settings.lease_s):
                 for relay in self._extra_relays:
                     if relay.at_end:
-                        await step_once(relay, self, last=True)
+                        await step_once(relay, self, self.outages, last=True)
         except Exception:
             log.exception("the worker stops, but a last step failed")
 
@@ -537,6 +552,8 @@ class EngineWorker:
         running = self._executor.running > 0
         await self._stop_tasks()
         await self._last_steps()
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._lease is not None:
             await asyncio.to_thread(self._lease.close)
         if not (running and self.recycle):  # what made us go counts as a crash of its message
@@ -551,14 +568,6 @@ class EngineWorker:
         self.stopped.set()
 
 
+_NOT_ENDED = frozenset({Retry, Park, Released})
+"""Outcomes after which a message waits for another attempt or for somebody."""
 _COPIES = frozenset({Answer.FINAL, Answer.ADOPTED, Answer.KNOWN})
-
-
-def _stage(stage: str, run: Run) -> None:
-    """One line per stage of a message, for those who debug; at INFO there is one per batch."""
-    log.debug(
-        "%s %s",
-        stage,
-        run.message.id,
-        extra={"event": stage, "trace_id": run.message.trace_id, "queue": run.queue},
-    )

@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from holdfast.core.current import current_message
+from holdfast.core.origin import is_users
 from holdfast.core.text import json_line, lines, one_line
 
 from .redact import redact, redact_value
@@ -36,14 +37,22 @@ def identify(worker: Callable[[], int]) -> None:
     _worker = worker
 
 
-def configure_logs(*, level: str | None = None, format: Form = "auto") -> logging.Handler:
-    """Set up logging of this process, on standard error. May be called again."""
+def configure_logs(
+    *, level: str | None = None, format: Form = "auto", users_info: bool = False
+) -> logging.Handler:
+    """Set up logging of this process, on standard error. May be called again.
+
+    `users_info`: lines of the user's own code are shown from info on, whatever the level.
+    """
     handler = make_handler(sys.stderr, format)
+    least = logging.getLevelNamesMapping()[(level or "info").upper()]
+    if users_info:
+        handler.addFilter(lambda record: record.levelno >= least or is_users(record.pathname))
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, _Handler)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel((level or "info").upper())
+    root.setLevel(min(least, logging.INFO) if users_info else least)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread

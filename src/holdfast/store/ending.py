@@ -13,9 +13,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 def ending(event_type: str, data: str, history: str | None) -> Ending:
-    """`history`: the failed attempts that its dead letter tells of, if there is one."""
+    """`history`: the failed attempts of its dead letter, if there is one. Tracebacks stay here."""
+    attempts = _decode(history) if history else ()
     return Ending(
         status=_STATUS_OF_EVENT[event_type],
         data=_decode(data),
-        history=_decode(history) if history else (),
+        history=[{k: v for k, v in each.items() if k != "traceback"} for each in attempts],
     )

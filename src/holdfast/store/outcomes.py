@@ -11,7 +11,7 @@ from holdfast.core import events
 from holdfast.core.ids import derived_id
 from holdfast.core.notices import End
 from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
-from holdfast.core.store import Commit, Finished, Run
+from holdfast.core.store import Commit, Finished
 from holdfast.core.text import storable
 
 
@@ -36,9 +36,20 @@ def final_data(
     }
 
 
-def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
-    """One line of a message's history."""
-    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+TRACEBACKS = 3
+"""Failed attempts of one message whose tracebacks are kept: the last ones."""
+
+
+def history_after(item: Finished, error: str, now_us: int) -> list[dict[str, Any]]:
+    """The failed attempts of a message, with this one."""
+    run = item.run
+    failed = {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+    if item.traceback:
+        failed["traceback"] = storable(item.traceback)
+    earlier = [dict(each) for each in run.history]
+    for each in earlier[: 1 - TRACEBACKS]:
+        each.pop("traceback", None)
+    return [*earlier, failed]
 
 
 def runs_again(item: Finished) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.outcome import Status
 from holdfast.core.records import DeadLetter, LedgerEvent, Task
 
 _decode = msgspec.json.Decoder().decode
@@ -66,7 +67,8 @@ def task_of_row(row: Sequence[Any]) -> Task:
         expires_at_us=row[17],
         duration_ms=row[18],
         parked_kind=row[19],
-        error=row[20],
+        # A succeeded row still has the error of its last failed attempt, which is in its history.
+        error=None if row[6] == Status.SUCCEEDED else row[20],
         ordering_key=row[21],
         idempotency_key=row[22],
         correlation_id=row[23],

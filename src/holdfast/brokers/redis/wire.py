@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
+    AuthorizationError,
     ClusterDownError,
     MasterDownError,
     OutOfMemoryError,
@@ -27,7 +28,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError
+from holdfast.core.errors import BrokerDenied, BrokerError, BrokerUnavailable, ConfigError
 
 log = logging.getLogger("holdfast.brokers.redis")
 Command = Sequence[str | bytes | int | float]
@@ -99,6 +100,8 @@ class Wire:
                 )
         except _AWAY as error:
             await connection.disconnect(nowait=True)
+            if _is_denied(error):  # the first command was refused, and so were all others
+                raise self._denied(error) from error
             detail = str(error) or f"no answer within {self.timeout_s + wait_s:.1f} s"
             raise AnswerUnknown(f"{self.where}: {detail}") from error
         except BaseException:  # cancelled: an answer that nobody reads is not the next one's
@@ -146,8 +149,17 @@ class Wire:
                         raise
                 return await _one_of(self._pool)
         except (RedisError, OSError, TimeoutError) as error:
+            if _is_denied(error):
+                raise self._denied(error) from error
             detail = str(error) or f"no connection within {self.timeout_s:.1f} s"
             raise BrokerUnavailable(f"{self.where}: {detail}") from error
+
+    def _denied(self, error: BaseException) -> BrokerDenied:
+        said = str(error).rstrip(".")
+        return BrokerDenied(
+            f"{self.where} refuses the login: {said}. Correct the user, the password or the number "
+            "of the database in `broker`"
+        )
 
     async def _renewed(self) -> bool:
         """Does the URL say something else by now? Then that is what new connections are made by."""
@@ -164,6 +176,18 @@ class Wire:
         self._url, self._pool, old = url, self._pool_of(url), self._pool
         await old.disconnect(inuse_connections=False)
         return True
+
+
+def _is_denied(error: BaseException) -> bool:
+    """Did the server answer, and refuse the login? The driver wraps what it said."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, AuthenticationError | AuthorizationError):
+            return True
+        if isinstance(found, ResponseError) and "DB index" in str(found):
+            return True
+        found = found.__cause__
+    return False
 
 
 async def _one_of(pool: ConnectionPool) -> tuple[ConnectionPool, AbstractConnection]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 from psycopg import errors
 
-from holdfast.core.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from holdfast.core.errors import (
+    SchemaMismatch,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 
 from .address import Address
 
@@ -13,6 +21,15 @@ _REPEAT = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, a lock that was not free in time: nothing was written."""
 _GONE = ("08", "57P", "53300", "25P03", "57014")
 """Connection, shutdown and start of the server, no connection left, told to stop waiting."""
+_DENIED = (
+    "password authentication failed",
+    "authentication failed for user",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "is not permitted to log in",
+)
+"""What the server says to a login that it refuses. A failed connection has no error code."""
+_MISSING = re.compile(r'(role|database) ("[^"]*") does not exist')
 _OF_VALUES = ("21", "22", "23", "54")
 """Two rows where one may be, data that no column takes, constraints, limits of size and depth."""
 
@@ -53,10 +70,15 @@ def _is_of_a_value(error: BaseException) -> bool:
     return error.sqlstate.startswith(_OF_VALUES)
 
 
-def translate(error: BaseException, address: Address) -> StoreError | None:
+def translate(  # noqa: PLR0911 - one per kind of failure
+    error: BaseException, address: Address
+) -> StoreError | None:
     """Our error for one that is not the fault of a single value; None: it may be."""
     where = address.shown
     if is_away(error):
+        denied = _denied(error)
+        if denied is not None:
+            return StoreDenied(f"{where} {denied}")
         return StoreUnavailable(f"{where} is away: {_first_line(error)}")
     if may_repeat(error):
         return StoreUnavailable(f"{where} could not do it now: {_first_line(error)}")
@@ -79,6 +101,18 @@ def translate(error: BaseException, address: Address) -> StoreError | None:
         )
     if not _is_of_a_value(error):
         return StoreUnavailable(f"{where} failed: {_first_line(error)}")
+    return None
+
+
+def _denied(error: BaseException) -> str | None:
+    """Why the server let us not in, and what to do; None: it is something else."""
+    for line in str(error).splitlines():
+        said = line.rpartition("FATAL:")[2].strip()
+        missing = _MISSING.search(said)
+        if missing is not None:
+            return f"has no {missing[1]} {missing[2]}: create it, or correct `store`"
+        if any(words in said for words in _DENIED):
+            return f"refuses the login: {said}. Correct user and password in `store`"
     return None
 
 

@@ -30,9 +30,9 @@ from holdfast.core.text import storable
 from holdfast.store.letter import letter_of
 from holdfast.store.outcomes import (
     duration_ms,
-    failure,
     failures_after,
     final_entry,
+    history_after,
     repeated,
     run_uuid,
     runs_again,
@@ -279,10 +279,9 @@ async def _answers(tx: Tx, batch: Sequence[Finished], committed: Sequence[int]) 
 
 
 def _write_of(item: Finished, now_us: int) -> _Write:  # noqa: PLR0911 - one per outcome
-    run = item.run
     match item.outcome:
         case Retry(after_s, reason, crashed):
-            history = _encode([*run.history, failure(run, reason, now_us)]).decode()
+            history = _encode(history_after(item, reason, now_us)).decode()
             error = storable(reason)
             if not runs_again(item):
                 return _Write("failed", ended=True, error=error, history=history, crashed=1)
@@ -378,7 +377,7 @@ def _buried(
     run = item.run
     letter = letter_of(run, reason, error)
     if isinstance(item.outcome, Dead | Retry):
-        letter.history = [*run.history, failure(run, error, now_us)]
+        letter.history = history_after(item, error, now_us)
         letter.retry_count = failures_after(item)
     extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
     return [final_entry(item, status, extra), bury(tx, letter, now_us)]

@@ -30,7 +30,7 @@ from holdfast.core.text import storable
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
 from holdfast.store.letter import letter_of
-from holdfast.store.outcomes import failure, failures_after, final_entry, repeated, runs_again
+from holdfast.store.outcomes import failures_after, final_entry, history_after, repeated, runs_again
 from holdfast.store.outgoing import created_event, delivery_row, outbox_row
 
 from . import approvals
@@ -176,7 +176,7 @@ class Finisher:
         run = item.run
         letter = letter_of(run, reason, error)
         if isinstance(item.outcome, Dead | Retry):
-            letter.history = [*run.history, failure(run, error, now_us)]
+            letter.history = history_after(item, error, now_us)
             letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
         return [final_entry(item, status, extra), bury(conn, letter, now_us)]

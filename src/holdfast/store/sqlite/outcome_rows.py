@@ -20,7 +20,13 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.store import Finished, Run
 from holdfast.core.text import storable
-from holdfast.store.outcomes import duration_ms, failure, failures_after, run_uuid, runs_again
+from holdfast.store.outcomes import (
+    duration_ms,
+    failures_after,
+    history_after,
+    run_uuid,
+    runs_again,
+)
 from holdfast.store.stored import crc, run_info
 
 Write = tuple[str, tuple[Any, ...], Status]
@@ -101,7 +107,7 @@ def _done(item: Finished, now_us: int) -> Write:
 
 def _retry(retry: Retry, item: Finished, now_us: int) -> Write:
     run, reason = item.run, storable(retry.reason)
-    history = _encode([*run.history, failure(run, retry.reason, now_us)]).decode()
+    history = _encode(history_after(item, retry.reason, now_us)).decode()
     if not runs_again(item):
         assignments = (
             "status = 'failed', completed_at = ?, crashes = crashes + 1, error_message = ?,"
