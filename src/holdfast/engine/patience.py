@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ WAIT_S = 60.0
 """A run waits this long for its store. After that it is handed back and runs again later."""
 LAST_WAIT_S = 5.0
 """A worker that stops waits this long for results of effects that are not written yet."""
-PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+PAUSE_S = 0.05
+"""The first pause between two tries. Each one is twice as long as the one before, up to a second."""
 
 
 class PatientStore:
@@ -53,7 +55,7 @@ class PatientStore:
             await self._repeat(
                 run,
                 lambda repeat: self._store.effect_done(run, name, result, again=again or repeat),
-                limit_s=None,
+                for_ever=True,
             )
 
         writing = asyncio.create_task(write(), name="holdfast-effect")
@@ -87,7 +89,7 @@ class PatientStore:
             writing.exception()  # its run was told of it, unless it was cancelled before
 
     async def _repeat(
-        self, run: Run, call: Callable[[bool], Awaitable[T]], *, limit_s: float | None = WAIT_S
+        self, run: Run, call: Callable[[bool], Awaitable[T]], *, for_ever: bool = False
     ) -> T:
         """`call` is told whether an earlier one of its calls may have been committed."""
         try:
@@ -95,17 +97,18 @@ class PatientStore:
         except StoreUnavailable as error:
             log.warning("message %s waits for the store: %s", run.message.id, error)
         loop = asyncio.get_running_loop()
-        deadline = None if limit_s is None else loop.time() + limit_s
+        deadline = math.inf if for_ever else loop.time() + WAIT_S
+        pause = PAUSE_S
         self._waiting[run.token] += 1
         try:
-            for n in range(1_000_000_000):
-                await asyncio.sleep(PAUSES_S[min(n, len(PAUSES_S) - 1)])
+            while True:
+                await asyncio.sleep(pause)
                 try:
                     return await call(True)
                 except StoreUnavailable:
-                    if deadline is not None and loop.time() >= deadline:
+                    if loop.time() >= deadline:
                         raise
-            raise AssertionError("unreachable")
+                pause = min(1.0, pause * 2)
         finally:
             self._waiting[run.token] -= 1
             if not self._waiting[run.token]:
