@@ -26,7 +26,7 @@ WAIT_S = 60.0
 LAST_WAIT_S = 5.0
 """A worker that stops waits this long for results of effects that are not written yet."""
 PAUSE_S = 0.05
-"""The first pause between two tries. Each one is twice as long as the one before, up to a second."""
+"""The first pause between two tries. Each one is twice as long as the last, up to a second."""
 
 
 class PatientStore:
