@@ -161,3 +161,54 @@ async def test_a_result_outlives_its_run(lab: Lab) -> None:
     assert await lab.ends(receipt.id) == ["succeeded"]
     assert charged == ["called"]
     assert lab.task(receipt.id)["result"] == b'"paid"'
+
+
+async def test_a_second_call_in_one_run_is_not_taken_for_a_repeat(lab: Lab) -> None:
+    """The function was cut off, its run goes on and asks once more, and the store is away then."""
+    app = await lab.open()
+    outage = Outage(app)
+    outage.is_over.set()
+    charged: list[str] = []
+
+    @app.on("pay", retries=0)
+    async def pay(ctx: Context) -> Any:
+        async def effect() -> None:
+            charged.append("called")
+            await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await ctx.once("charge", effect)
+        calls = outage.calls
+        outage.is_over.clear()
+        asked = asyncio.ensure_future(ctx.once("charge", effect, on_unknown="skip"))
+        await after_calls(outage, calls + 2)
+        outage.is_over.set()
+        return await asked
+
+    await lab.start(app)
+    receipt = await app.send("pay")
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    assert charged == ["called"]
+
+
+async def test_only_the_run_that_waits_is_excused(lab: Lab) -> None:
+    """Another one of the same worker runs out of time: that is a failure."""
+    app = await lab.open()
+    outage = Outage(app)
+
+    @app.on("waits", retries=0)
+    async def waits(ctx: Context) -> None:
+        await ctx.heartbeat()
+
+    @app.on("hangs", retries=0, timeout_s=0.2)
+    async def hangs(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    await lab.start(app)
+    waiting = await app.send("waits")
+    await after_calls(outage, 2)
+    hanging = await app.send("hangs")
+    assert await lab.ends(hanging.id) == ["failed"]
+    outage.is_over.set()
+    assert await lab.ends(waiting.id) == ["succeeded"]

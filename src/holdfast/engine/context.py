@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,6 +41,7 @@ class Context:
     """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
 
     __slots__ = (
+        "_begun",
         "_make_send",
         "_now_replies",
         "_replies",
@@ -60,6 +60,8 @@ class Context:
         self._sends: list[Send] = []
         self._usage: Usage | None = None
         self._now_replies = 0
+        self._begun: set[str] = set()
+        """Effects whose functions this run has called."""
         self._without_dedup = False
         """Nobody could say whether its key was done: its end tells so."""
 
@@ -197,7 +199,9 @@ class Context:
         """
         if on_unknown not in ON_UNKNOWN:
             raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
-        state, recorded = await self._intent(name)
+        state, recorded = await self._store.effect_begin(self._run, name)
+        if state is EffectState.NEW and name in self._begun:
+            state = EffectState.UNKNOWN  # an intent of this very run, and not of this call
         if state is EffectState.DONE:
             return msgspec.json.decode(recorded or b"null")
         if state is EffectState.UNKNOWN:
@@ -206,29 +210,18 @@ class Context:
             if on_unknown == "skip":
                 log.warning("message %s: effect %r is unknown, skipped", self.message.id, name)
                 return None
+        self._begun.add(name)
         try:
             result = await _call_effect(fn, f"{self.idempotency_key}:{name}")
         except BaseException as error:
             if isinstance(error, not_done) or proves_not_done(error):
                 await self._store.effect_clear(self._run, name)
+                self._begun.discard(name)
             elif on_unknown == "park" and isinstance(error, Exception):
                 await self._store.effect_raised(self._run, name, storable(describe(error)))
             raise
         await self._store.effect_done(self._run, name, dumps(result))
         return result
-
-    async def _intent(self, name: str) -> tuple[EffectState, bytes | None]:
-        """Write it down. Cancelled meanwhile, it is taken back: nothing was done, and that is
-        known."""
-        asked = asyncio.ensure_future(self._store.effect_begin(self._run, name))
-        try:
-            return await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # none of them may take its place
-                state, _ = await asked
-                if state is EffectState.NEW:
-                    await self._store.effect_clear(self._run, name)
-            raise
 
     def _keep(self, replies: Sequence[Reply], sends: Sequence[Send], usage: Usage | None) -> None:
         """What a handler in a child process had for this run."""

@@ -7,13 +7,15 @@ its run: only this process knows it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.core.store import EffectState, Reply, Run, Token
+from holdfast.core.store import EffectState, Reply, Run
 
 from .context import RunStore
 
@@ -24,7 +26,8 @@ WAIT_S = 60.0
 """A run waits this long for its store. After that it is handed back and runs again later."""
 LAST_WAIT_S = 5.0
 """A worker that stops waits this long for results of effects that are not written yet."""
-PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+PAUSE_S = 0.05
+"""The first pause between two tries. Each one is twice as long as the last, up to a second."""
 
 
 class PatientStore:
@@ -32,19 +35,30 @@ class PatientStore:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._waiting: Counter[Token] = Counter()
+        self._waiting: Counter[int] = Counter()
+        """How many writes of a run wait, by the identity of the run."""
         self._unwritten: set[asyncio.Task[None]] = set()
 
     def is_waiting(self, run: Run) -> bool:
         """Does this run wait for the store just now?"""
-        return self._waiting[run.token] > 0
+        return self._waiting[id(run)] > 0
 
     async def effect_begin(
         self, run: Run, name: str, *, again: bool = False
     ) -> tuple[EffectState, bytes | None]:
-        return await self._repeat(
-            run, lambda repeat: self._store.effect_begin(run, name, again=again or repeat)
-        )
+        return await self._repeat(run, lambda repeat: self._begin(run, name, again or repeat))
+
+    async def _begin(self, run: Run, name: str, again: bool) -> tuple[EffectState, bytes | None]:
+        """Cancelled meanwhile, the intent is taken back: nothing was done, and that is known."""
+        asked = asyncio.ensure_future(self._store.effect_begin(run, name, again=again))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # none of them may take its place
+                state, _ = await asked
+                if state is EffectState.NEW:
+                    await self._store.effect_clear(run, name)
+            raise
 
     async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
         """Returns when it is written. A caller that is cancelled leaves it to this object."""
@@ -53,10 +67,11 @@ class PatientStore:
             await self._repeat(
                 run,
                 lambda repeat: self._store.effect_done(run, name, result, again=again or repeat),
-                limit_s=None,
+                for_ever=True,
             )
 
-        writing = asyncio.create_task(write(), name="holdfast-effect")
+        what = f"effect {name!r} of message {run.message.id}"
+        writing = asyncio.create_task(write(), name=what)
         self._unwritten.add(writing)
         writing.add_done_callback(self._written)
         await asyncio.shield(writing)
@@ -78,7 +93,7 @@ class PatientStore:
         if self._unwritten:
             await asyncio.wait(set(self._unwritten), timeout=LAST_WAIT_S)
         for writing in set(self._unwritten):
-            log.error("the store is away, and the result of an effect is lost: %s", writing)
+            log.error("the store is away, and the result of %s is lost", writing.get_name())
             writing.cancel()
 
     def _written(self, writing: asyncio.Task[None]) -> None:
@@ -87,7 +102,7 @@ class PatientStore:
             writing.exception()  # its run was told of it, unless it was cancelled before
 
     async def _repeat(
-        self, run: Run, call: Callable[[bool], Awaitable[T]], *, limit_s: float | None = WAIT_S
+        self, run: Run, call: Callable[[bool], Awaitable[T]], *, for_ever: bool = False
     ) -> T:
         """`call` is told whether an earlier one of its calls may have been committed."""
         try:
@@ -95,18 +110,19 @@ class PatientStore:
         except StoreUnavailable as error:
             log.warning("message %s waits for the store: %s", run.message.id, error)
         loop = asyncio.get_running_loop()
-        deadline = None if limit_s is None else loop.time() + limit_s
-        self._waiting[run.token] += 1
+        deadline = math.inf if for_ever else loop.time() + WAIT_S
+        pause = PAUSE_S
+        self._waiting[id(run)] += 1
         try:
-            for n in range(1_000_000_000):
-                await asyncio.sleep(PAUSES_S[min(n, len(PAUSES_S) - 1)])
+            while True:
+                await asyncio.sleep(pause)
                 try:
                     return await call(True)
                 except StoreUnavailable:
-                    if deadline is not None and loop.time() >= deadline:
+                    if loop.time() >= deadline:
                         raise
-            raise AssertionError("unreachable")
+                pause = min(1.0, pause * 2)
         finally:
-            self._waiting[run.token] -= 1
-            if not self._waiting[run.token]:
-                del self._waiting[run.token]
+            self._waiting[id(run)] -= 1
+            if not self._waiting[id(run)]:
+                del self._waiting[id(run)]

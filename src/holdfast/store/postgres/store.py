@@ -461,7 +461,7 @@ class PostgresStore:
             if change.durable and not durable:
                 tx.sync_after_all()
             synced = durable or change.durable
-            if not self._time.agrees(await tx.look()):
+            if not self._time.see(await tx.look()):
                 raise ClockSet
             await self._ledger.commit(tx, worker_id, change.entries, finish, durable=synced)
 

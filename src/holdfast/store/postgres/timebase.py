@@ -114,14 +114,17 @@ class TimeBase:
         latest = base.ahead_us + int(look.after_s * 1e6) + TOLERANCE_US
         return earliest <= look.server_us <= latest
 
-    def see(self, look: Look, moved_us: int) -> bool:
-        """Follow slow drift. False: the clock was set; `follow` has to be called."""
+    def see(self, look: Look, moved_us: int | None = None) -> bool:
+        """Follow slow drift. False: the clock was set; `follow` has to be called.
+
+        `moved_us`: how far the waiting times had been moved in all, if that was asked for, too.
+        """
         if not self.agrees(look):
             return False
-        if look.took_s < SHARP_S:
-            self._base = _Based(look.ahead_us, moved_us)
-        elif self._base is not None:
-            self._base = self._base._replace(moved_us=moved_us)
+        base = self._base or (None if moved_us is None else _Based(look.ahead_us, moved_us))
+        if base is not None:
+            ahead_us = look.ahead_us if look.took_s < SHARP_S else base.ahead_us
+            self._base = _Based(ahead_us, base.moved_us if moved_us is None else moved_us)
         return True
 
     async def follow(self, database: Database) -> None:
