@@ -34,6 +34,7 @@ async def another_workers_types_are_left_to_it(trial: StoreTrial) -> None:
     expect(await trial.ready(one) == [], "it has no handler for that")
     run = await trial.one_ready(other)
     expect((run.message.id, run.attempt, run.failures) == ("b1", 1, 0), f"{run}")
+    expect(run.token.epoch == 2, "nobody else claimed it in between, not even to give it back")
     expect_answers(await trial.claim(one, trial.candidate("b1", type="b")), Answer.KNOWN)
     await trial.committed(other, run, Retry(0.0, "again"))
     expect(await trial.ready(one) == [], "nor for its next attempt")
@@ -48,7 +49,8 @@ async def a_handler_for_all_types_takes_what_others_leave(trial: StoreTrial) -> 
     expect(await trial.ready(one) == [], "the other one handles it")
     await trial.committed(one, trial.granted(verdicts[0]), Retry(0.0, "again"))
     expect((await trial.one_ready(one)).message.id == "a1", "its own retry")
-    expect((await trial.one_ready(every)).message.id == "b1", "it handles all types")
+    run = await trial.one_ready(every)
+    expect((run.message.id, run.token.epoch) == ("b1", 2), "it handles all types")
 
 
 async def what_nobody_handles_is_parked_once(trial: StoreTrial) -> None:
