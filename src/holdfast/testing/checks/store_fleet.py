@@ -7,7 +7,7 @@ from holdfast.core.outcome import Done, ParkKind, Retry
 from holdfast.core.store import Answer, Offers, Run, Worker
 from holdfast.store.fleet import GRACE_S
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, expect_answers
+from holdfast.testing.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
 
 async def _worker(trial: StoreTrial, *types: str, name: str = "suite") -> Worker:
@@ -119,6 +119,20 @@ async def a_conversation_between_two_workers_keeps_its_order(trial: StoreTrial) 
         ran.append(run.message.id)
         await trial.committed(mine, run, Done())
     expect(ran == ["m0", "m1", "m2", "m3"], f"{ran}")
+
+
+async def suspects_run_where_their_handler_is(trial: StoreTrial) -> None:
+    one, names = await _worker(trial, "a"), [trial.sub.name]
+    run = await trial.run(other := await _worker(trial, "b"), "b1", type="b")
+    for _ in range(CRASH_BUDGET - 1):
+        await trial.committed(other, run, Retry(0.0, "died", crashed=True))
+        if await trial.store.has_suspects(names, worker=other):
+            break
+        run = await trial.one_ready(other)
+    expect(await trial.store.has_suspects(names, worker=other), "it must run alone")
+    expect(not await trial.store.has_suspects(names, worker=one), "but not there")
+    expect(await trial.ready(one, solo=True) == [], "it has no handler for that")
+    expect((await trial.one_ready(other, solo=True)).message.id == "b1", "here")
 
 
 async def who_took_over_from_whom(trial: StoreTrial) -> None:
