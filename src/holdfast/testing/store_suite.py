@@ -216,6 +216,9 @@ class StoreConformance(StoreHarness):
     async def test_a_conversation_between_two_workers_keeps_its_order(self) -> None:
         await self.check(store_fleet.a_conversation_between_two_workers_keeps_its_order)
 
+    async def test_suspects_run_where_their_handler_is(self) -> None:
+        await self.check(store_fleet.suspects_run_where_their_handler_is)
+
     async def test_who_took_over_from_whom(self) -> None:
         await self.check(store_fleet.who_took_over_from_whom)
 

@@ -7,7 +7,7 @@ from holdfast.core.outcome import Done, ParkKind, Retry
 from holdfast.core.store import Answer, Offers, Run, Worker
 from holdfast.store.fleet import GRACE_S
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, expect_answers
+from holdfast.testing.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
 
 async def _worker(trial: StoreTrial, *types: str, name: str = "suite") -> Worker:
@@ -34,6 +34,7 @@ async def another_workers_types_are_left_to_it(trial: StoreTrial) -> None:
     expect(await trial.ready(one) == [], "it has no handler for that")
     run = await trial.one_ready(other)
     expect((run.message.id, run.attempt, run.failures) == ("b1", 1, 0), f"{run}")
+    expect(run.token.epoch == 2, "nobody else claimed it in between, not even to give it back")
     expect_answers(await trial.claim(one, trial.candidate("b1", type="b")), Answer.KNOWN)
     await trial.committed(other, run, Retry(0.0, "again"))
     expect(await trial.ready(one) == [], "nor for its next attempt")
@@ -48,7 +49,8 @@ async def a_handler_for_all_types_takes_what_others_leave(trial: StoreTrial) -> 
     expect(await trial.ready(one) == [], "the other one handles it")
     await trial.committed(one, trial.granted(verdicts[0]), Retry(0.0, "again"))
     expect((await trial.one_ready(one)).message.id == "a1", "its own retry")
-    expect((await trial.one_ready(every)).message.id == "b1", "it handles all types")
+    run = await trial.one_ready(every)
+    expect((run.message.id, run.token.epoch) == ("b1", 2), "it handles all types")
 
 
 async def what_nobody_handles_is_parked_once(trial: StoreTrial) -> None:
@@ -117,6 +119,20 @@ async def a_conversation_between_two_workers_keeps_its_order(trial: StoreTrial) 
         ran.append(run.message.id)
         await trial.committed(mine, run, Done())
     expect(ran == ["m0", "m1", "m2", "m3"], f"{ran}")
+
+
+async def suspects_run_where_their_handler_is(trial: StoreTrial) -> None:
+    one, names = await _worker(trial, "a"), [trial.sub.name]
+    run = await trial.run(other := await _worker(trial, "b"), "b1", type="b")
+    for _ in range(CRASH_BUDGET - 1):
+        await trial.committed(other, run, Retry(0.0, "died", crashed=True))
+        if await trial.store.has_suspects(names, worker=other):
+            break
+        run = await trial.one_ready(other)
+    expect(await trial.store.has_suspects(names, worker=other), "it must run alone")
+    expect(not await trial.store.has_suspects(names, worker=one), "but not there")
+    expect(await trial.ready(one, solo=True) == [], "it has no handler for that")
+    expect((await trial.one_ready(other, solo=True)).message.id == "b1", "here")
 
 
 async def who_took_over_from_whom(trial: StoreTrial) -> None:
