@@ -281,11 +281,12 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
                 "retry_count": "3", "failed_at": "2026-01-01T00:00:00Z",
             },
         )  # fmt: skip
-    client.xadd("stream:dlq", {"what": b"\xff\xfe"})
+    client.xadd("stream:dlq", {"what": b"\xff\xfe", "task_id": "x"})
+    client.xadd("stream:dlq", {"task_id": "\0" + "x" * 1000, "tenant_id": "a/b", "error": "\0"})
     work()
     found = lines(call(*HOLDFAST, "dlq", "list", "--json"))
     reasons = Counter(letter["reason"] for letter in found)
-    assert (len(found), reasons["failed_elsewhere"]) == (5, 4)
+    assert (len(found), reasons["failed_elsewhere"]) == (6, 5)
     named = {letter["message_id"]: letter for letter in found}
     assert {named["ours"]["queue"], named["theirs"]["queue"]} == {"stream:task"}
     assert named["theirs"]["error"] == "boom"
@@ -294,8 +295,8 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
     work()
     results = [fields for _, fields in client.xrange("stream:result")]
     assert Counter(each[b"status"] for each in results) == {b"failed": 1, b"succeeded": 1}
-    assert client.xlen("stream:dlq") == 5, "nothing is taken from it, and nothing told twice"
-    assert states(home) == {"open": 3, "replayed": 1, "discarded": 1}
+    assert client.xlen("stream:dlq") == 6, "nothing is taken from it, and nothing told twice"
+    assert states(home) == {"open": 4, "replayed": 1, "discarded": 1}
 
 
 def test_while_redis_is_away_people_can_still_act(

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.broker import Broker, Delivery, Settlement, Subscription, Verb
 from holdfast.core.errors import DecodeError
-from holdfast.core.fields import named_tenant
+from holdfast.core.fields import named_tenant, short
 from holdfast.core.notices import LETTER_ID
 from holdfast.core.store import Candidate, Claims, Worker
 
@@ -65,11 +65,19 @@ def _tenant(entry: Delivery) -> str | None:
         return None
 
 
+def _name(task_id: str) -> str:
+    """Empty, if no store could keep it as the name of a message."""
+    try:
+        return short("task_id", task_id)
+    except DecodeError:
+        return ""
+
+
 def _candidate(entry: Delivery) -> Candidate:
     """A message that can never run here; its body is the task, so that it can be replayed."""
     fields = entry.fields or {}
     error = DecodeError(fields.get("error") or "a worker of another program gave it up")
-    task_id = fields.get("task_id")
+    task_id = _name(fields.get("task_id", ""))
     if not task_id:
         return Candidate(delivery=entry, message=None, error=error, codec="task", reason=REASON)
     task = {name: fields[name] for name in _TASK if name in fields}
