@@ -16,6 +16,7 @@ from holdfast.delivery.terminal import TerminalChannel
 from holdfast.delivery.uncarried import LOOK_S as UNCARRIED_S
 from holdfast.delivery.uncarried import UncarriedWatch
 from holdfast.engine.copies import LostCopies
+from holdfast.engine.foreign_letters import ForeignLetters
 from holdfast.engine.relays import Relay
 from holdfast.observe.export import Exporter
 from holdfast.store.keep import Keep
@@ -38,6 +39,8 @@ RULES_S = 0.4
 RETENTION_S = 60.0
 COPIES_S = 60.0
 """How often messages are looked for whose broker copy may be lost."""
+LETTERS_S = 5.0
+"""How often dead letters of other programs' workers are looked for."""
 PRUNE_S = 600.0
 SOLO_PAUSE_S = 2.0
 """Before another one is started: the last one needs a moment to take its first message."""
@@ -59,6 +62,7 @@ def relays_of(
         relays.append(_outbox(app))
         relays += _trimming(app)
         relays += _lost_copies(app)
+        relays += _foreign_letters(app)
     if carry:
         relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
@@ -218,6 +222,21 @@ def _lost_copies(app: App) -> list[Relay]:
     lost = LostCopies(app.storage.copies(app.store), broker, app.subscriptions(), after_s=after_s)
     every_s = min(COPIES_S, after_s / 2)
     return [Relay(name="copies", every_s=every_s, step=lost.step, role="copies", due=lost.due)]
+
+
+def _foreign_letters(app: App) -> list[Relay]:
+    """Workers of other programs give tasks up, too."""
+    return [
+        Relay(
+            name=f"letters of {sub.queue}",
+            every_s=LETTERS_S,
+            step=ForeignLetters(app.store, app.broker, sub, sub.notices.dead_letters).step,
+            role=f"letters:{sub.queue}",
+            at_end=True,
+        )
+        for sub in app.subscriptions()
+        if sub.codec == "task" and sub.notices is not None and sub.notices.dead_letters
+    ]
 
 
 def _carrying(app: App, *, terminal: bool) -> list[Relay]:

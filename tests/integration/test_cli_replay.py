@@ -267,6 +267,38 @@ def test_on_redis_a_replay_goes_through_the_outbox(
     assert "not open any more" in refused.stderr
 
 
+def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned(
+    home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write the six fields to `stream:dlq`, and know nothing of a store."""
+    monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+    bury({"payload": {"n": 0}, "message_id": "ours"})
+    for task_id, error in (("theirs", "boom"), ("theirs", "boom again"), ("given-up", "no")):
+        client.xadd(
+            "stream:dlq",
+            {
+                "task_id": task_id, "tool_name": "bad", "payload": '{"n": 1}', "error": error,
+                "retry_count": "3", "failed_at": "2026-01-01T00:00:00Z",
+            },
+        )  # fmt: skip
+    client.xadd("stream:dlq", {"what": b"\xff\xfe", "task_id": "x"})
+    client.xadd("stream:dlq", {"task_id": "\0" + "x" * 1000, "tenant_id": "a/b", "error": "\0"})
+    work()
+    found = lines(call(*HOLDFAST, "dlq", "list", "--json"))
+    reasons = Counter(letter["reason"] for letter in found)
+    assert (len(found), reasons["failed_elsewhere"]) == (6, 5)
+    named = {letter["message_id"]: letter for letter in found}
+    assert {named["ours"]["queue"], named["theirs"]["queue"]} == {"stream:task"}
+    assert named["theirs"]["error"] == "boom"
+    call(*DLQ_REPLAY, "theirs", "--set", "payload.mended=true", "--unset", "payload.n")
+    call(*HOLDFAST, "dlq", "discard", "given-up")
+    work()
+    results = [fields for _, fields in client.xrange("stream:result")]
+    assert Counter(each[b"status"] for each in results) == {b"failed": 1, b"succeeded": 1}
+    assert client.xlen("stream:dlq") == 6, "nothing is taken from it, and nothing told twice"
+    assert states(home) == {"open": 4, "replayed": 1, "discarded": 1}
+
+
 def test_while_redis_is_away_people_can_still_act(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from holdfast import App, Context
 from holdfast.admin.dead_letters import DeadLetters
 from holdfast.config import Config, Queue
 from holdfast.core.broker import Delivery, Shows
-from holdfast.core.errors import ParkMessage
+from holdfast.core.errors import BrokerError, ParkMessage
 from holdfast.core.records import DeadLetter, LetterFilter
 from holdfast.core.store import Answer, Worker
 from holdfast.engine.copies import LostCopies
@@ -138,6 +138,19 @@ async def test_a_backlog_that_is_too_long_to_look_through_ends_nothing(
     await scene.look()
     assert await scene.status() == {"open": 1}
     assert "too long to look for their copies" in caplog.text
+
+
+async def test_a_server_that_does_not_answer_the_question_loses_nothing(
+    scene: Scene, client: Any
+) -> None:
+    await scene.app.send("n", queue="jobs")
+    await scene.run_and_leave()
+    client.delete("jobs")
+    client.set("jobs", "no stream")
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        await scene.look()
+    assert await scene.status() == {"open": 1}
+    client.delete("jobs")
 
 
 async def test_until_idle_ends_where_only_lost_messages_are_left(

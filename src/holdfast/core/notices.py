@@ -28,6 +28,8 @@ Notice = tuple[str, Outgoing]
 
 PROTOCOL_STATUS = {Status.SUCCEEDED: "succeeded", Status.DUPLICATE: "succeeded"}
 """The task protocol knows two ends; every other word of ours is `failed` there."""
+LETTER_ID = "dead_letter_id"
+"""Field of a published dead letter: its id in the store. Entries of other programs have none."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -126,6 +128,7 @@ def _letter(end: End) -> dict[str, str]:
         "retry_count": str(end.retry_count),
         "failed_at": iso_us(end.finished_at_us),
         "idempotency_key": end.idempotency_key or "",
+        LETTER_ID: end.letter or "",
     }
     if end.tenant_id != DEFAULT_TENANT:
         written["tenant_id"] = end.tenant_id

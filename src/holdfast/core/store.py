@@ -57,6 +57,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     sha256: bytes = b""
     """Of the payload alone: the same id with another one is a conflict."""
     codec: str = "standard"
+    reason: str = "undecodable"
+    """Of the dead letter, where there is no message."""
 
 
 Decode = Callable[[Delivery], Candidate]

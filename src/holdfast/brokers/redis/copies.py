@@ -21,8 +21,10 @@ async def copies(wire: Wire, queue: str, group: str) -> AsyncIterator[Sequence[D
     for level in LEVELS:
         key = key_of(queue, level)
         (groups,) = await wire.ask(("XINFO", "GROUPS", key))
-        if isinstance(groups, ResponseError):  # there is no such stream
-            continue
+        if isinstance(groups, ResponseError):
+            if "no such key" in str(groups):
+                continue
+            raise wire.refused(groups)  # nobody knows what is there
         known = [dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in groups]
         last = {each[b"name"]: each[b"last-delivered-id"] for each in known}
         since = after(last.get(group.encode(), START))
@@ -33,7 +35,16 @@ async def copies(wire: Wire, queue: str, group: str) -> AsyncIterator[Sequence[D
             continue
         since = START
         while found := await wire.ask_one("XPENDING", key, group, since, "+", AT_ONCE):
-            each = await wire.ask(*[("XRANGE", key, entry, entry) for entry, *_ in found])
-            entries = [answer[0] for answer in each if answer]  # none: it was trimmed
+            entries = await _entries(wire, key, [entry for entry, *_ in found])
             yield [delivery_of(queue, level, entry, fields, 1) for entry, fields in entries]
             since = after(found[-1][0])
+
+
+async def _entries(wire: Wire, key: str, ids: Sequence[bytes]) -> list[tuple[bytes, list[bytes]]]:
+    """Those that are still there: a pending entry may have been trimmed."""
+    found = []
+    for answer in await wire.ask(*[("XRANGE", key, entry, entry) for entry in ids]):
+        if isinstance(answer, ResponseError):
+            raise wire.refused(answer)
+        found += answer
+    return found

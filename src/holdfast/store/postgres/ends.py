@@ -53,7 +53,7 @@ async def undecodable(
     Broken bytes under the id of another message get an id of their own, or they would vanish as a
     further copy of it.
     """
-    return await _bytes_alone(tx, sub, candidate, worker_id, "undecodable", str(candidate.error))
+    return await _bytes_alone(tx, sub, candidate, worker_id, candidate.reason, str(candidate.error))
 
 
 async def unstorable(
@@ -70,7 +70,7 @@ async def _bytes_alone(
 ) -> list[Entry]:
     delivery = candidate.delivery
     digest = hashlib.sha256(delivery.body).digest()
-    named = delivery.identity if reason == "undecodable" else None
+    named = delivery.identity if reason != UNSTORABLE else None
     letter = Letter(
         tenant_id=sub.tenant or DEFAULT_TENANT,
         subscription=sub.name,

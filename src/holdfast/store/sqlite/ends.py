@@ -37,7 +37,7 @@ def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
         message_id=delivery.identity or derived_id(claim.sub.queue, delivery.body.hex()),
         queue=claim.sub.queue,
         event_name=None,
-        reason="undecodable",
+        reason=candidate.reason,
         error=str(candidate.error),
         body=delivery.body,
         body_info=body_info(candidate),

@@ -1,0 +1,56 @@
+"""Dead letters that another program's worker put on `stream:dlq`, in each store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import App
+from holdfast.config import Config
+from holdfast.core.records import LetterFilter
+from holdfast.engine.foreign_letters import REASON, ForeignLetters
+from tests.servers.redis import RedisServer
+from tests.servers.stores import STORES, store_url
+
+LETTER = {
+    "task_id": "t-1",
+    "tool_name": "search",
+    "payload": '{"q": 1}',
+    "error": "boom",
+    "retry_count": "3",
+    "failed_at": "2026-01-01T00:00:00Z",
+}
+
+
+@pytest.fixture(params=STORES)
+def config(request: pytest.FixtureRequest, home: Path, server: RedisServer) -> Config:
+    url = store_url(request)
+    settings: dict[str, Any] = {} if url is None else {"store": url}
+    return Config(home=home, broker=server.url, **settings)
+
+
+async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) -> None:
+    client.xadd("stream:dlq", LETTER)
+    client.xadd("stream:dlq", {**LETTER, "tenant_id": "acme"})
+    client.xadd("stream:dlq", {**LETTER, "dead_letter_id": "ours"})
+    client.xadd("stream:dlq", {"task_id": "\0" + "x" * 1000, "error": "\0"})
+    async with App(config) as app:
+        worker = await app.store.register("looks")
+        (sub,) = app.subscriptions()
+        letters = ForeignLetters(app.store, app.broker, sub, "stream:dlq")
+        await letters.step(worker)
+        client.xgroup_destroy("stream:dlq", "holdfast:letters")  # all of it is read again
+        for _ in range(2):  # the first step finds that the group is gone
+            await letters.step(worker)
+        (group,) = client.xinfo_groups("stream:dlq")
+        assert (group["lag"], group["pending"]) == (0, 0)
+        records = app.storage.records(app.store)
+        found = await records.letters(LetterFilter(reason=REASON), limit=10)
+    kept = {(letter.tenant_id, letter.message_id, letter.queue, letter.error) for letter in found}
+    assert len(found) == 3
+    assert ("default", "t-1", "stream:task", "boom") in kept
+    assert ("acme", "t-1", "stream:task", "boom") in kept
+    assert client.xlen("stream:dlq") == 4
+    assert client.xlen("stream:result") == 0
