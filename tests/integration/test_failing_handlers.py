@@ -226,7 +226,7 @@ def test_a_handler_that_blocks_the_loop_is_named_once() -> None:
     (blocked,) = [line for line in lines if "blocked the event loop" in line["message"]]
     assert blocked["level"] == "warning"
     assert f"handler blocks (message {message_id})" in blocked["message"]
-    assert re.search(r"for [1-4]\.\d s", blocked["message"])
+    assert re.search(r"for \d+\.\d s", blocked["message"])
     assert f'"{APP}"' in blocked["message"]
     assert short not in blocked["message"]
 

@@ -24,6 +24,8 @@ log = logging.getLogger("holdfast.engine")
 LOOK_S = 0.25
 LIMIT_S = 1.0
 """A handler that holds the loop for longer than this is named."""
+STOOD_STILL_S = 1.0
+"""If this thread comes to look so late, it was not the handler that stopped the loop."""
 ENDLESS_S = 5.0
 """It is named then, though its block is not over yet."""
 
@@ -81,7 +83,7 @@ class Watchdog:
             same = block is not None and block.ticks == ticks and block.task is task
             if block is not None and not same:
                 self._tell(block)
-            if now - before > self._limit_s:  # this thread stood still as well: no handler's fault
+            if now - before > STOOD_STILL_S:  # this thread, too: the process was suspended
                 block = None
             elif block is None or not same:
                 block = None if task is None else _Block(ticks, task, now)
