@@ -121,7 +121,7 @@ class App:
         policy = retry or self.config.retry_policy(queue)
         if retries is not None:
             policy = msgspec.structs.replace(policy, max_retries=retries)
-        own = self.config.queue(queue)
+        own, trigger = self.config.queue(queue), self.config.trigger(queue)
 
         def register(fn: Fn) -> Fn:
             self.handlers.add(
@@ -133,6 +133,7 @@ class App:
                     timeout_s=own.timeout_s if timeout_s is None else timeout_s,
                     isolation=isolation,
                     on_parked=own.on_parked,
+                    focus=None if trigger is None else trigger.focus,
                 )
             )
             return fn
@@ -446,8 +447,7 @@ class App:
     def subscriptions(self) -> list[Subscription]:
         """Every queue that has a handler or stands in the configuration."""
         config = self.config
-        for trigger in config.triggers:
-            config.check_trigger(trigger)
+        config.check_triggers()
         triggers = (trigger.queue_name for trigger in config.triggers)
         names = {*self.handlers.queues, *config.queues, *triggers} or {config.default_queue}
         return [self._told(config.subscription(name)) for name in sorted(names)]

@@ -57,6 +57,7 @@ def check(session: Session) -> None:
         found = session.config
         if found.rules is not None:
             load_rules(found.rules)
+        found.check_triggers()
     except ConfigError as error:
         session.out.data({"ok": False, "problems": error.problems})
         for problem in error.problems:
