@@ -535,8 +535,7 @@ class App:
     def subscriptions(self) -> list[Subscription]:
         """Every queue that has a handler or stands in the configuration."""
         config = self.config
-        for trigger in config.triggers:
-            config.check_trigger(trigger)
+        config.check_triggers()
         triggers = (trigger.queue_name for trigger in config.triggers)
         names = {*self.handlers.queues, *config.queues, *triggers} or {config.default_queue}
         return [self._told(config.subscription(name)) for name in sorted(names)]

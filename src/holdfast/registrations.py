@@ -41,13 +41,14 @@ class HandlerDraft(NamedTuple):
         retry = self.retry or config.retry_policy(queue)
         if self.retries is not None:
             retry = msgspec.structs.replace(retry, max_retries=self.retries)
-        timeout_s = self.handler.timeout_s
+        timeout_s, trigger = self.handler.timeout_s, config.trigger(queue)
         return msgspec.structs.replace(
             self.handler,
             queue=queue,
             retry=retry,
             timeout_s=own.timeout_s if timeout_s is None else timeout_s,
             on_parked=own.on_parked,
+            focus=None if trigger is None else trigger.focus,
         )
 
 

@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from holdfast import App, ConfigError, Context
+from holdfast import App, ConfigError, Context, SyncContext
+from holdfast.cli.root import cli
+from holdfast.cli.session import Exit
 
 TRIGGER = """
 queue_trigger:
@@ -62,6 +65,68 @@ async def test_a_trigger_for_another_broker_is_refused_at_the_start(home: Path) 
     app = _app(home, TRIGGER + "  adapter: {type: kafka}\n")
     with pytest.raises(ConfigError, match="Kafka"):
         app.subscriptions()
+
+
+OTHER = "adapter.connection is not used: workers read the queue from `broker`"
+
+
+@pytest.mark.parametrize(
+    ("broker", "adapter", "problem"),
+    [
+        (
+            "redis://:hunter2@a:6379/0",
+            "{type: redis, connection: {url: 'redis://b:6379/0'}}",
+            OTHER,
+        ),
+        ("redis://a:6379/0", "{connection: {host: b}}", OTHER),
+        ("sqlite", "{type: sqlite, connection: {url: 'sqlite:////elsewhere.db'}}", OTHER),
+        ("redis://a:6379/0", "{type: redis, connection: {url: 'redis://a:6379/0'}}", None),
+        ("redis://:s@a:6379/0", "{type: redis, connection: {url: 'redis://:s@a:6379/0'}}", None),
+        ("redis://a:6379/0", "{type: sqlite}", "Leave the type out, or set `broker`"),
+        ("sqlite", "{type: mock}", "Write `broker: memory://`"),
+        ("memory://", "{type: mock, connection: {brokers: 'k:9092'}}", None),
+    ],
+)
+def test_a_trigger_that_names_another_broker_is_refused_by_run_and_check(
+    home: Path, broker: str, adapter: str, problem: str | None
+) -> None:
+    app = _app(home, f"broker: {broker}\n{TRIGGER}  adapter: {adapter}\n")
+    shown = CliRunner().invoke(cli, ["config", "check", "--config", str(home / "holdfast.yaml")])
+    assert "hunter2" not in shown.output
+    if problem is None:
+        assert [sub.name for sub in app.subscriptions()] == ["agent-events"]
+        assert shown.exit_code == 0
+        return
+    with pytest.raises(ConfigError) as refused:
+        app.subscriptions()
+    assert problem in str(refused.value)
+    assert "trigger agent-events: " in str(refused.value)
+    assert shown.exit_code == Exit.CHECK_FAILED
+    assert problem in shown.output
+
+
+async def test_the_focus_of_a_trigger_reaches_its_handlers(home: Path) -> None:
+    app = _app(home, f"{TRIGGER}  focus: refunds\n")
+    seen: list[tuple[str, str | None]] = []
+
+    @app.on("order", queue="agent-events")
+    async def order(ctx: Context) -> None:
+        seen.append(("order", ctx.focus))
+
+    @app.on("plain", queue="agent-events")
+    def plain(ctx: SyncContext) -> None:
+        seen.append(("plain", ctx.focus))
+
+    @app.on("other", queue="other")
+    async def other(ctx: Context) -> None:
+        seen.append(("other", ctx.focus))
+
+    async with app:
+        for kind in ("order", "plain"):
+            await app.send("ignored", {}, queue="agent-events", headers={"x-kind": kind})
+        await app.send("other", {}, queue="other")
+    await app.work(until_idle=True)
+    assert sorted(seen) == [("order", "refunds"), ("other", None), ("plain", "refunds")]
 
 
 async def test_a_queue_that_is_paused_by_configuration_waits(home: Path) -> None:

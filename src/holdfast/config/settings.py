@@ -29,7 +29,7 @@ from .endpoints import (
 )
 from .queues import Queue, Retry, Tasks
 from .ranges import YEAR, Days, Span, Time
-from .secret import Secret, masked
+from .secret import Secret, mask_text, masked
 from .tree import join
 
 
@@ -403,17 +403,47 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             dedup_by_id=True,
         )
 
-    def check_trigger(self, trigger: Trigger) -> None:
-        """Raises ConfigError if the trigger wants a broker that this configuration has not."""
-        wanted = trigger.adapter.broker()
+    def check_triggers(self) -> None:
+        """Raises ConfigError if triggers want a broker that this configuration has not."""
+        problems = [
+            f"trigger {trigger.queue_name}: {problem}"
+            for trigger in self.triggers
+            if (problem := self._other_broker(trigger.adapter)) is not None
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def _other_broker(self, adapter: Adapter) -> str | None:
+        """Say why the adapter is not the broker of this file, which a worker reads; None: it is."""
+        try:
+            wanted = adapter.broker()
+        except ConfigError as error:
+            return error.problems[0]
         ours = self.broker_kind
-        if wanted not in (None, ours):
-            raise ConfigError(
-                [
-                    f"trigger {trigger.queue_name}: adapter.type {trigger.adapter.type} is the "
-                    f"{wanted} broker, but `broker` is {ours}. Leave the type out, or set `broker`"
-                ]
+        if wanted == "memory" and ours != "memory":
+            return (
+                f"adapter.type {adapter.type} is the memory broker, but `broker` is {ours}. Write "
+                "`broker: memory://` (messages are then gone when the process ends), or leave the "
+                "type out"
             )
+        if wanted not in (None, ours):
+            return (
+                f"adapter.type {adapter.type} is the {wanted} broker, but `broker` is {ours}. "
+                "Leave the type out, or set `broker`"
+            )
+        if wanted == "memory" or not adapter.connection or self._is_ours(adapter.connection):
+            return None
+        return (
+            f"adapter.connection is not used: workers read the queue from `broker` "
+            f"({mask_text(self.broker)}). Leave adapter.connection out, or write that address as "
+            "`broker`; a queue of another server is read by a QueueTrigger in a program of its own"
+        )
+
+    def _is_ours(self, connection: Mapping[str, Any]) -> bool:
+        """Whether it is nothing but the URL of `broker`."""
+        url = connection.get("url")
+        said = url.reveal() if isinstance(url, Secret) else url
+        return list(connection) == ["url"] and said in (self.broker, self.broker_url)
 
     def describe(self) -> list[Setting]:
         """Every setting with its value, masked, and where it came from."""

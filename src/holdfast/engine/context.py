@@ -42,6 +42,7 @@ class Context:
 
     __slots__ = (
         "_begun",
+        "_focus",
         "_make_send",
         "_now_replies",
         "_replies",
@@ -52,8 +53,11 @@ class Context:
         "_without_dedup",
     )
 
-    def __init__(self, run: Run, store: RunStore, make_send: MakeSend) -> None:
+    def __init__(
+        self, run: Run, store: RunStore, make_send: MakeSend, focus: str | None = None
+    ) -> None:
         self._run = run
+        self._focus = focus
         self._store = store
         self._make_send = make_send
         self._replies: list[Reply] = []
@@ -92,6 +96,11 @@ class Context:
     def idempotency_key(self) -> str:
         """The same text over all retries and reclaims of this message: give it to what you call."""
         return self._run.message.idempotency_key or self._run.message.id
+
+    @property
+    def focus(self) -> str | None:
+        """The skills that the run is limited to, as the queue's trigger says; None: all."""
+        return self._focus
 
     async def reply(
         self,
@@ -264,6 +273,10 @@ class SyncContext:
     @property
     def idempotency_key(self) -> str:
         return self._inner.idempotency_key
+
+    @property
+    def focus(self) -> str | None:
+        return self._inner.focus
 
     def reply(self, content: Any, **options: Any) -> None:
         self._wait(self._inner.reply(content, **options))

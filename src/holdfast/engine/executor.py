@@ -216,7 +216,9 @@ class Executor:
 
     async def _run(self, active: Active) -> None:
         current_message.set(active.run.message)  # this task's own context
-        context = Context(active.run, self._store, self._make_send)
+        handler = active.handler
+        focus = None if handler is None else handler.focus
+        context = Context(active.run, self._store, self._make_send, focus)
         active.started_us = self._clock.now_us()
         try:
             outcome = await self._outcome(active, context)

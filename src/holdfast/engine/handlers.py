@@ -26,6 +26,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     isolation: str = "none"
     """`none`: in this process (sync ones in a thread); `process`: in a child that can be killed."""
     on_parked: str = "wait"
+    focus: str | None = None
+    """Of its queue's trigger, if there is one: the skills that the run is limited to."""
 
     @property
     def is_async(self) -> bool:

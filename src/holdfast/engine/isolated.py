@@ -173,6 +173,7 @@ async def _run(run: Run, link: Link, handlers: Handlers, make_send: MakeSend) ->
         handler = handlers.find(run.queue, run.message.type)
         if handler is None:
             raise HandlerFailed(f"the child process has no handler for {run.message.type!r}")
+        context._focus = handler.focus
         if handler.is_async:
             result = await handler.call(context)
         else:
