@@ -29,7 +29,7 @@ from holdfast.core.events import Observer
 from holdfast.core.guard import Guard
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
-from holdfast.core.store import Send, Store
+from holdfast.core.store import Company, Send, Store
 from holdfast.core.subscribers import Subscriber
 from holdfast.delivery.attempts import Policy
 from holdfast.delivery.carrier import Carried
@@ -250,7 +250,7 @@ class App:
         store = self.storage.make_store(
             broker,
             clock=self.clock,
-            suspect_at=self._suspect_at,
+            isolates=self.target is not None,
             notices=functools.cache(self._notices),
             subscribers=self._subscribers,
         )
@@ -278,13 +278,6 @@ class App:
     def storage(self) -> Storage:
         """The database of the configuration. Raises ConfigError if its driver is missing."""
         return storage_of(self.config)
-
-    @property
-    def _suspect_at(self) -> int:
-        """Crashes after which a message runs alone. Where nobody can start the child process for
-        that, it runs with the others until its budget is spent: better than never."""
-        budget = self.config.worker.crash_budget
-        return budget if self.target is None else max(1, budget - 1)
 
     async def close(self) -> None:
         """Flush what was sent, and let go. Idempotent."""
@@ -449,23 +442,29 @@ class App:
     def worker(
         self,
         *,
-        solo: bool = False,
+        company: Company = Company.ANY,
+        warden: bool = False,
+        cautious: bool = False,
+        parent: str | None = None,
         relays: Sequence[Relay] = (),
         end_process: Callable[[], NoReturn] | None = None,
+        on_work: Callable[[], None] | None = None,
     ) -> EngineWorker:
         """An engine for this process, not started. The app must be open.
 
-        `end_process`: what to do when the event loop is stuck for good.
+        `company`: which messages it runs. `warden`: none, it looks after processes that run some.
+        `cautious`: it begins with few slots. `parent`: who started this process. `end_process`:
+        what to do when the event loop is stuck for good. `on_work`: called before the first run.
         """
         config = self.config
         settings = config.worker
-        subscriptions = self.subscriptions()
+        subscriptions = [] if warden else self.subscriptions()
         shared_keys = shared_keys_of(subscriptions, self._config_now, self.metrics)
         self.store.governed = self._guards is not None
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
         worker = EngineWorker(
-            name=f"{self.name}@{socket.gethostname()}:{os.getpid()}",
+            name=self.worker_name(os.getpid()),
             store=self.store,
             broker=self.broker,
             fused=self.store.fused,
@@ -484,16 +483,23 @@ class App:
                 recycle_grace_s=settings.recycle_grace_s,
                 max_message_bytes=config.max_message_bytes,
                 extend_s=config.tasks.heartbeat_interval_s,
-                solo=solo,
+                company=company,
+                cautious=cautious,
+                parent=parent,
             ),
             relays=relays,
             meter=self.metrics,
             shared_keys=shared_keys,
             end_process=end_process,
+            on_work=on_work,
         )
         if self.metrics is not None:
             self.metrics.watch(worker.serving)
         return worker
+
+    def worker_name(self, pid: int) -> str:
+        """The name under which a worker in this process of this machine registers."""
+        return f"{self.name}@{socket.gethostname()}:{pid}"
 
     def _executor(
         self, isolated: Children | None, shared_keys: SharedKeys | None, **hooks: Any

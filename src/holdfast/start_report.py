@@ -1,7 +1,8 @@
-"""How a worker process tells its supervisor that it is up, or why it is not: one pipe, one message.
+"""How a worker process tells its supervisor that it is up, or why it is not: one pipe.
 
 Its exit code alone does not say: a message may kill a worker with any code, and only a worker that
-never came up makes another start useless.
+never came up makes another start useless. A worker that is up says, too, that it has begun to run
+messages, and that messages wait which need a process of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import traceback
 from holdfast.core.errors import HoldfastError
 
 _UP = b"up\n"
+_WORK = b"work\n"
+_SUSPECTS = b"suspects\n"
 _LINES = 8
 """Of an error: the last ones name it, and where it came from."""
 _MOST_BYTES = 4096
@@ -20,15 +23,31 @@ _MOST_BYTES = 4096
 
 
 class StartReport:
-    """The worker's end. The first thing that is said counts."""
+    """The worker's end. A worker that never came up reports its error."""
 
     def __init__(self, fd: int | None) -> None:
         if fd is not None:
             os.set_inheritable(fd, False)
+            os.set_blocking(fd, False)
         self._fd = fd
+        self._is_up = False
+
+    @property
+    def is_heard(self) -> bool:
+        """Is there a supervisor at the other end?"""
+        return self._fd is not None
 
     def up(self) -> None:
+        self._is_up = True
         self._say(_UP)
+
+    def works(self) -> None:
+        """The first message is about to run."""
+        self._say(_WORK)
+
+    def suspects(self) -> None:
+        """Messages wait for child processes."""
+        self._say(_SUSPECTS)
 
     def failed(self, error: BaseException) -> None:
         from holdfast.observe.redact import redact
@@ -37,15 +56,16 @@ class StartReport:
         if not isinstance(error, HoldfastError):
             text = "".join(traceback.format_exception(error, chain=False))
         words = "\n".join(text.splitlines()[-_LINES:])
-        self._say(redact(words).encode("utf-8", "replace")[-_MOST_BYTES:])
+        if not self._is_up:
+            self._say(redact(words).encode("utf-8", "replace")[-_MOST_BYTES:])
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def _say(self, words: bytes) -> None:
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(fd, words)
-        os.close(fd)
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # nobody listens any more, or not fast enough
+                os.write(self._fd, words)
 
 
 class StartListener:
@@ -55,6 +75,8 @@ class StartListener:
         self._ours, self.theirs = os.pipe()
         os.set_blocking(self._ours, False)
         self._heard = b""
+        self._works = False
+        self._suspects = False
 
     def handed_over(self) -> None:
         os.close(self.theirs)
@@ -64,6 +86,18 @@ class StartListener:
         """Did it come up? Stays true when it is gone."""
         self._listen()
         return self._heard.startswith(_UP)
+
+    @property
+    def has_worked(self) -> bool:
+        """Did it begin to run messages? Stays true when it is gone."""
+        self._listen()
+        return self._works
+
+    def heard_of_suspects(self) -> bool:
+        """Did it say since the last call that messages wait for child processes?"""
+        self._listen()
+        said, self._suspects = self._suspects, False
+        return said
 
     @property
     def last_words(self) -> str:
@@ -78,4 +112,9 @@ class StartListener:
     def _listen(self) -> None:
         if self._ours >= 0:
             with contextlib.suppress(BlockingIOError):
-                self._heard += os.read(self._ours, _MOST_BYTES)
+                while data := os.read(self._ours, _MOST_BYTES):
+                    self._heard += data
+        if self._heard.startswith(_UP):
+            self._works = self._works or _WORK in self._heard
+            self._suspects = self._suspects or _SUSPECTS in self._heard
+            self._heard = _UP

@@ -150,8 +150,7 @@ class World:
         """Queue and store as processes find them after the machine was started."""
         path, clock = self.file.path, self.clock
         queue = SqliteBroker(path, clock) if self.mode is Mode.FUSED else None
-        suspect_at = max(1, self.crash_budget - 1)
-        return queue, SqliteStore(path, queue=queue, clock=clock, suspect_at=suspect_at)
+        return queue, SqliteStore(path, queue=queue, clock=clock)
 
     # -- the story --------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from holdfast.core.store import (
     Answer,
     Candidate,
     Claims,
+    Company,
     Decode,
     Fused,
     Run,
@@ -71,6 +72,12 @@ class Slots:
         was_full = self.taken >= self.size
         self.taken -= n
         if was_full and self.taken < self.size:
+            self._room.set()
+
+    def widen(self, size: int) -> None:
+        """Make room for more runs."""
+        self.size = max(self.size, size)
+        if self.taken < self.size:
             self._room.set()
 
     async def room(self) -> int:
@@ -187,13 +194,19 @@ class FusedFetcher(_Loop):
 
 
 class StoreFetcher(_Loop):
-    """Work that the store holds: retries, resumed, adopted, lane heads; `solo`: suspects only."""
+    """Work that the store holds: retries, resumed, adopted, lane heads."""
 
     def __init__(
-        self, sub: Subscription, store: Claims, slots: Slots, worker: Lane, *, solo: bool = False
+        self,
+        sub: Subscription,
+        store: Claims,
+        slots: Slots,
+        worker: Lane,
+        *,
+        company: Company = Company.ANY,
     ) -> None:
         super().__init__(sub, store, slots, worker)
-        self._solo = solo
+        self._company = company
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         reserved = await self._slots.reserve(limit)
@@ -201,7 +214,7 @@ class StoreFetcher(_Loop):
         try:
             verdicts = await _answered(
                 self._store.claim_ready(
-                    self.sub, limit=reserved, worker=self._worker.worker, solo=self._solo
+                    self.sub, limit=reserved, worker=self._worker.worker, company=self._company
                 )
             )
             started = self._start(verdicts)

@@ -20,6 +20,7 @@ from holdfast.core.store import (
     Answer,
     Claims,
     Commit,
+    Company,
     Finished,
     Run,
     RunWrites,
@@ -34,12 +35,17 @@ from .fetcher import BrokerFetcher, FusedFetcher, Slots, StoreFetcher
 from .handlers import Handlers
 from .lease import Lease
 from .pulse import Pulse
+from .ramp import Ramp
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
 from .shared_keys import SharedKeys
 from .twins import Twins
 
 log = logging.getLogger("holdfast.engine")
+
+
+GROUP = 8
+"""Suspects that run together in one child process."""
 
 
 class Phase(StrEnum):
@@ -55,7 +61,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 100
     lease_s: float = 10.0
     reap_every_s: float = 0.5
-    crash_budget: int = 3
+    crash_budget: int = 2
     shutdown_timeout_s: float = 30.0
     stall_limit_s: float = 60.0
     recycle_grace_s: float = 10.0
@@ -63,9 +69,17 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int | None = None
     extend_s: float = 30.0
     """At least so often a broker with leases, and the ledger of tasks, hear of what runs."""
-    solo: bool = False
-    """Run suspects only, one at a time of all queues, each after the end of the last one is
-    committed."""
+    company: Company = Company.ANY
+    """Which messages to run. A child process runs suspects: a small group or one at a time of all
+    queues together, each in the slot of another one whose end is committed."""
+    cautious: bool = False
+    """Begin with few slots, because the process before this one crashed."""
+    parent: str | None = None
+    """The process that started this one, as the store knows it."""
+
+    @property
+    def is_child(self) -> bool:
+        return self.company is not Company.ANY
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +114,11 @@ class EngineWorker:
         meter: Meter | None = None,
         shared_keys: SharedKeys | None = None,
         end_process: Callable[[], NoReturn] | None = None,
+        on_work: Callable[[], None] | None = None,
     ) -> None:
         """`end_process` is called when the event loop is stuck for good. Without it the lease is
-        given up and the process left alone: it is somebody else's."""
+        given up and the process left alone: it is somebody else's. `on_work` is called once, before
+        the first run begins."""
         self._name = name
         self._store = store
         self._broker = broker
@@ -115,6 +131,7 @@ class EngineWorker:
         self._meter = meter
         self._shared_keys = shared_keys
         self._end_process = end_process
+        self._on_work = on_work
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
             store,
@@ -124,11 +141,14 @@ class EngineWorker:
             fenced=self._fenced,
             failed=lambda error: self._fail("the settler", error),
         )
-        alone = Slots(1) if settings.solo else None
+        shared = Slots(GROUP if settings.company is Company.FEW else 1)
         self._slots = {
-            sub.name: alone or Slots((slots or {}).get(sub.name, settings.slots))
+            sub.name: shared
+            if settings.is_child
+            else Slots((slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._ramp = Ramp(self._slots, clock) if settings.cautious and self._slots else None
         self._twins = Twins() if store.forgets_claims else None
         self._pulse = Pulse(self._executor, store, clock, every_s=settings.extend_s)
         self._binding = Binding(
@@ -185,6 +205,8 @@ class EngineWorker:
         limit = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
         self.phase = Phase.DRAINING
         await self._stop_tasks("fetch")
+        if self._executor.running:
+            await self._leave(running=True)  # a kill from now on is no crash of a message
         deadline = self._clock.monotonic() + limit
         while self._executor.running and self._clock.monotonic() < deadline:
             tasks = [active.task for active in self._executor.active if active.task]
@@ -199,6 +221,9 @@ class EngineWorker:
         handed_back = len(unfinished)
         if outlast_threads:
             handed_back -= await self._executor.outlast_threads()
+        if self.recycle:
+            # The process is gone before the next attempt: what follows takes a lease at most.
+            handed_back -= self._executor.give_up_timed_out(after_s=2 * self._settings.lease_s)
         await self._settle_all()
         await self._close()
         if handed_back:
@@ -254,6 +279,9 @@ class EngineWorker:
     def start(self, runs: Sequence[Run], sub: Subscription) -> int:
         if self._twins is not None:
             runs = [run for run in runs if self._twins.begin(run)]
+        if runs and self._on_work is not None:
+            self._on_work()
+            self._on_work = None
         if log.isEnabledFor(logging.DEBUG):
             for run in runs:
                 _stage("message.consumed", run)
@@ -280,7 +308,7 @@ class EngineWorker:
 
         Not so of a suspect: the next one may kill the process, and what is not committed with it.
         """
-        if not self._settings.solo:
+        if not self._settings.is_child:
             self._slots[sub.name].give(1)
         self._settler.add(finished, sub)
 
@@ -291,7 +319,7 @@ class EngineWorker:
             for finished, commit in zip(items, commits, strict=True)
             if commit is not fenced
         ]
-        if self._settings.solo:
+        if self._settings.is_child:
             for finished in done:
                 self._slots[finished.run.subscription].give(1)
         if self._twins is not None:
@@ -310,7 +338,7 @@ class EngineWorker:
 
     def _fenced(self, finished: Finished, sub: Subscription) -> None:
         run = finished.run
-        if self._settings.solo:
+        if self._settings.is_child:
             self._slots[sub.name].give(1)
         second = None if self._twins is None else self._twins.end(run)
         if run.token.worker_id != self.worker.worker_id:
@@ -322,7 +350,7 @@ class EngineWorker:
     # -- the lease --------------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        self.worker = await self._store.register(self._name)
+        self.worker = await self._store.register(self._name, parent=self._settings.parent)
         self._lease = Lease(
             self._store,
             self.worker,
@@ -363,16 +391,24 @@ class EngineWorker:
 
     def _own_relays(self) -> list[Relay]:
         settings = self._settings
-        return [
+        upkeep = [
             Relay(name="reaper", every_s=settings.reap_every_s, step=self._reap),
-            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
             Relay(name="resolver", every_s=5.0, step=self._resolve),
-            Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
+        ]
+        return [
+            *([] if settings.is_child else upkeep),
+            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
+            Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
             Relay(name="binding", every_s=settings.lease_s, step=self._binding.step),
             Relay(name="pulse", every_s=settings.extend_s, step=self._pulse.step),
             *self._lease_relays(),
+            *(
+                []
+                if self._ramp is None
+                else [Relay(name="slots", every_s=0.1, step=self._ramp.step)]
+            ),
         ]
 
     def _lease_relays(self) -> list[Relay]:
@@ -403,7 +439,7 @@ class EngineWorker:
         )
         if found.workers:
             log.warning(
-                "workers %s are dead: %d messages given back, %d set aside as poison",
+                "workers %s are gone: %d messages given back, %d dead-lettered (crash_budget)",
                 list(found.workers),
                 found.tasks,
                 found.quarantined,
@@ -452,8 +488,8 @@ class EngineWorker:
 
     def _fetchers_of(self, sub: Subscription) -> list[FusedFetcher | BrokerFetcher | StoreFetcher]:
         slots = self._slots[sub.name]
-        if self._settings.solo:
-            return [StoreFetcher(sub, self._store, slots, self, solo=True)]
+        if self._settings.is_child:
+            return [StoreFetcher(sub, self._store, slots, self, company=self._settings.company)]
         decode = decoder(sub, max_bytes=self._settings.max_message_bytes)
         if self._fused:
             return [FusedFetcher(sub, self._store, decode, slots, self)]  # type: ignore[arg-type]
@@ -513,16 +549,18 @@ class EngineWorker:
         await self._last_steps()
         if self._lease is not None:
             await asyncio.to_thread(self._lease.close)
-        if not (running and self.recycle):  # what made us go counts as a crash of its message
-            try:
-                await self._store.leave(self.worker, running=running)
-            except StoreError as error:
-                log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
+        await self._leave(running=running)
         await self._executor.close()
         if self._shared_keys is not None:
             await self._shared_keys.close()
         self.phase = Phase.STOPPED
         self.stopped.set()
+
+    async def _leave(self, *, running: bool) -> None:
+        try:
+            await self._store.leave(self.worker, running=running)
+        except StoreError as error:
+            log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
 
 
 _COPIES = frozenset({Answer.FINAL, Answer.ADOPTED, Answer.KNOWN})

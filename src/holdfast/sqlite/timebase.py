@@ -17,8 +17,8 @@ import logging
 import sqlite3
 
 from holdfast.core.clock import Clock
+from holdfast.core.machine import boot_id
 
-from .liveness import boot_id
 
 log = logging.getLogger("holdfast.sqlite")
 

@@ -82,7 +82,7 @@ class PostgresStorage:
         broker: Broker,
         *,
         clock: Clock,
-        suspect_at: int,
+        isolates: bool,
         notices: Callable[[str], Notices | None] | None,
         subscribers: Subscribers | None = None,
     ) -> Store:
@@ -90,7 +90,7 @@ class PostgresStorage:
         return PostgresStore(
             self._url,
             lease_s=lease_s,
-            suspect_at=suspect_at,
+            isolates=isolates,
             notices=notices,
             subscribers=subscribers,
         )

@@ -36,17 +36,27 @@ def final_data(
     }
 
 
-def failure(run: Run, error: str, now_us: int) -> dict[str, Any]:
-    """One line of a message's history."""
-    return {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+def failure(run: Run, error: str, now_us: int, *, crashed: bool = False) -> dict[str, Any]:
+    """One line of a message's history. `crashed`: the child process of its handler crashed."""
+    line = {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+    return {**line, "crash": True, "alone": True} if crashed else line
 
 
 def runs_again(item: Finished) -> bool:
-    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
+    """Will this message be tried again by itself? Not if a crash spent the last of its budget.
+
+    Such a crash is one of a handler's own child process (`isolation="process"`): the message ran
+    alone in it each time.
+    """
     outcome = item.outcome
     if isinstance(outcome, Retry):
-        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
+        return not outcome.crashed or _alone_before(item.run) + 1 < item.crash_budget
     return isinstance(outcome, Released)
+
+
+def _alone_before(run: Run) -> int:
+    """Crashes of child processes that ran this message alone, before this one."""
+    return sum(line.get("alone") is True for line in run.history)
 
 
 def failures_after(item: Finished) -> int:

@@ -282,7 +282,8 @@ def _write_of(item: Finished, now_us: int) -> _Write:  # noqa: PLR0911 - one per
     run = item.run
     match item.outcome:
         case Retry(after_s, reason, crashed):
-            history = _encode([*run.history, failure(run, reason, now_us)]).decode()
+            line = failure(run, reason, now_us, crashed=crashed)
+            history = _encode([*run.history, line]).decode()
             error = storable(reason)
             if not runs_again(item):
                 return _Write("failed", ended=True, error=error, history=history, crashed=1)
@@ -378,7 +379,8 @@ def _buried(
     run = item.run
     letter = letter_of(run, reason, error)
     if isinstance(item.outcome, Dead | Retry):
-        letter.history = [*run.history, failure(run, error, now_us)]
+        crashed = isinstance(item.outcome, Retry)
+        letter.history = [*run.history, failure(run, error, now_us, crashed=crashed)]
         letter.retry_count = failures_after(item)
     extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
     return [final_entry(item, status, extra), bury(tx, letter, now_us)]

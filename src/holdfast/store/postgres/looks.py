@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.store.crash import ALONE_AT, SUSPECT_AT
 from holdfast.store.stored import none_of
 
 from .tasks import NOW
@@ -11,8 +12,10 @@ TO_CANCEL = (
     " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
 )
 SUSPECTS = (
-    "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= $2::int"
-    f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1"
+    f"SELECT count(*) FILTER (WHERE crashes < {ALONE_AT}),"
+    f" count(*) FILTER (WHERE crashes >= {ALONE_AT}) FROM (SELECT crashes FROM queue_executions"
+    f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND subscription = ANY($1::text[])"
+    f" AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1000) s"
 )
 WAITS_FOR_KEY = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 PAUSED = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"

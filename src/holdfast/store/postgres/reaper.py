@@ -1,4 +1,4 @@
-"""Dead workers: what they were running goes back, and counts against the message's crash budget.
+"""Dead workers: what they were running goes back, with one crash more if the death counts.
 
 What runs under a number that is not there any more is taken back, too, however it came to that: a
 claim may be committed just after its worker was declared dead.
@@ -6,11 +6,12 @@ claim may be committed just after its worker was declared dead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.core import events
 from holdfast.core.store import Reclaimed, Worker
-from holdfast.store.crash import Crash
+from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
 
 from . import arrays
 from .arrays import moment
@@ -33,12 +34,28 @@ MISSING = (
 )
 """What time is it, if there is anything to do? Nobody is dead while the server itself has just come
 back: the living could not renew their leases, and get one to do so."""
+_OUTLIVED = (
+    "EXISTS (SELECT 1 FROM workers x WHERE x.state IN ('alive', 'leaving')"
+    " AND x.worker_id <> w.worker_id AND x.machine = w.machine"
+    " AND x.lease_until > w.lease_until + $3::float8 * interval '0.5 second'{})"
+)
+"""Workers of one machine that die together gave their last signs of life within a third of a lease:
+only a worker whose last one is half a lease younger has outlived another one."""
+_GONE = (
+    "SELECT w.worker_id, w.state, w.name, w.parent, EXISTS (SELECT 1 FROM workers p"
+    " WHERE p.state IN ('alive', 'leaving') AND w.parent = 'worker:' || p.worker_id"
+    f" AND p.lease_until >= {moment('$2::bigint')}), {_OUTLIVED.format('')},"
+    f" {_OUTLIVED.format(' AND x.parent = w.parent')}, "
+    + _OUTLIVED.format(" AND x.started_at < w.lease_until - $3::float8 * interval '1 second'")
+    + f" FROM workers w WHERE {_PRESENT} AND w.worker_id <> $1::bigint"
+    f" AND (w.lease_until < {moment('$2::bigint')}"
+    " OR (w.parent = 'worker:' || $1 AND w.name = ANY($4::text[])))"
+    " ORDER BY w.worker_id FOR UPDATE OF w SKIP LOCKED"
+)
 _DECLARE = (
-    "UPDATE workers w SET state = CASE d.state WHEN 'leaving' THEN 'left' ELSE 'dead' END,"
-    " ended_at = clock_timestamp() FROM (SELECT worker_id, state FROM workers w"
-    f" WHERE {_PRESENT} AND worker_id <> $1::bigint AND lease_until < {moment('$2::bigint')}"
-    " ORDER BY worker_id FOR UPDATE SKIP LOCKED) d WHERE w.worker_id = d.worker_id"
-    " RETURNING w.worker_id, d.state"
+    "UPDATE workers SET"
+    " state = CASE WHEN worker_id = ANY($2::bigint[]) THEN 'dead' ELSE 'left' END,"
+    " ended_at = clock_timestamp() WHERE worker_id = ANY($1::bigint[])"
 )
 _FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = ANY($1::bigint[])"
 _RUNNING = (
@@ -92,13 +109,22 @@ class Running(NamedTuple):
         return self.tenant_id, self.subscription, self.message_id
 
 
-async def reap(tx: Tx, change: Change, *, me: Worker, seen_us: int, crash_budget: int) -> Reclaimed:
+async def reap(
+    tx: Tx,
+    change: Change,
+    *,
+    me: Worker,
+    seen_us: int,
+    lease_s: float,
+    crash_budget: int,
+    ended: Mapping[str, int],
+) -> Reclaimed:
     """Declare workers dead whose lease was over when that was looked at; give back what they ran.
 
-    Not by the time that it is now: the server may have stood still since.
+    Not by the time that it is now: the server may have stood still since. `ended`: exit codes of
+    children of this worker, by name, which are dead whatever their lease says.
     """
-    declared = await tx.rows(_DECLARE, str(me.worker_id), str(seen_us))
-    gone = [worker_id for worker_id, _ in declared]
+    gone, silent = await _declare(tx, me, seen_us, lease_s, ended)
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))
     found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]
@@ -108,10 +134,9 @@ async def reap(tx: Tx, change: Change, *, me: Worker, seen_us: int, crash_budget
     quarantined = 0
     back: list[tuple[Running, int, int, str | None]] = []
     for task in crashed:
-        crash = Crash(task, task.worker_id, crash_budget, now_us)
-        change.entries.append(
-            crash.reclaimed(me.worker_id, its_name=task.worker or "", my_name=me.name)
-        )
+        worker = Worker(worker_id=task.worker_id, name=task.worker or "")
+        crash = Crash(task, worker, crash_budget, now_us, ended=ended)
+        change.entries.append(crash.reclaimed(me))
         if crash.spent_the_budget:
             await _quarantine(tx, change, task, crash)
             quarantined += 1
@@ -121,7 +146,22 @@ async def reap(tx: Tx, change: Change, *, me: Worker, seen_us: int, crash_budget
     await _give_back(tx, back)
     if back:
         change.topics.add(WORK)
-    return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined)
+    return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined, silent=silent)
+
+
+async def _declare(
+    tx: Tx, me: Worker, seen_us: int, lease_s: float, ended: Mapping[str, int]
+) -> tuple[list[int], list[str]]:
+    """Write down who is gone, and whether that counts; returns their numbers, and the names of
+    children of this worker that must be ended first."""
+    number, names = str(me.worker_id), arrays.texts(list(ended))
+    found = [Gone(*row) for row in await tx.rows(_GONE, number, str(seen_us), str(lease_s), names)]
+    judged = {gone.worker_id: judge(gone, me, ended) for gone in found}
+    gone = [n for n, judgement in judged.items() if judgement is not Judgement.LEAVE]
+    counted = [n for n, judgement in judged.items() if judgement is Judgement.COUNT]
+    if gone:
+        await tx.send(_DECLARE, arrays.numbers(gone), arrays.numbers(counted))
+    return gone, silent_children(found, me, ended)
 
 
 async def leave(tx: Tx, change: Change, worker_id: int) -> None:

@@ -12,11 +12,13 @@ from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import StoreError
 from holdfast.core.ids import new_id
+from holdfast.core.machine import this_machine
 from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
     Commit,
+    Company,
     EffectState,
     Finished,
     QuotasOf,
@@ -24,6 +26,7 @@ from holdfast.core.store import (
     Reply,
     Run,
     Send,
+    Suspects,
     Verdict,
     Worker,
 )
@@ -62,15 +65,16 @@ class PostgresStore:
         url: str,
         *,
         lease_s: float = 10.0,
-        suspect_at: int = 2,
+        isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
         """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
-        is told of events, by deliveries that are committed with them."""
+        is told of events, by deliveries that are committed with them. `isolates`: somebody starts
+        child processes for messages that crashed their workers."""
         self._address = Address.from_url(url)
         self._lease_s = lease_s
-        self._suspect_at = suspect_at
+        self._isolates = isolates
         self._teller = None if notices is None else Teller(notices)
         self._subscribers = subscribers
         self._opened: Database | None = None
@@ -85,7 +89,7 @@ class PostgresStore:
             database = Database(self._address)
             await database.open()
             self._ledger = Ledger(database)
-            self._claims = Claims(suspect_at=self._suspect_at)
+            self._claims = Claims(isolates=self._isolates)
             self._pulse = roll.Pulse(self._address, self._lease_s)
             self._bells = Bells(database)
             self._bells.start()
@@ -106,9 +110,10 @@ class PostgresStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str) -> Worker:
+    async def register(self, name: str, *, parent: str | None = None) -> Worker:
         async def op(tx: Tx, change: Change) -> Row:
-            (row,) = await tx.rows(roll.REGISTER, name[:255], str(self._lease_s))
+            values = (name[:255], str(self._lease_s), this_machine(), parent)
+            (row,) = await tx.rows(roll.REGISTER, *values)
             return row
 
         worker_id, started_at = await self.write(op, worker_id=0)
@@ -133,17 +138,33 @@ class PostgresStore:
         self._pulse.beat(worker)
 
     def is_registered(self, worker: Worker) -> bool:
-        return self._pulse.is_alive(worker)
+        return self._pulse.is_present(worker)
 
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
         me = worker.worker_id
         missing = await self.read(reaper.MISSING, str(me), str(lease_s))
         if not missing or self.database.steady_s < lease_s or not self._pulse.is_steady:
+            missing = []
+        if not missing and not ended:
             return Reclaimed()
-        seen_us = to_us(missing[0][0])
+        # Without a look that counts nobody is dead but the children whose end was seen.
+        seen_us = to_us(missing[0][0]) if missing else 0
         return await self.write(
             lambda tx, change: reaper.reap(
-                tx, change, me=worker, seen_us=seen_us, crash_budget=crash_budget
+                tx,
+                change,
+                me=worker,
+                seen_us=seen_us,
+                lease_s=lease_s,
+                crash_budget=crash_budget,
+                ended=ended or {},
             ),
             worker_id=me,
         )
@@ -203,11 +224,11 @@ class PostgresStore:
         return await self.write(op, worker_id=worker.worker_id)
 
     async def claim_ready(
-        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         verdicts = await self.write(
             lambda tx, change: self._claims.claim_ready(
-                self._claiming(tx, change, sub, worker), limit, solo=solo
+                self._claiming(tx, change, sub, worker), limit, company
             ),
             worker_id=worker.worker_id,
             durable=False,  # whatever it answers: the message is in the row that it was in before
@@ -321,9 +342,11 @@ class PostgresStore:
             worker_id=worker.worker_id,
         )
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
-        names = arrays.texts(list(subscriptions))
-        return bool(await self.read(looks.SUSPECTS, names, str(self._suspect_at)))
+    async def suspects(self, subscriptions: Sequence[str]) -> Suspects:
+        if not self._isolates:
+            return Suspects()
+        ((few, none),) = await self.read(looks.SUSPECTS, arrays.texts(list(subscriptions)))
+        return Suspects(few=few, none=none)
 
     async def paused(self) -> frozenset[str]:
         found = await self.read(looks.PAUSED)

@@ -176,7 +176,8 @@ class Finisher:
         run = item.run
         letter = letter_of(run, reason, error)
         if isinstance(item.outcome, Dead | Retry):
-            letter.history = [*run.history, failure(run, error, now_us)]
+            crashed = isinstance(item.outcome, Retry)
+            letter.history = [*run.history, failure(run, error, now_us, crashed=crashed)]
             letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
         return [final_entry(item, status, extra), bury(conn, letter, now_us)]

@@ -101,7 +101,8 @@ def _done(item: Finished, now_us: int) -> Write:
 
 def _retry(retry: Retry, item: Finished, now_us: int) -> Write:
     run, reason = item.run, storable(retry.reason)
-    history = _encode([*run.history, failure(run, retry.reason, now_us)]).decode()
+    line = failure(run, retry.reason, now_us, crashed=retry.crashed)
+    history = _encode([*run.history, line]).decode()
     if not runs_again(item):
         assignments = (
             "status = 'failed', completed_at = ?, crashes = crashes + 1, error_message = ?,"

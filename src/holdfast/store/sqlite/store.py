@@ -21,6 +21,7 @@ from holdfast.core.store import (
     Answer,
     Candidate,
     Commit,
+    Company,
     Decode,
     EffectState,
     Finished,
@@ -29,6 +30,7 @@ from holdfast.core.store import (
     Reply,
     Run,
     Send,
+    Suspects,
     Taken,
     Verdict,
     Worker,
@@ -38,6 +40,7 @@ from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store.crash import ALONE_AT, SUSPECT_AT
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import UNCOMMON, UNENDED, crc, run_info
@@ -58,6 +61,12 @@ T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
 
 _PRIORITIES = (3, 2, 1, 0)
+_SUSPECTS = (
+    f"SELECT count(*) FILTER (WHERE crashes < {ALONE_AT}),"
+    f" count(*) FILTER (WHERE crashes >= {ALONE_AT}) FROM (SELECT crashes FROM queue_executions"
+    f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND due_at <= ?2"
+    " AND subscription IN (SELECT value FROM json_each(?1)) LIMIT 1000)"
+)
 NOTHING_EXPIRES = 0
 _OURS = "IN (SELECT value FROM json_each(?1))"
 BUSY = (
@@ -95,16 +104,17 @@ class SqliteStore:
         *,
         queue: Transactional | None = None,
         clock: Clock | None = None,
-        suspect_at: int = 2,
+        isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
         """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
-        is told of events, by deliveries that are committed with them."""
+        is told of events, by deliveries that are committed with them. `isolates`: somebody starts
+        child processes for messages that crashed their workers."""
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
-        self._suspect_at = suspect_at
+        self._isolates = isolates
         self._notices = notices
         self._subscribers = subscribers
         self._opened: SqliteFile | None = None
@@ -122,7 +132,7 @@ class SqliteStore:
                 self._ledger.notices = NoticeWriter(
                     self._notices, self._queue, file.wake_after_commit
                 )
-            self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
+            self._claims = Claims(self._ledger, self._queue, isolates=self._isolates)
             self._finisher = Finisher(self._ledger, self._queue, file.wake_after_commit)
             self._runs = RunWriter(self._ledger)
             self._roll = Roll(file, self._ledger)
@@ -151,8 +161,8 @@ class SqliteStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str) -> Worker:
-        return await self._roll.register(name)
+    async def register(self, name: str, *, parent: str | None = None) -> Worker:
+        return await self._roll.register(name, parent)
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         await self._roll.leave(worker, running=running)
@@ -163,11 +173,18 @@ class SqliteStore:
     def is_registered(self, worker: Worker) -> bool:
         return self._roll.is_registered(worker)
 
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
         if not await self._roll.is_someone_missing(worker, lease_s):
             return Reclaimed()
         found = await self._commit(
-            lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget)
+            lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget, ended or {})
         )
         self._roll.forget(found.workers)
         return found
@@ -222,7 +239,7 @@ class SqliteStore:
         return await self._commit(op, durable=bool(batch))
 
     async def claim_ready(
-        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         def op(conn: sqlite3.Connection) -> list[Verdict]:
             claim = self._claiming(conn, sub, worker)
@@ -230,7 +247,7 @@ class SqliteStore:
             for priority in _PRIORITIES:
                 if len(verdicts) < limit:
                     left = limit - len(verdicts)
-                    verdicts += self._claims.claim_ready(claim, priority, left, solo=solo)
+                    verdicts += self._claims.claim_ready(claim, priority, left, company)
             self._wake_for_next(verdicts)
             return verdicts
 
@@ -401,16 +418,12 @@ class SqliteStore:
         )
         return await self._commit(op) if some else 0
 
-    async def has_suspects(self, subscriptions: Sequence[str]) -> bool:
-        marks = msgspec.json.encode(list(subscriptions)).decode()
-        found = await self.file.read(
-            lambda conn: conn.execute(
-                "SELECT 1 FROM queue_executions WHERE status = 'ready' AND crashes >= ?"
-                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ? LIMIT 1",
-                (self._suspect_at, marks, self.clock.now_us()),
-            ).fetchone()
-        )
-        return found is not None
+    async def suspects(self, subscriptions: Sequence[str]) -> Suspects:
+        if not self._isolates:
+            return Suspects()
+        values = (msgspec.json.encode(list(subscriptions)).decode(), self.clock.now_us())
+        few, none = await self.file.read(lambda conn: conn.execute(_SUSPECTS, values).fetchone())
+        return Suspects(few=few, none=none)
 
     async def paused(self) -> frozenset[str]:
         found = await self.file.read(
