@@ -46,8 +46,8 @@ def relays_of(
 ) -> list[Relay]:
     """What this process does beside running messages. The app must be open.
 
-    `spawn_solo`: it sees to it that suspects get child processes, by way of its supervisor if it has
-    one (`report`). `carry`: it sends replies; `terminal`: it prints those of the terminal channel,
+    `spawn_solo`: it asks for child processes when suspects wait, its supervisor if it has one
+    (`report`). `carry`: it sends replies; `terminal`: it prints those of the terminal channel,
     too. `child`: it is such a child process, and leaves what it can to others.
     """
     relays = [] if child else store_relays(app.storage, app.store, app.config)

@@ -57,7 +57,7 @@ EXIT_RECYCLE = 75
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
 """A worker that stays up this long counts as a successful start."""
-QUIET_S = 1.0
+QUIET_S = 1.5
 """A process for suspects ends when none has waited or run for so long."""
 MOST_FAILED_STARTS = 5
 """In a row; after that another start helps as little, unless other workers are up."""

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.store import Company, Suspects, Worker
-from holdfast.engine.worker import GROUP
+from holdfast.core.store import GROUP, Company, Suspects, Worker
 from holdfast.launcher import Launcher, Process
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ log = logging.getLogger("holdfast.services")
 
 ROLE = "warden"
 STEP_S = 0.1
+LOOK_S = 1.0
+"""How often it looks for children that give no sign of life."""
 YOUNG_S = 1.5
 """A child of this age may not have taken its first messages yet."""
 
@@ -46,6 +47,7 @@ class Warden:
         self._launcher: Launcher | None = None
         self._ended: dict[str, int] = {}
         """Exit codes that the store does not know yet, by the names of workers."""
+        self._looked_at = -math.inf
         self.children: list[Child] = []
         self.is_stopping = False
         self.waiting = Suspects()
@@ -55,11 +57,17 @@ class Warden:
         """Report what ended, then start what is needed."""
         await self._report(worker)
         self.waiting = await self._app.store.suspects(self._names)
-        if self.is_stopping or not (self.waiting.few or self.waiting.none):
-            return
-        if await self._app.store.hold_role(ROLE, worker=worker):
-            self._start(Company.NONE, self.waiting.none, worker)
-            self._start(Company.FEW, math.ceil(self.waiting.few / GROUP), worker)
+        wanted = {
+            company: starts
+            for company, children in (
+                (Company.NONE, self.waiting.none),
+                (Company.FEW, math.ceil(self.waiting.few / GROUP)),
+            )
+            if (starts := self._missing(company, children)) > 0
+        }
+        if wanted and await self._app.store.hold_role(ROLE, worker=worker):
+            for company, starts in wanted.items():
+                self._start(company, starts, worker)
 
     def stop(self) -> None:
         """Start no more children, and ask the others to finish."""
@@ -78,6 +86,9 @@ class Warden:
             if code is not None:
                 self.children.remove(child)
                 self._ended[self._name(child)] = code
+        now = self._app.clock.monotonic()
+        if not self._ended and now - self._looked_at < LOOK_S:
+            return
         settings = self._app.config.worker
         found = await self._app.store.reap(
             worker=worker,
@@ -86,13 +97,16 @@ class Warden:
             ended=self._ended,
         )
         self._ended.clear()
+        self._looked_at = now
         for child in self.children:
             if self._name(child) in found.silent:
                 log.warning("child process %d gives no sign of life: killed", child.process.pid)
                 child.process.kill()
 
-    def _start(self, company: Company, wanted: int, worker: Worker) -> None:
-        """Start children until `wanted` of them are about to take their first messages."""
+    def _missing(self, company: Company, wanted: int) -> int:
+        """How many children must be started for `wanted` of them to take messages soon."""
+        if self.is_stopping:
+            return 0
         now = self._app.clock.monotonic()
         same = [child for child in self.children if child.company is company]
         young = sum(now - child.started_at < YOUNG_S for child in same)
@@ -101,11 +115,14 @@ class Warden:
             self._at_most - len(self.children),
             max(1, self._at_most - self._at_most // 5) - len(same),
         )
-        starts = min(wanted - young, room)
-        if starts > 0 and not same:
+        return min(wanted - young, room)
+
+    def _start(self, company: Company, starts: int, worker: Worker) -> None:
+        if not any(child.company is company for child in self.children):
             together = "in small groups" if company is Company.FEW else "one at a time"
             log.warning("messages that crashed their workers run %s in child processes", together)
-        for _ in range(starts):
+        now = self._app.clock.monotonic()
+        for _ in range(min(starts, self._at_most - len(self.children))):
             self.children.append(Child(self._spawn(company, worker), company, now))
 
     def _spawn(self, company: Company, worker: Worker) -> Process:

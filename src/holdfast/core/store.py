@@ -236,6 +236,10 @@ class Company(StrEnum):
     """A child process died that ran it in a small group: it runs alone, in a child process."""
 
 
+GROUP = 8
+"""Messages in a small group."""
+
+
 class Suspects(msgspec.Struct, frozen=True, kw_only=True):
     """How many messages wait for a child process. A store may stop counting at a thousand."""
 

@@ -75,7 +75,7 @@ class Active(msgspec.Struct, eq=False):
     task: asyncio.Task[None] | None = None
     thread: bool = False
     cause: str = ""
-    """Why it was cancelled: timeout, drain, lost, cancel; or that its end was reported: given up."""
+    """Why it was cancelled: timeout, drain, lost, cancel. "given up": its end was reported."""
 
 
 class Executor:

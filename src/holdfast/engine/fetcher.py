@@ -209,6 +209,11 @@ class StoreFetcher(_Loop):
         self._company = company
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        if self._company is not Company.ANY:
+            # Wake-ups are for all processes, and most are not about suspects: look before a write.
+            waiting = await self._store.suspects([self.sub.name])
+            if not (waiting.few if self._company is Company.FEW else waiting.none):
+                return 0, None
         reserved = await self._slots.reserve(limit)
         started = 0
         try:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.core.clock import Clock
-from holdfast.core.store import Worker
+from holdfast.core.store import GROUP, Worker
 
 from .fetcher import Slots
 
-FIRST_SLOTS = 8
-"""Runs at a time in the first second, of all queues together, but at least one of each queue."""
 DOUBLE_S = 1.0
 
 
 class Ramp:
-    """Doubles the slots of all queues every second until each has as many as configured.
+    """Begins with room for a small group of all queues together, but at least one slot each.
+
+    Doubles the slots every second until each queue has as many as configured.
 
     The message that killed the last process is likely to run again in this one. Few slots keep it
     from taking many other runs along.
@@ -27,7 +27,7 @@ class Ramp:
         self._full = {name: each.size for name, each in slots.items()}
         self._doubled_at = clock.monotonic()
         for each in slots.values():
-            each.size = min(each.size, max(1, FIRST_SLOTS // len(slots)))
+            each.size = min(each.size, max(1, GROUP // len(slots)))
 
     async def step(self, worker: Worker) -> None:
         """Double the slots if it is time to."""

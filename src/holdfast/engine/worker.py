@@ -17,6 +17,7 @@ from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
 from holdfast.core.outcome import ParkKind
 from holdfast.core.store import (
+    GROUP,
     Answer,
     Claims,
     Commit,
@@ -44,8 +45,9 @@ from .twins import Twins
 log = logging.getLogger("holdfast.engine")
 
 
-GROUP = 8
-"""Suspects that run together in one child process."""
+FIRST_STEPS_S = 1.0
+"""Relays that step no more often than this begin so late in the process after a crash: together
+they cost as much as its start."""
 
 
 class Phase(StrEnum):
@@ -187,8 +189,12 @@ class EngineWorker:
             self._fetchers += self._fetchers_of(sub)
         for fetcher in self._fetchers:
             self._spawn(fetcher.run(), f"fetch {fetcher.sub.name}")
+        # A process that may die soon does first what cannot wait.
+        hurried = self._settings.cautious or self._settings.is_child
         for relay in (*self._own_relays(), *self._extra_relays):
-            self._spawn(run_relay(relay, self), relay.name)
+            waits = hurried and relay.bell is None and relay.every_s >= FIRST_STEPS_S
+            after_s = FIRST_STEPS_S if waits else 0.0
+            self._spawn(run_relay(relay, self, after_s=after_s), relay.name)
 
     async def drain(
         self, timeout_s: float | None = None, *, outlast_threads: bool = False

@@ -19,7 +19,6 @@ import sqlite3
 from holdfast.core.clock import Clock
 from holdfast.core.machine import boot_id
 
-
 log = logging.getLogger("holdfast.sqlite")
 
 TOLERANCE_US = 1_000_000

@@ -2,9 +2,10 @@
 
 A death counts for the messages of a worker only if something of that machine outlived it, so that a
 power cut, the end of a container and an announced stop count for nobody. A message with two crashes
-runs in a small group in a child process, one with more runs alone in one. Only crashes in which it
-ran alone can end it: the first one that its parent process explains by an exit code or a signal, or
-the `crash_budget`th that nobody explains (SIGKILL is also what an operator and the kernel send).
+runs in a small group in a child process; after a crash in a small group it runs alone in one. Only
+crashes in which it ran alone can end it: the first one that its parent process explains by an exit
+code or a signal, or the `crash_budget`th that nobody explains (SIGKILL is also what an operator and
+the kernel send).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.events import Entry
 from holdfast.core.outcome import Status
-from holdfast.core.store import Company, Worker
+from holdfast.core.store import GROUP, Company, Worker
 from holdfast.store.letter import Letter
 from holdfast.store.outcomes import final_data
 
@@ -28,9 +29,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 SUSPECT_AT = 2
-"""Crashes after which a message runs in a child process."""
+"""`crashes` of a message that runs in a child process, in a small group."""
 ALONE_AT = SUSPECT_AT + 1
-"""Crashes after which it runs alone there."""
+"""`crashes` of a message that runs alone there. A second crash in a small group leads here at
+once."""
 ANY_CRASHES = 1_000_000
 _UNEXPLAINED = (-signal.SIGKILL, -signal.SIGTERM)
 """Ends that come from outside as a rule, and say nothing about the message."""
@@ -148,23 +150,27 @@ class Crash:
         budget: int,
         now_us: int,
         *,
+        together: int,
         ended: Mapping[str, int] | None = None,
     ) -> None:
-        """`ended`: exit codes by the names of workers, where the reaper knows them."""
+        """`together`: how many messages the worker ran. `ended`: exit codes by the names of
+        workers, where the reaper knows them."""
         self.task = task
         self.now_us = now_us
         self.crashes = task.crashes + 1
+        if self.crashes == SUSPECT_AT and together <= GROUP:  # that was a small group already
+            self.crashes = ALONE_AT
         code = (ended or {}).get(worker.name)
         alone = task.crashes >= ALONE_AT
         explained = code is not None and code not in _UNEXPLAINED
         self.spent_the_budget = alone and (explained or self.crashes - ALONE_AT >= budget)
         how = "" if code is None else f" ({fate(code)})"
         where = " alone" if alone else ""
-        self.error = (
-            f"worker {worker.worker_id} died{how} while running it{where} (crash {self.crashes})"
-        )
+        past = _decode(task.history) if task.history else []
+        number = 1 + sum(line.get("crash") is True for line in past)
+        self.error = f"worker {worker.worker_id} died{how} while running it{where} (crash {number})"
         self._history = [
-            *(_decode(task.history) if task.history else []),
+            *past,
             {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
         ]
         self._worker = worker
