@@ -45,9 +45,10 @@ class OnPostgres(StoreHarness):
         """No sign of life came for longer than its lease."""
         with psycopg.connect(self._url) as conn:
             conn.execute(
-                "UPDATE workers SET lease_until = clock_timestamp() - interval '1 second'"
+                "UPDATE workers SET lease_until = clock_timestamp() - interval '1 second',"
+                " started_at = least(started_at, clock_timestamp() - %s * interval '1 second')"
                 " WHERE worker_id = %s",
-                (worker.worker_id,),
+                (2 * LEASE_S, worker.worker_id),
             )
 
 

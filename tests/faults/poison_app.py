@@ -27,7 +27,14 @@ async def poison(ctx: Context) -> None:
     await asyncio.sleep(ctx.payload["seconds"])
 
 
-@app.on("thread", retries=1, timeout_s=1.0)
-def in_a_thread(ctx: SyncContext) -> None:
-    """Plain work. `seconds` beyond the time limit cannot be stopped."""
+@app.on("plain", retries=1)
+def plain(ctx: SyncContext) -> None:
+    """Work in a thread."""
     time.sleep(ctx.payload["seconds"])
+
+
+@app.on("stuck", retries=1, timeout_s=0.5)
+def stuck(ctx: SyncContext) -> None:
+    """Never ends, and no thread can be stopped."""
+    while True:
+        time.sleep(1)

@@ -21,6 +21,9 @@ from .message import Message
 from .outcome import Outcome
 from .quota import Quota
 
+PARENT_WORKER = "worker:"
+"""How the `parent` of a worker begins that another worker has started."""
+
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process as the store knows it. The number is given out once and never again."""
@@ -31,7 +34,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def as_parent(self) -> str:
         """The `parent` that its children register with."""
-        return f"worker:{self.worker_id}"
+        return f"{PARENT_WORKER}{self.worker_id}"
 
 
 class Token(msgspec.Struct, frozen=True):

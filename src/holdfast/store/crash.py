@@ -20,7 +20,7 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.events import Entry
 from holdfast.core.outcome import Status
-from holdfast.core.store import GROUP, Company, Worker
+from holdfast.core.store import GROUP, PARENT_WORKER, Company, Worker
 from holdfast.store.letter import Letter
 from holdfast.store.outcomes import final_data
 
@@ -89,8 +89,8 @@ def judge(gone: Gone, me: Worker, ended: Mapping[str, int]) -> Judgement:
         return Judgement.HAND_BACK
     if gone.parent == me.as_parent:
         return Judgement.COUNT if gone.name in ended else Judgement.LEAVE
-    if gone.parent_lives:
-        return Judgement.LEAVE
+    if gone.parent is not None and gone.parent.startswith(PARENT_WORKER):
+        return Judgement.LEAVE if gone.parent_lives else Judgement.HAND_BACK
     if gone.parent is None:  # whatever restarts such a process is not ours: the machine must do
         outlived = gone.machine_lives
     else:

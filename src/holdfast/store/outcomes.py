@@ -45,12 +45,12 @@ def failure(run: Run, error: str, now_us: int, *, crashed: bool = False) -> dict
 def runs_again(item: Finished) -> bool:
     """Will this message be tried again by itself? Not if a crash spent the last of its budget.
 
-    Such a crash is one of a handler's own child process (`isolation="process"`): the message ran
-    alone in it each time.
+    Such a crash is one of a handler's own child process (`isolation="process"`). The message ran
+    alone in it each time, and its worker lost nothing: the budget is what it has beyond the first.
     """
     outcome = item.outcome
     if isinstance(outcome, Retry):
-        return not outcome.crashed or _alone_before(item.run) + 1 < item.crash_budget
+        return not outcome.crashed or _alone_before(item.run) < item.crash_budget
     return isinstance(outcome, Released)
 
 

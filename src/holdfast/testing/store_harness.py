@@ -63,6 +63,9 @@ class StoreHarness:
         """Make this worker look as if its process had been killed."""
         raise NotImplementedError("a store suite must define let_die()")
 
+    def forget_all(self, store: Store) -> None:
+        """Make this store object as ignorant of other workers as one in a new process."""
+
 
 StoreCheck = Callable[["StoreTrial"], Awaitable[None]]
 """One check of the suite; raises AssertionError with what it saw."""
@@ -96,6 +99,11 @@ class StoreTrial:
 
     async def worker(self, name: str = "suite", *, parent: str | None = None) -> Worker:
         return await self.store.register(name, parent=parent)
+
+    async def newcomer(self, *, parent: str) -> Worker:
+        """A worker of a process that was started just now, on the same machine."""
+        self.harness.forget_all(self.store)
+        return await self.worker("newcomer", parent=parent)
 
     async def die(self, worker: Worker) -> None:
         await self.harness.let_die(self.store, worker)

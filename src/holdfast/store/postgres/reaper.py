@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.core import events
-from holdfast.core.store import Reclaimed, Worker
+from holdfast.core.store import PARENT_WORKER, Reclaimed, Worker
 from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
 
 from . import arrays
@@ -44,13 +44,13 @@ _OUTLIVED = (
 only a worker whose last one is half a lease younger has outlived another one."""
 _GONE = (
     "SELECT w.worker_id, w.state, w.name, w.parent, EXISTS (SELECT 1 FROM workers p"
-    " WHERE p.state IN ('alive', 'leaving') AND w.parent = 'worker:' || p.worker_id"
+    f" WHERE p.state IN ('alive', 'leaving') AND w.parent = '{PARENT_WORKER}' || p.worker_id"
     f" AND p.lease_until >= {moment('$2::bigint')}), {_OUTLIVED.format('')},"
     f" {_OUTLIVED.format(' AND x.parent = w.parent')}, "
     + _OUTLIVED.format(" AND x.started_at < w.lease_until - $3::float8 * interval '1 second'")
     + f" FROM workers w WHERE {_PRESENT} AND w.worker_id <> $1::bigint"
     f" AND (w.lease_until < {moment('$2::bigint')}"
-    " OR (w.parent = 'worker:' || $1 AND w.name = ANY($4::text[])))"
+    f" OR (w.parent = '{PARENT_WORKER}' || $1 AND w.name = ANY($4::text[])))"
     " ORDER BY w.worker_id FOR UPDATE OF w SKIP LOCKED"
 )
 _DECLARE = (
