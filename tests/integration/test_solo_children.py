@@ -39,7 +39,7 @@ async def warden_of() -> AsyncIterator[Callable[[App], Warden]]:
 
 async def with_suspects(lab: Lab, crashes: int, **settings: int) -> App:
     """An app whose store holds messages that crashed."""
-    app = await lab.open(worker={"slots": SUSPECTS, **settings})
+    app = await lab.open(target=TARGET, worker={"slots": SUSPECTS, **settings})
 
     @app.on("forever")
     async def forever(ctx: Context) -> None:
@@ -125,7 +125,7 @@ async def test_the_next_suspect_waits_for_the_commit_of_the_last(
     one_file: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may kill the process: an innocent one whose end is not written yet would die with it."""
-    app = await one_file.open()
+    app = await one_file.open(target=TARGET)
     began: list[str] = []
 
     @app.on("suspect", queue="q")
@@ -153,7 +153,7 @@ async def test_the_next_suspect_waits_for_the_commit_of_the_last(
 
 
 async def test_suspects_of_two_queues_do_not_run_side_by_side(one_file: Lab) -> None:
-    app = await one_file.open()
+    app = await one_file.open(target=TARGET)
     running: set[str] = set()
     most = 0
 

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.events import Entry
 from holdfast.core.outcome import Status
-from holdfast.core.store import GROUP, PARENT_WORKER, Company, Worker
+from holdfast.core.store import PARENT_WORKER, Company, Worker
 from holdfast.store.letter import Letter
 from holdfast.store.outcomes import final_data
 
@@ -29,10 +29,9 @@ _decode = msgspec.json.Decoder().decode
 
 
 SUSPECT_AT = 2
-"""`crashes` of a message that runs in a child process, in a small group."""
+"""Crashes after which a message runs in a child process, in a small group."""
 ALONE_AT = SUSPECT_AT + 1
-"""`crashes` of a message that runs alone there. A second crash in a small group leads here at
-once."""
+"""Crashes after which it runs alone there."""
 ANY_CRASHES = 1_000_000
 _UNEXPLAINED = (-signal.SIGKILL, -signal.SIGTERM)
 """Ends that come from outside as a rule, and say nothing about the message."""
@@ -150,27 +149,23 @@ class Crash:
         budget: int,
         now_us: int,
         *,
-        together: int,
         ended: Mapping[str, int] | None = None,
     ) -> None:
-        """`together`: how many messages the worker ran. `ended`: exit codes by the names of
-        workers, where the reaper knows them."""
+        """`ended`: exit codes by the names of workers, where the reaper knows them."""
         self.task = task
         self.now_us = now_us
         self.crashes = task.crashes + 1
-        if self.crashes == SUSPECT_AT and together <= GROUP:  # that was a small group already
-            self.crashes = ALONE_AT
         code = (ended or {}).get(worker.name)
         alone = task.crashes >= ALONE_AT
         explained = code is not None and code not in _UNEXPLAINED
         self.spent_the_budget = alone and (explained or self.crashes - ALONE_AT >= budget)
         how = "" if code is None else f" ({fate(code)})"
         where = " alone" if alone else ""
-        past = _decode(task.history) if task.history else []
-        number = 1 + sum(line.get("crash") is True for line in past)
-        self.error = f"worker {worker.worker_id} died{how} while running it{where} (crash {number})"
+        self.error = (
+            f"worker {worker.worker_id} died{how} while running it{where} (crash {self.crashes})"
+        )
         self._history = [
-            *past,
+            *(_decode(task.history) if task.history else []),
             {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
         ]
         self._worker = worker

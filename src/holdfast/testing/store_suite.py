@@ -171,9 +171,6 @@ class StoreConformance(StoreHarness):
     async def test_an_explained_crash_alone_ends_a_message(self) -> None:
         await self.check(store_workers.an_explained_crash_alone_ends_a_message)
 
-    async def test_a_second_crash_in_a_small_group_leads_to_a_run_alone(self) -> None:
-        await self.check(store_workers.a_second_crash_in_a_small_group_leads_to_a_run_alone)
-
     async def test_a_child_is_judged_by_its_parent(self) -> None:
         await self.check(store_workers.a_child_is_judged_by_its_parent)
 

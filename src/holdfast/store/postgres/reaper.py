@@ -6,7 +6,6 @@ claim may be committed just after its worker was declared dead.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -132,19 +131,11 @@ async def reap(
     now_us = await tx.moment()
     crashed = [task for task in found if task.worker_state == "dead"]
     left = [task for task in found if task.worker_state != "dead"]
-    together = Counter(task.worker_id for task in crashed)
     quarantined = 0
     back: list[tuple[Running, int, int, str | None]] = []
     for task in crashed:
         worker = Worker(worker_id=task.worker_id, name=task.worker or "")
-        crash = Crash(
-            task,
-            worker,
-            crash_budget,
-            now_us,
-            together=together[task.worker_id],
-            ended=ended,
-        )
+        crash = Crash(task, worker, crash_budget, now_us, ended=ended)
         change.entries.append(crash.reclaimed(me))
         if crash.spent_the_budget:
             await _quarantine(tx, change, task, crash)

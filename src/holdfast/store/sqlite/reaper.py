@@ -65,7 +65,7 @@ def reap(
         worker = Worker(worker_id=gone.worker_id, name=gone.name)
         entries: list[Entry] = []
         for task in found:
-            crash = Crash(task, worker, crash_budget, now_us, together=len(found), ended=ended)
+            crash = Crash(task, worker, crash_budget, now_us, ended=ended)
             entries.append(crash.reclaimed(me))
             if crash.spent_the_budget:
                 entries += _quarantine(conn, task, crash)

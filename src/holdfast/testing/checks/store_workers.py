@@ -6,7 +6,6 @@ from holdfast.core.errors import LeaseLost, StoreUnavailable
 from holdfast.core.events import FAILED, HEARTBEAT
 from holdfast.core.outcome import Done, Retry
 from holdfast.core.store import (
-    GROUP,
     Company,
     EffectState,
     Reclaimed,
@@ -68,9 +67,9 @@ async def one_that_stands_still_is_dead_after_its_lease(trial: StoreTrial) -> No
 
 
 async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
-    """Two crashes among many, one in a small group, then as many alone as nobody explains."""
+    """Two crashes among others, one in a small group, then as many alone as nobody explains."""
     warden = await trial.worker("warden")
-    await _crash_among_many(trial, warden, "m", times=2)
+    await _crash_among_others(trial, warden, "m")
     await _crash_in_child(trial, warden, Company.FEW, code=-9)
     for crash in range(1, CRASH_BUDGET + 1):
         found = await _crash_in_child(trial, warden, Company.NONE, code=-9)
@@ -84,26 +83,12 @@ async def an_explained_crash_alone_ends_a_message(trial: StoreTrial) -> None:
     """Its parent saw an exit code, or a signal that nobody sends from outside."""
     for message_id, code in (("exit", 1), ("segfault", -11)):
         warden = await trial.worker("warden")
-        await _crash_among_many(trial, warden, message_id, times=2)
+        await _crash_among_others(trial, warden, message_id)
         found = await _crash_in_child(trial, warden, Company.FEW, code=code)
         expect(not found.quarantined, f"in a group it may have been another one's: {found}")
         found = await _crash_in_child(trial, warden, Company.NONE, code=code)
         expect(found.quarantined == 1, f"exit code {code}: {found}")
         expect(trial.finals(message_id) == [FAILED], f"{trial.finals(message_id)}")
-
-
-async def a_second_crash_in_a_small_group_leads_to_a_run_alone(trial: StoreTrial) -> None:
-    warden = await trial.worker("warden")
-    for crash in (1, 2):
-        worker = await trial.worker()
-        if crash == 1:
-            await trial.store.adopt([await trial.run(worker, "m")], worker=worker)
-        else:
-            await trial.one_ready(worker)
-        await trial.die(worker)
-        await trial.reap(warden)
-    waiting = await trial.store.suspects([trial.sub.name])
-    expect((waiting.few, waiting.none) == (0, 1), f"{waiting}")
 
 
 async def a_child_is_judged_by_its_parent(trial: StoreTrial) -> None:
@@ -181,20 +166,16 @@ async def an_announced_stop_counts_for_nobody(trial: StoreTrial) -> None:
     expect((run.message.id, run.crashes, run.attempt) == ("cut", 0, 1), f"{run}")
 
 
-async def _crash_among_many(
-    trial: StoreTrial, reaper: Worker, message_id: str, *, times: int
-) -> None:
-    """The message, and more than a small group of others that end well, die with their worker."""
-    for crash in range(times):
+async def _crash_among_others(trial: StoreTrial, reaper: Worker, message_id: str) -> None:
+    """Two ordinary workers die under it."""
+    for crash in range(2):
         worker = await trial.worker()
-        others = [await trial.run(worker) for _ in range(GROUP)]
         if crash == 0:
             await trial.store.adopt([await trial.run(worker, message_id)], worker=worker)
         else:
             await trial.one_ready(worker)
         await trial.die(worker)
         await trial.reap(reaper)
-        expect(bool(others), "it ran among others")
 
 
 async def _crash_in_child(
