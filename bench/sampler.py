@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from holdfast import supervisor
 from holdfast.observe.logs import configure_logs
+from holdfast.start_report import StartReport
 
 EVERY_S = 0.002
 SWITCH_S = 0.0001
@@ -164,7 +165,7 @@ def main(target: str, report: Path) -> int:
     sys.setswitchinterval(SWITCH_S)
     sampler = Sampler()
     sampler.start()
-    code = asyncio.run(supervisor.work(target, solo=False, until_idle=True))
+    code = asyncio.run(supervisor.work(target, report=StartReport(None), until_idle=True))
     sampler.stop()
     report.write_text(json.dumps({"samples": sampler.samples, "statements": STATEMENTS.found}))
     return code

@@ -34,9 +34,10 @@ from holdfast.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipi
 from holdfast.core.errors import BrokerError, ConfigError, HoldfastError, StoreError
 from holdfast.core.events import Observer
 from holdfast.core.guard import Guard
+from holdfast.core.ids import derived_id
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
-from holdfast.core.store import Send, Store
+from holdfast.core.store import Company, Send, Store
 from holdfast.core.subscribers import Subscribers
 from holdfast.core.text import unknown_option
 from holdfast.delivery.carrier import Carried
@@ -341,7 +342,7 @@ class App:
         store = self.storage.make_store(
             broker,
             clock=self.clock,
-            suspect_at=self._suspect_at,
+            isolates=self.target is not None,
             notices=functools.cache(self._notices),
             subscribers=self._subscribers,
         )
@@ -369,13 +370,6 @@ class App:
     def storage(self) -> Storage:
         """The database of the configuration. Raises ConfigError if its driver is missing."""
         return storage_of(self.config)
-
-    @property
-    def _suspect_at(self) -> int:
-        """Crashes after which a message runs alone. Where nobody can start the child process for
-        that, it runs with the others until its budget is spent: better than never."""
-        budget = self.config.worker.crash_budget
-        return budget if self.target is None else max(1, budget - 1)
 
     async def close(self) -> None:
         """Flush what was sent, and let go. Idempotent."""
@@ -565,23 +559,30 @@ class App:
     def worker(
         self,
         *,
-        solo: bool = False,
+        company: Company = Company.ANY,
+        warden: bool = False,
+        cautious: bool = False,
+        parent: str | None = None,
         relays: Sequence[Relay] = (),
         end_process: Callable[[], NoReturn] | None = None,
+        on_work: Callable[[], None] | None = None,
     ) -> EngineWorker:
         """An engine for this process, not started. The app must be open.
 
-        `end_process`: what to do when the event loop is stuck for good.
+        `company`: which messages it runs. `warden`: none, it looks after processes that run some.
+        `cautious`: it begins with few slots. `parent`: who started this process. `end_process`:
+        what to do when the event loop is stuck for good. `on_work`: called before the first run.
         """
         config = self.config
         settings = config.worker
-        subscriptions = self.subscriptions()
+        subscriptions = [] if warden else self.subscriptions()
         shared_keys = shared_keys_of(subscriptions, self._config_now, self.metrics)
         self.store.governed = self._guards is not None
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
         worker = EngineWorker(
-            name=self._consumer,
+            # Children read no queue, and their parent knows them by the number of their process.
+            name=self._consumer if company is Company.ANY else self.worker_name(os.getpid()),
             store=self.store,
             broker=self.broker,
             fused=self.store.fused,
@@ -600,16 +601,32 @@ class App:
                 recycle_grace_s=settings.recycle_grace_s,
                 max_message_bytes=config.max_message_bytes,
                 extend_s=config.tasks.heartbeat_interval_s,
-                solo=solo,
+                company=company,
+                cautious=cautious,
+                parent=parent,
             ),
             relays=relays,
             meter=self.metrics,
             shared_keys=shared_keys,
             end_process=end_process,
+            on_work=on_work,
         )
         if self.metrics is not None:
             self.metrics.watch(worker.serving)
         return worker
+
+    def handled_types(self) -> dict[str, frozenset[str]]:
+        """By subscription, the message types that have a handler here."""
+        return {sub.name: frozenset(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
+
+    @property
+    def kind(self) -> str:
+        """The same text for all apps with these handlers: they run the same messages."""
+        return derived_id(*sorted(f"{each.queue}/{each.type}" for each in self.handlers))
+
+    def worker_name(self, pid: int) -> str:
+        """The name under which a worker in this process of this machine registers."""
+        return f"{self.name}@{socket.gethostname()}:{pid}"
 
     def _executor(
         self, isolated: Children | None, shared_keys: SharedKeys | None, **hooks: Any

@@ -366,8 +366,8 @@ class QueueTrigger:
         config = _store_config(given, self._settings)
         storage = storage_of(config)
         await asyncio.to_thread(storage.ensure)
-        suspect_at = max(1, self._settings.crash_budget - 1)
-        store = storage.make_store(broker, clock=self._clock, suspect_at=suspect_at, notices=None)
+        # Nobody starts child processes for a trigger: its messages always run together.
+        store = storage.make_store(broker, clock=self._clock, isolates=False, notices=None)
         await store.open()
         try:
             store.on_events(self._listener)

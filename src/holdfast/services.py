@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from holdfast.core.approvals import Clerk
 from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Shows, Trims
-from holdfast.core.ids import derived_id
 from holdfast.core.store import Store, Worker
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.delivery.terminal import TerminalChannel
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.config import Config
     from holdfast.governance.rulebook import RuleFile
     from holdfast.observe.metrics import Metrics
+    from holdfast.start_report import StartReport
     from holdfast.storage import Storage
 
 log = logging.getLogger("holdfast.services")
@@ -42,23 +42,29 @@ COPIES_S = 60.0
 LETTERS_S = 5.0
 """How often dead letters of other programs' workers are looked for."""
 PRUNE_S = 600.0
-SOLO_PAUSE_S = 2.0
-"""Before another one is started: the last one needs a moment to take its first message."""
 
 
 def relays_of(
-    app: App, *, spawn_solo: bool, carry: bool = True, terminal: bool = False
+    app: App,
+    *,
+    spawn_solo: bool,
+    carry: bool = True,
+    terminal: bool = False,
+    child: bool = False,
+    report: StartReport | None = None,
 ) -> list[Relay]:
     """What this process does beside running messages. The app must be open.
 
-    `carry`: it sends replies; `terminal`: it prints those of the terminal channel, too.
+    `spawn_solo`: it asks for child processes when suspects wait, its supervisor if it has one
+    (`report`). `carry`: it sends replies; `terminal`: it prints those of the terminal channel,
+    too. `child`: it is such a child process, and leaves what it can to others.
     """
-    relays = store_relays(app.storage, app.store, app.config)
+    relays = [] if child else store_relays(app.storage, app.store, app.config)
     if app.metrics is not None:
         relays += _exporting(app, app.metrics)
     if app.rule_file is not None:
         relays.append(_rules(app.rule_file, app.storage.clerk(app.store)))
-    if not app.store.fused:
+    if not app.store.fused and not child:
         relays.append(_outbox(app))
         relays += _trimming(app)
         relays += _lost_copies(app)
@@ -66,11 +72,10 @@ def relays_of(
     if carry:
         relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
-        solo = SoloSpawner(app, app.target)
         # One worker of each kind of app: a child of this app runs only what this app handles.
-        kinds = sorted(f"{handler.queue}/{handler.type}" for handler in app.handlers)
-        role = f"suspects {derived_id(*kinds)}"
-        relays.append(Relay(name="suspects", every_s=0.5, step=solo.step, role=role))
+        watch = SuspectWatch(app, app.target, report)
+        role = f"suspects {app.kind}"
+        relays.append(Relay(name="suspects", every_s=0.5, step=watch.step, role=role))
     return relays
 
 
@@ -283,35 +288,23 @@ def carrier_relay(carrier: Carrier) -> Relay:
     )
 
 
-class SoloSpawner:
-    """Starts the children that run suspects, one message each, while there are any.
+class SuspectWatch:
+    """Asks for a warden (see warden.py) while suspects wait: the supervisor, or else starts it."""
 
-    A kill of a busy worker makes suspects of innocents; several children keep a long one among them
-    from holding up the rest.
-    """
-
-    def __init__(self, app: App, target: str, *, pause_s: float = SOLO_PAUSE_S) -> None:
+    def __init__(self, app: App, target: str, report: StartReport | None = None) -> None:
         self._app = app
         self._target = target
-        self._at_most = app.config.worker.solo_children
-        self._pause_s = pause_s
-        self._spawned_at = -pause_s
-        self.children: list[subprocess.Popen[bytes]] = []
-        """Those that ran at the last step."""
+        self._report = report
+        self.warden: subprocess.Popen[bytes] | None = None
 
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        running = [child for child in self.children if child.poll() is None]
-        ended = len(running) < len(self.children)
-        self.children = running
-        now = self._app.clock.monotonic()
-        if len(running) >= self._at_most or (
-            running and not ended and now - self._spawned_at < self._pause_s
-        ):
-            return
         names = [sub.name for sub in self._app.subscriptions()]
-        if await self._app.store.has_suspects(names, worker=worker):
-            log.warning("a message crashed its worker twice: it runs alone in a child process now")
-            self.children.append(spawn(self._target, ["--solo"]))
-            self._spawned_at = now
+        waiting = await self._app.store.suspects(names, worker=worker)
+        if not (waiting.few or waiting.none):
+            return
+        if self._report is not None and self._report.is_heard:
+            self._report.suspects()
+        elif self.warden is None or self.warden.poll() is not None:
+            self.warden = spawn(self._target, ["--warden"])

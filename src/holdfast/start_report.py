@@ -1,8 +1,8 @@
-"""How a worker process reports to its supervisor that it is up, or why it is not: one message in
-one pipe.
+"""How a worker process reports to its supervisor that it is up, or why it is not: one pipe.
 
 Its exit code alone does not say: a message may kill a worker with any code, and only a worker that
-never came up makes another start useless.
+never came up makes another start useless. A worker that is up also reports that it has begun to run
+messages, and that messages wait which need a process of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import traceback
 from holdfast.core.errors import AppNotLoaded, ConfigError, HoldfastError
 
 _UP = b"up\n"
+_WORK = b"work\n"
+_SUSPECTS = b"suspects\n"
 _REFUSALS: dict[str, type[HoldfastError]] = {"config": ConfigError, "app": AppNotLoaded}
 """Errors that the same app and configuration raise at each start, by the first line they get."""
 _LINES = 8
@@ -23,21 +25,33 @@ _MOST_BYTES = 16_384
 
 
 class StartReport:
-    """The worker's end. The first thing that is said counts."""
+    """The worker's end. A worker that never came up reports its error."""
 
     def __init__(self, fd: int | None) -> None:
         if fd is not None:
             os.set_inheritable(fd, False)
+            os.set_blocking(fd, False)
         self._fd = fd
+        self._is_up = False
 
     @property
     def is_heard(self) -> bool:
         """Whether a supervisor reads this report, and prints what is in it."""
         return self._fd is not None
 
-    def up(self, summary: str) -> None:
+    def up(self, summary: str = "") -> None:
         """`summary`: what the worker serves, for the supervisor's ready line."""
-        self._say(_UP + summary.encode("utf-8", "replace")[:_MOST_BYTES])
+        self._is_up = True
+        line = " ".join(summary.split()).encode("utf-8", "replace")[:_MOST_BYTES]
+        self._say(_UP + line + b"\n")
+
+    def works(self) -> None:
+        """The first message is about to run."""
+        self._say(_WORK)
+
+    def suspects(self) -> None:
+        """Messages wait for child processes."""
+        self._say(_SUSPECTS)
 
     def refused(self, error: ConfigError | AppNotLoaded) -> None:
         """The app or its configuration is wrong, and will be at the next start."""
@@ -46,7 +60,7 @@ class StartReport:
         kind = next(name for name, refusal in _REFUSALS.items() if isinstance(error, refusal))
         lines = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
         words = "\n".join([kind, *(redact(line.replace("\n", " ")) for line in lines)])
-        self._say(words.encode("utf-8", "replace")[:_MOST_BYTES])
+        self._end(words.encode("utf-8", "replace")[:_MOST_BYTES])
 
     def failed(self, error: BaseException) -> None:
         from holdfast.observe.redact import redact
@@ -55,15 +69,19 @@ class StartReport:
         if not isinstance(error, HoldfastError):
             text = "".join(traceback.format_exception(error, chain=False))
         words = "\n".join(text.splitlines()[-_LINES:])
-        self._say(redact(words).encode("utf-8", "replace")[-_MOST_BYTES:])
+        self._end(redact(words).encode("utf-8", "replace")[-_MOST_BYTES:])
+
+    def _end(self, words: bytes) -> None:
+        if not self._is_up:
+            self._say(words)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def _say(self, words: bytes) -> None:
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(fd, words)
-        os.close(fd)
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # nobody listens any more, or not fast enough
+                os.write(self._fd, words)
 
 
 class StartListener:
@@ -73,6 +91,8 @@ class StartListener:
         self._ours, self.theirs = os.pipe()
         os.set_blocking(self._ours, False)
         self._heard = b""
+        self._works = False
+        self._suspects = False
 
     def handed_over(self) -> None:
         os.close(self.theirs)
@@ -86,7 +106,19 @@ class StartListener:
     @property
     def summary(self) -> str:
         """What it serves; empty if it is not up."""
-        return self._text.removeprefix(_UP.decode()) if self.is_up else ""
+        return self._text.splitlines()[1] if self.is_up else ""
+
+    @property
+    def has_worked(self) -> bool:
+        """Did it begin to run messages? Stays true when it is gone."""
+        self._listen()
+        return self._works
+
+    def heard_of_suspects(self) -> bool:
+        """Did it say since the last call that messages wait for child processes?"""
+        self._listen()
+        said, self._suspects = self._suspects, False
+        return said
 
     @property
     def refusal(self) -> HoldfastError | None:
@@ -115,4 +147,11 @@ class StartListener:
     def _listen(self) -> None:
         if self._ours >= 0:
             with contextlib.suppress(BlockingIOError):
-                self._heard += os.read(self._ours, _MOST_BYTES)
+                while data := os.read(self._ours, _MOST_BYTES):
+                    self._heard += data
+        if self._heard.startswith(_UP):
+            up, summary, *later = self._heard.split(b"\n", 2)
+            signals = later[0] if later else b""
+            self._works = self._works or _WORK in signals
+            self._suspects = self._suspects or _SUSPECTS in signals
+            self._heard = b"\n".join([up, summary, b""])

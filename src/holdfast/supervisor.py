@@ -1,18 +1,21 @@
 """Processes: one parent that watches, N workers that run the app, each under its own number.
 
-A handler that kills its process takes one worker with it; the parent starts another. A message that
-did so twice runs alone in a child with one slot, so that its neighbours are safe and not held up.
+A handler that kills its process takes one worker with it; the parent starts another. Messages that
+were running in two such workers run in children of a warden, so that others are safe from them.
 
     holdfast run MODULE:APP --workers 4
-    └── python -m holdfast.supervisor MODULE:APP          (four of them, the workers)
-        └── python -m holdfast.supervisor MODULE:APP --solo   (while there are suspects)
+    ├── python -m holdfast.supervisor MODULE:APP            (four of them, the workers)
+    ├── python -m holdfast.supervisor MODULE:APP --warden   (while there are suspects)
+    │   └── python -m holdfast.launcher
+    │       └── children that run suspects, a small group or one at a time
+    └── python -m holdfast.launcher                         (after the first crash)
+        └── workers that replace others
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,6 +42,8 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.retry import describe
+from holdfast.core.store import Company
+from holdfast.launcher import Launcher, Process, end_with_parent
 from holdfast.start_report import StartListener, StartReport
 
 if TYPE_CHECKING:
@@ -52,10 +58,11 @@ EXIT_RECYCLE = 75
 """A worker that must be replaced: a handler of its cannot be ended, or holds up the loop."""
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
-"""Who ran for so long has started well."""
+"""A worker that stays up this long counts as a successful start."""
+QUIET_S = 1.5
+"""A process for suspects ends when none has waited or run for so long."""
 MOST_FAILED_STARTS = 5
 """In a row; after that another start helps as little, unless other workers are up."""
-_PR_SET_PDEATHSIG = 1
 
 
 def load_app(target: str) -> App:
@@ -141,7 +148,9 @@ class _Place:
     """One worker's place: the process in it, or when the next one starts."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
+        self.crashed = False
+        """The last process ended by a crash after it had begun to run messages."""
         self.since = 0.0
         self.restart_at = 0.0
         self.failures = 0
@@ -165,12 +174,21 @@ class _Place:
         if self.summary is None and self._listener is not None and self._listener.is_up:
             self.summary = self._listener.summary
 
-    def start(self, target: str, options: Sequence[str]) -> None:
+    def heard_of_suspects(self) -> bool:
+        """Does its process say that messages wait for child processes?"""
+        return self._listener is not None and self._listener.heard_of_suspects()
+
+    def start(self, target: str, options: Sequence[str], launcher: Launcher | None) -> None:
         self._listener = listener = StartListener()
         self.refusal = None
         try:
-            report = ["--report-fd", str(listener.theirs)]
-            self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
+            if self.crashed:
+                options = [*options, "--cautious"]
+            if launcher is not None:
+                self.process = launcher.start([target, *options], report_fd=listener.theirs)
+            else:
+                report = ["--report-fd", str(listener.theirs)]
+                self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
         finally:
             listener.handed_over()
         self.since = time.monotonic()
@@ -186,12 +204,15 @@ class _Place:
             self.last_words = self._listener.last_words
             self.refusal = self._listener.refusal
             well = self._listener.is_up and not (soon and code == os.EX_SOFTWARE)
+            worked = self._listener.has_worked
+            self.crashed = well and worked and code not in (os.EX_OK, EXIT_RECYCLE)
         self.failed_starts = 0 if well else self.failed_starts + 1
         return well
 
     def pause_s(self, code: int) -> float:
-        """How long to wait after it ended: longer each time it fails soon after its start."""
-        if code == EXIT_RECYCLE:
+        """How long to wait after it ended: longer each time it fails soon after its start, but not
+        at all after a crash while it ran messages."""
+        if code == EXIT_RECYCLE or self.crashed:
             return 0.0
         self.failures += 1
         return min(RESTART_MAX_S, 0.1 * 2.0 ** (self.failures - 1))
@@ -214,13 +235,17 @@ class Supervisor:
         """`ready` gets one line once all workers have come up."""
         self._target = target
         self._until_idle = until_idle
-        self._options = [*(["--until-idle"] if until_idle else []), *options]
+        name = uuid.uuid4().hex
+        self._options = [*(["--until-idle"] if until_idle else []), "--parent", name, *options]
+        self._warden_options = ["--warden", "--parent", name, *_log_level(options)]
+        self._launcher: Launcher | None = None
         self._grace_s = grace_s
         self._say = say
         self._ready = ready
         self._said = ""
         """The words of the last failed start, which are not repeated."""
         self._places = [_Place() for _ in range(workers)]
+        self._warden = _Place()
         self._stop_by: float | None = None
         self._was_up = False
         """Some worker has begun to work: a login that is refused later may be a password change."""
@@ -239,16 +264,17 @@ class Supervisor:
                 place.listen()
             self._tell_ready()
             self._check_refusals()
+            self._look_at_warden()
             if all(place.done for place in self._places):
-                return self._code
-            time.sleep(0.05)
+                return self._end()
+            time.sleep(0.02)
 
     def stop(self, *_: object) -> None:
         """Ask the workers to drain; asked twice, end them at once."""
         first = self._stop_by is None
         if first:
             self._stop_by = time.monotonic() + self._grace_s
-        for place in self._places:
+        for place in (*self._places, self._warden):
             if place.process is not None:
                 place.process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
@@ -293,8 +319,51 @@ class Supervisor:
         """Its start was refused, and no worker has come up that shows that others are not."""
         return place.refusal is not None and all(each.summary is None for each in self._places)
 
+    def _look_at_warden(self) -> None:
+        """Keep a process that looks after suspects while workers say that there are some."""
+        asked = [place.heard_of_suspects() for place in self._places]
+        warden = self._warden
+        if warden.process is not None:
+            code = warden.process.poll()
+            if code is not None:
+                warden.ended(code)
+                pause_s = 0.0 if code == os.EX_OK else warden.pause_s(code)
+                warden.restart_at = time.monotonic() + pause_s
+        elif any(asked) and self._stop_by is None and time.monotonic() >= warden.restart_at:
+            warden.start(self._target, self._warden_options, self._crash_launcher())
+
+    def _end(self) -> int:
+        """All workers are done: so is the warden."""
+        warden = self._warden.process
+        if warden is not None:
+            warden.send_signal(signal.SIGTERM)
+            try:
+                warden.wait(self._grace_s)
+            except subprocess.TimeoutExpired:
+                warden.kill()
+        if self._launcher is not None:
+            self._launcher.close()
+        return self._code
+
+    def _crash_launcher(self) -> Launcher | None:
+        """The launcher, started now if there is none; None if it cannot be started."""
+        if self._launcher is None:
+            try:
+                self._launcher = Launcher()
+            except OSError as error:
+                self._say(f"no launcher: {error}")
+        return self._launcher
+
     def _start(self, place: _Place) -> None:
-        place.start(self._target, self._options)
+        launcher = self._crash_launcher() if place.crashed else None
+        try:
+            place.start(self._target, self._options, launcher)
+        except OSError as error:
+            if launcher is None:
+                raise
+            self._say(f"the launcher failed ({error}); workers are started without it")
+            self._launcher = None
+            place.start(self._target, self._options, None)
         if self._stop_by is not None and place.process is not None:
             # Told to stop while it was being started: it was in no place to be asked.
             place.process.send_signal(signal.SIGTERM)
@@ -353,23 +422,30 @@ def spawn(
         command,
         stdin=subprocess.DEVNULL,
         pass_fds=pass_fds,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, takes no lock
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - one system call, takes no lock
     )
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _log_level(options: Sequence[str]) -> list[str]:
+    """The option of a worker that its warden needs, too."""
+    if "--log-level" not in options:
+        return []
+    at = list(options).index("--log-level")
+    return list(options[at : at + 2])
 
 
 def _reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-async def work(
+async def work(  # noqa: PLR0913 - the options of the command
     target: str,
     *,
-    report: StartReport | None = None,
-    solo: bool = False,
+    report: StartReport,
+    company: Company = Company.ANY,
+    warden: bool = False,
+    cautious: bool = False,
+    parent: str | None = None,
     until_idle: bool = False,
     terminal: bool = False,
     log_level: str | None = None,
@@ -385,31 +461,44 @@ async def work(
         format=app.config.log.format,
         users_info=users_info,
     )
-    if not solo:
+    if company is Company.ANY and not warden:
         app.check()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    child = company is not Company.ANY
     async with app:
         # Before this nothing has begun, so a signal may end the process at once.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        if warden:
+            return await _guard(app, target, report, parent, log_level, stop)
+        relays = relays_of(
+            app,
+            spawn_solo=not child,
+            carry=not child,
+            terminal=terminal,
+            child=child,
+            report=report,
+        )
         worker = app.worker(
-            solo=solo,
-            relays=relays_of(app, spawn_solo=not solo, carry=not solo, terminal=terminal),
+            company=company,
+            cautious=cautious,
+            parent=parent,
+            relays=relays,
             end_process=_give_way,
+            on_work=report.works,
         )
         identify(lambda: worker.worker.worker_id)
         if not await _begins(worker, stop):
             return os.EX_OK
         _tune_interpreter()
-        if report is not None:
-            report.up(app.summary())
+        report.up(app.summary())
         waits: set[asyncio.Task[Any]] = {
             asyncio.create_task(stop.wait()),
             asyncio.create_task(worker.stopped.wait()),
         }
-        if until_idle or solo:
-            over = _no_suspects(app, worker) if solo else app.idle(worker)
+        if until_idle or child:
+            over = _no_suspects(app, worker, company) if child else app.idle(worker)
             waits.add(asyncio.create_task(over))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
@@ -419,7 +508,7 @@ async def work(
         code = os.EX_OK if worker.failure is None else os.EX_SOFTWARE
         if worker.recycle:
             code = EXIT_RECYCLE
-        if worker.running:
+        if worker.running or worker.recycle:
             # Threads, and coroutines that swallow their cancellation. They are handed back when
             # this process is gone, so it must not wait for them.
             _exit(code)
@@ -441,24 +530,67 @@ async def _begins(worker: EngineWorker, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _no_suspects(app: App, worker: EngineWorker) -> None:
+async def _guard(
+    app: App,
+    target: str,
+    report: StartReport,
+    parent: str | None,
+    log_level: str | None,
+    stop: asyncio.Event,
+) -> int:
+    """The body of a warden: look after children while there are suspects."""
+    from holdfast.engine.relays import Relay
+    from holdfast.observe.logs import identify
+    from holdfast.warden import STEP_S, Warden
+
+    warden = Warden(app, target, [] if log_level is None else ["--log-level", log_level])
+    step = Relay(name="children", every_s=STEP_S, step=warden.step)
+    worker = app.worker(warden=True, parent=parent, relays=[step], end_process=_give_way)
+    identify(lambda: worker.worker.worker_id)
+    await worker.begin()
+    report.up()
+    end = None
+    quiet_since = time.monotonic()
+    while not worker.stopped.is_set():
+        if stop.is_set() and not warden.is_stopping:
+            end = time.monotonic() + app.config.worker.shutdown_timeout_s
+            warden.stop()
+        now = time.monotonic()
+        if warden.children or (warden.waiting.few or warden.waiting.none):
+            quiet_since = now
+        if end is not None and (not warden.children or now > end):
+            break
+        if end is None and now - quiet_since > QUIET_S:
+            break
+        await asyncio.sleep(STEP_S)
+    await worker.drain()
+    warden.close()
+    return os.EX_OK if worker.failure is None else os.EX_SOFTWARE
+
+
+async def _no_suspects(app: App, worker: EngineWorker, company: Company) -> None:
     """Returns once this child runs none and none waits. However long a suspect runs, it may."""
     names = [sub.name for sub in app.subscriptions()]
-    quiet = 0
-    while quiet < 3:
-        await asyncio.sleep(0.5)
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < QUIET_S:
+        await asyncio.sleep(0.2)
         try:
-            waits = worker.running > 0 or await app.store.has_suspects(names, worker=worker.worker)
+            waiting = await app.store.suspects(names, worker=worker.worker)
+            waits = waiting.few if company is Company.FEW else waiting.none
         except StoreError as error:
-            log.warning("it is not known whether suspects wait: %s", error)
-            waits = True
-        quiet = 0 if waits else quiet + 1
+            log.warning("could not check for suspect messages: %s", error)
+            waits = 1
+        if waits or worker.running:
+            quiet_since = time.monotonic()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.supervisor")
     parser.add_argument("target")
-    parser.add_argument("--solo", action="store_true")
+    parser.add_argument("--company", type=Company, default=Company.ANY)
+    parser.add_argument("--warden", action="store_true")
+    parser.add_argument("--cautious", action="store_true")
+    parser.add_argument("--parent", default=None)
     parser.add_argument("--until-idle", action="store_true")
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--log-level", default=None)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+import psycopg
 import pytest
 
 from holdfast.core.delivery import Deliveries
@@ -44,6 +45,13 @@ class OnPostgres(StoreHarness):
         """No sign of life came for longer than its lease."""
         assert isinstance(store, PostgresStore)
         silence(store, self._url, worker)
+        with psycopg.connect(self._url) as conn:
+            conn.execute(
+                "UPDATE workers SET lease_until = clock_timestamp() - interval '1 second',"
+                " started_at = least(started_at, clock_timestamp() - %s * interval '1 second')"
+                " WHERE worker_id = %s",
+                (2 * LEASE_S, worker.worker_id),
+            )
 
 
 class TestPostgresStore(OnPostgres, StoreConformance):

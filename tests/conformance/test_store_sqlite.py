@@ -42,6 +42,10 @@ class OnSqlite(StoreHarness):
         assert isinstance(store, SqliteStore)
         store._roll.stop_beat(worker.worker_id)  # its lock is free, as after a kill
 
+    def forget_all(self, store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        store._roll._seen.clear()
+
 
 class TestSqliteStore(OnSqlite, StoreConformance):
     """The store in a file of its own."""

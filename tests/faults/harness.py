@@ -102,11 +102,11 @@ class Fleet:
         assert process.poll() is None, f"worker process {process.pid} ended\n{self.dump()}"
         return self.worker_of(process.pid) is not None
 
-    def supervise(self, workers: int) -> subprocess.Popen[bytes]:
+    def supervise(self, workers: int, target: str = TARGET) -> subprocess.Popen[bytes]:
         """A supervisor with its own workers, as `holdfast run` starts it."""
         code = (
             "import sys; from holdfast.supervisor import Supervisor;"
-            f" sys.exit(Supervisor({TARGET!r}, workers={workers}, grace_s=20,"
+            f" sys.exit(Supervisor({target!r}, workers={workers}, grace_s=20,"
             " say=lambda text: print(text, file=sys.stderr, flush=True)).run())"
         )
         return self._launch([sys.executable, "-c", code])

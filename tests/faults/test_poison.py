@@ -75,8 +75,10 @@ def ends_as_planned(fleet: Fleet, message_id: str) -> None:
     assert reason == REASONS[kind], (message_id, reason, error)
     assert body, "a dead letter keeps its message"
     if reason == "crash_budget":
-        assert crashes == 3
-        assert [entry["crash"] for entry in past] == [True] * 3, past
+        alone = 2 if kind == "kill" else 1  # only a SIGKILL leaves room for doubt
+        assert crashes == 3 + alone
+        assert [entry["crash"] for entry in past] == [True] * crashes, past
+        assert ["alone" in entry["error"] for entry in past] == [False] * 3 + [True] * alone
         ran_alone(fleet, message_id)
         return
     # It may have been hit by a neighbour's crash: that spends no retry.

@@ -66,13 +66,16 @@ class Lab:
             **settings,
         )
 
-    async def open(self, *, clock: Clock | None = None, **settings: Any) -> App:
-        """An open app whose events are seen here."""
+    async def open(
+        self, *, clock: Clock | None = None, target: str | None = None, **settings: Any
+    ) -> App:
+        """An open app whose events are seen here. `target`: where child processes find it."""
         config = self.config(**settings)
         for path in {config.store_file, config.broker_file or config.store_file}:
             if not path.exists():
                 shutil.copy(self._schema, path)
         app = App(config, clock=clock)
+        app.target = target
         app.observe(self.events.emit)
         await app.open()
         self._apps.append(app)

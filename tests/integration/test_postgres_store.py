@@ -572,7 +572,7 @@ async def test_a_sign_of_life_after_the_look_counts(
         silent = [Sign(worker.worker_id, beat)]
         found = await store.write(
             lambda tx, change, silent=silent: reaper.reap(  # type: ignore[misc]
-                tx, change, me=other, silent=silent, crash_budget=3
+                tx, change, me=other, silent=silent, lease_s=10.0, crash_budget=3, ended={}
             ),
             worker_id=other.worker_id,
         )

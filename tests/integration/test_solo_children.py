@@ -1,4 +1,4 @@
-"""Children for suspects: as many as the setting allows, and no more."""
+"""Children for suspects: as many as they need, and no more than the setting allows."""
 
 import asyncio
 import sqlite3
@@ -10,34 +10,36 @@ from typing import Any
 import pytest
 
 from holdfast.app import App
+from holdfast.core.store import Company
 from holdfast.engine.context import Context
 from holdfast.engine.executor import CallNext
-from holdfast.services import SoloSpawner
+from holdfast.warden import Warden
 from tests.integration.lab import PATIENCE_S, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
-SUSPECTS = 6
+SUSPECTS = 20
 
 
 @pytest.fixture
-async def spawner_of() -> AsyncIterator[Callable[[App], SoloSpawner]]:
-    """Makes a spawner that does not pause between two children, and ends its children."""
-    made: list[SoloSpawner] = []
+async def warden_of() -> AsyncIterator[Callable[[App], Warden]]:
+    """Makes a warden, and ends its children."""
+    made: list[Warden] = []
 
-    def make(app: App) -> SoloSpawner:
-        made.append(SoloSpawner(app, TARGET, pause_s=0.0))
+    def make(app: App) -> Warden:
+        made.append(Warden(app, TARGET))
         return made[-1]
 
     yield make
-    for spawner in made:
-        for child in spawner.children:
-            child.kill()
-            await asyncio.to_thread(child.wait)
+    for warden in made:
+        for child in warden.children:
+            child.process.kill()
+            await asyncio.to_thread(child.process.wait)
+        warden.close()
 
 
-async def with_suspects(lab: Lab, **settings: int) -> App:
-    """An app whose store holds messages that crashed twice."""
-    app = await lab.open(worker={"crash_budget": 2, **settings})
+async def with_suspects(lab: Lab, crashes: int, **settings: int) -> App:
+    """An app whose store holds messages that crashed."""
+    app = await lab.open(target=TARGET, worker={"slots": SUSPECTS, **settings})
 
     @app.on("forever")
     async def forever(ctx: Context) -> None:
@@ -48,32 +50,59 @@ async def with_suspects(lab: Lab, **settings: int) -> App:
     for message_id in ids:
         await lab.becomes(message_id, "running")
     await lab.stop(worker, 0.0)  # handed back
-    with closing(sqlite3.connect(lab.path)) as conn:
-        conn.execute("UPDATE queue_executions SET crashes = 2 WHERE status = 'ready'")
-        conn.commit()
+    _set_crashes(lab, crashes)
     return app
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({}, 4), ({"solo_children": 2}, 2)])
-async def test_at_most_so_many_at_a_time(
+def _set_crashes(lab: Lab, crashes: int) -> None:
+    with closing(sqlite3.connect(lab.path)) as conn:
+        conn.execute("UPDATE queue_executions SET crashes = ? WHERE status = 'ready'", (crashes,))
+        conn.commit()
+
+
+@pytest.mark.parametrize(
+    ("crashes", "settings", "expected"),
+    [(2, {}, 3), (2, {"solo_children": 2}, 2), (3, {}, 13), (3, {"solo_children": 1}, 1)],
+)
+async def test_as_many_as_suspects_need(
     one_file: Lab,
-    spawner_of: Callable[[App], SoloSpawner],
+    warden_of: Callable[[App], Warden],
+    crashes: int,
     settings: dict[str, int],
     expected: int,
 ) -> None:
-    app = await with_suspects(one_file, **settings)
-    spawner = spawner_of(app)
-    worker = await app.store.register("spawner")
-    for _ in range(6):
-        await spawner.step(worker)
-    assert len(spawner.children) == expected
+    app = await with_suspects(one_file, crashes, **settings)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    for _ in range(4):
+        await warden.step(worker)
+    assert len(warden.children) == expected
+
+
+class _Quiet:
+    """A child that never takes anything."""
+
+    pid = 1
+
+    def poll(self) -> int | None:
+        return None
+
+    def send_signal(self, sig: int) -> None:
+        return None
+
+    def kill(self) -> None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
 
 
 # -- alone is alone -------------------------------------------------------------------------------
 
 
 async def suspects_of(lab: Lab, app: App, *queues: str) -> None:
-    """One message in each queue, which crashed its worker twice."""
+    """One message in each queue, which must run alone."""
     ids = [(await app.send("suspect", queue=queue)).id for queue in queues]
     held = asyncio.Event()
 
@@ -89,16 +118,14 @@ async def suspects_of(lab: Lab, app: App, *queues: str) -> None:
         await lab.becomes(message_id, "running")
     await lab.stop(worker, 0.0)
     released.append(True)
-    with closing(sqlite3.connect(lab.path)) as conn:
-        conn.execute("UPDATE queue_executions SET crashes = 2 WHERE status = 'ready'")
-        conn.commit()
+    _set_crashes(lab, 3)
 
 
 async def test_the_next_suspect_waits_for_the_commit_of_the_last(
     one_file: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may kill the process: an innocent one whose end is not written yet would die with it."""
-    app = await one_file.open(worker={"crash_budget": 2})
+    app = await one_file.open(target=TARGET)
     began: list[str] = []
 
     @app.on("suspect", queue="q")
@@ -115,7 +142,7 @@ async def test_the_next_suspect_waits_for_the_commit_of_the_last(
         return await finish(batch, worker=worker)
 
     monkeypatch.setattr(app.store, "finish", slow_finish)
-    worker = await one_file.start(app, solo=True)
+    worker = await one_file.start(app, company=Company.NONE)
     await asyncio.wait_for(committing.wait(), PATIENCE_S)
     for _ in range(3):  # whoever might begin another one has had its turn
         await app.store.next_due_s(app.subscriptions()[0])
@@ -126,7 +153,7 @@ async def test_the_next_suspect_waits_for_the_commit_of_the_last(
 
 
 async def test_suspects_of_two_queues_do_not_run_side_by_side(one_file: Lab) -> None:
-    app = await one_file.open(worker={"crash_budget": 2})
+    app = await one_file.open(target=TARGET)
     running: set[str] = set()
     most = 0
 
@@ -141,7 +168,7 @@ async def test_suspects_of_two_queues_do_not_run_side_by_side(one_file: Lab) -> 
     for queue in queues:
         app.on("suspect", queue=queue)(suspect)
     await suspects_of(one_file, app, *queues)
-    worker = await one_file.start(app, solo=True)
+    worker = await one_file.start(app, company=Company.NONE)
     await one_file.until(lambda: worker.finished == 3)
     assert most == 1
     await one_file.stop(worker)

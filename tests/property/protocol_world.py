@@ -40,6 +40,7 @@ from holdfast.core.records import EffectWord, Identity, Resumption
 from holdfast.core.store import (
     Answer,
     Commit,
+    Company,
     EffectState,
     Finished,
     Reply,
@@ -150,8 +151,7 @@ class World:
         """Queue and store as processes find them after the machine was started."""
         path, clock = self.file.path, self.clock
         queue = SqliteBroker(path, clock) if self.mode is Mode.FUSED else None
-        suspect_at = max(1, self.crash_budget - 1)
-        return queue, SqliteStore(path, queue=queue, clock=clock, suspect_at=suspect_at)
+        return queue, SqliteStore(path, queue=queue, clock=clock)
 
     # -- the story --------------------------------------------------------------------------------
 
@@ -503,7 +503,10 @@ class World:
         limit = self.rng.randint(1, 3)
         worker = process.worker
         if self.rng.random() < 0.3:
-            found = await self.store.claim_ready(self.sub, limit=limit, worker=worker, solo=True)
+            company = self.rng.choice((Company.FEW, Company.NONE))
+            found = await self.store.claim_ready(
+                self.sub, limit=limit, worker=worker, company=company
+            )
             self._take_up(process, found)
         elif self.queue is not None:
             taken = await self.store.take(self.sub, self.decode, limit=limit, worker=worker)

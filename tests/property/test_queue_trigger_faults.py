@@ -14,7 +14,7 @@ from holdfast import queue_trigger as root
 from holdfast.core.body_codecs import TextCodec
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.store import Answer
-from holdfast.engine import executor, stages
+from holdfast.engine import executor, stages, tracebacks
 from holdfast.engine import worker as engine_worker
 from holdfast.engine.fetcher import Slots
 from holdfast.engine.worker import EngineWorker
@@ -183,7 +183,7 @@ def the_history_is_left_behind(patch: Patch) -> None:
 
 @fault(14)
 def the_last_attempt_is_not_logged(patch: Patch) -> None:
-    real = executor.warn
+    real = tracebacks.warn
 
     def warn(log: Any, text: str, *values: Any, **more: Any) -> None:
         if "; to dead letters" not in values:

@@ -109,9 +109,9 @@ def test_without_a_file_everything_has_a_default(load, tmp_path):
     assert config.ledger_anchor_file == tmp_path / ".holdfast" / "ledger.anchors"
     assert config.file is None
     worker = config.worker
-    assert (worker.slots, worker.lease_s, worker.crash_budget) == (100, 10, 3)
+    assert (worker.slots, worker.lease_s, worker.crash_budget) == (100, 10, 2)
     assert (worker.shutdown_timeout_s, worker.stall_limit_s, worker.recycle_grace_s) == (30, 60, 10)
-    assert (worker.guard_timeout_s, worker.solo_children) == (10, 4)
+    assert (worker.guard_timeout_s, worker.solo_children) == (10, 16)
     assert (config.breaker.failures, config.breaker.probe_s) == (5, 30)
     assert (config.max_message_bytes, config.send_timeout_s) == (262_144, 5)
     kept = config.retention
@@ -347,7 +347,7 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         "holdfast.yaml:3: worker.slots: expected a whole number from 1 to 100000, "
         "found the text 'many'; write for example slots: 100",
         "holdfast.yaml:4: worker.crash_budget: expected a whole number from 1 to 1000, "
-        "found the number 0; write for example crash_budget: 3",
+        "found the number 0; write for example crash_budget: 2",
         "holdfast.yaml:5: worker.lease: unknown setting; did you mean worker.lease_s?",
         "holdfast.yaml:6: log.level: expected one of debug, info, warning, error, critical, "
         "found the text 'loud'",

@@ -16,6 +16,7 @@ from holdfast.core.store import (
     Commit,
     EffectState,
     Finished,
+    Offers,
     Reclaimed,
     Run,
     Verdict,
@@ -96,13 +97,26 @@ class LetsEveryoneFetch(SqliteStore):
 
 
 class NeverReaps(SqliteStore):
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+    async def reap(self, **options: Any) -> Reclaimed:
         return Reclaimed()
 
 
 class ReapsTheLiving(SqliteStore):
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
-        return await super().reap(worker=worker, lease_s=-1.0, crash_budget=crash_budget)
+    async def reap(self, **options: Any) -> Reclaimed:
+        return await super().reap(**{**options, "lease_s": -1.0})
+
+
+class CountsEveryDeath(SqliteStore):
+    async def register(
+        self, name: str, offers: Offers | None = None, *, parent: str | None = None
+    ) -> Worker:
+        return await super().register(name, offers)
+
+
+class IgnoresExitCodes(SqliteStore):
+    async def reap(self, **options: Any) -> Reclaimed:
+        ended = dict.fromkeys(options.get("ended") or {}, -9)
+        return await super().reap(**{**options, "ended": ended})
 
 
 class ForgetsEffects(SqliteStore):
@@ -153,6 +167,9 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (NeverReaps, store_workers.the_dead_are_reaped_once),
     (NeverReaps, store_finish.a_late_result_is_fenced),
     (ReapsTheLiving, store_workers.the_living_are_not_reaped),
+    (CountsEveryDeath, store_workers.a_death_that_nothing_outlived_counts_for_nobody),
+    (CountsEveryDeath, store_workers.a_child_without_its_parent_counts_for_nobody),
+    (IgnoresExitCodes, store_workers.an_explained_crash_alone_ends_a_message),
     (ForgetsEffects, store_workers.effects),
     (ForgetsEffects, store_workers.effects_outlive_their_attempt),
     (HasNoFence, store_workers.writes_of_a_run_that_is_over_are_refused),

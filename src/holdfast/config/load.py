@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,7 @@ def load_config(
         problems,
         folders={"file": folder, "env": cwd, "argument": cwd},
         hidden=NOT_SETTINGS,
-        elsewhere=_by_last_name(),
+        elsewhere=settings_by_last_name(),
     )
     document = reader.section(root, _Document, "")
     document = _assemble(document, reader, file, cwd)
@@ -211,7 +212,8 @@ def _renamed(paths: Mapping[str, T], old: str, new: str) -> dict[str, T]:
     }
 
 
-def _by_last_name() -> dict[str, str]:
+@functools.cache
+def settings_by_last_name() -> Mapping[str, str]:
     """Every setting of a fixed section by its last name, as far as that name is its alone."""
     found: dict[str, list[str]] = {}
     for name, declared in fields_of(Config, NOT_SETTINGS).items():

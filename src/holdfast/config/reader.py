@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import os
 import re
@@ -58,7 +59,12 @@ def shape_of(declared: Any) -> Shape:
 
 def fields_of(struct: type[msgspec.Struct], hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Names and types of the fields of a section."""
-    return {f.name: f.type for f in msgspec.structs.fields(struct) if f.name not in hidden}
+    return {name: type_ for name, type_ in _fields(struct) if name not in hidden}
+
+
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    return [(field.name, field.type) for field in msgspec.structs.fields(struct)]
 
 
 class Reader:

@@ -40,8 +40,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Runs at a time."""
     lease_s: Annotated[float, Meta(ge=0.5, le=86_400)] = 10.0
     """A worker that says nothing for so long is dead; renewed at a third of it."""
-    crash_budget: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """Crashes of the process under one message before it is quarantined."""
+    crash_budget: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """Unexplained ends (SIGKILL) of a process that ran one message alone, before the message is a
+    dead letter. An exit code or another signal is an explanation: the first one ends it."""
     shutdown_timeout_s: Time = 30.0
     """How long running work may finish after a stop; then it is handed back."""
     stall_limit_s: Span = 60.0
@@ -51,8 +52,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     before the worker recycles itself."""
     isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
-    solo_children: Annotated[int, Meta(ge=1, le=1000)] = 4
-    """Child processes for messages that crashed their worker, one message each."""
+    solo_children: Annotated[int, Meta(ge=1, le=1000)] = 16
+    """Child processes at a time for messages that crashed their workers."""
     copy_lost_after_s: Span = 3600.0
     """A message that no worker runs and whose copy the broker has lost is dead-lettered after this
     many seconds (`copy_lost`). At least twice the broker's visibility timeout counts."""

@@ -21,6 +21,9 @@ from .message import Message
 from .outcome import Outcome
 from .quota import Quota
 
+PARENT_WORKER = "worker:"
+"""How the `parent` of a worker begins that another worker has started."""
+
 
 class Offers(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker can do, announced to the other workers when it registers."""
@@ -38,6 +41,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     offers: Offers | None = None
     """None: the worker announced nothing. It claims messages of every type."""
+
+    @property
+    def as_parent(self) -> str:
+        """The `parent` that its children register with."""
+        return f"{PARENT_WORKER}{self.worker_id}"
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -210,7 +218,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     on_parked: str = "wait"
     keep_rejected: bool = False
     """A rejected message is kept as a dead letter, too (ack_policy dlq)."""
-    crash_budget: int = 3
+    crash_budget: int = 2
     told_on_ack: bool = False
     """The broker publishes its result with the acknowledgement: no notice in the outbox."""
     details: Mapping[str, Any] = {}
@@ -238,6 +246,29 @@ class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[int] = ()
     tasks: int = 0
     quarantined: int = 0
+    silent: Sequence[str] = ()
+    """Children of the worker that asked which give no sign of life, though they have not ended."""
+
+
+class Company(StrEnum):
+    """Which messages may run beside a message in one process."""
+
+    ANY = "any"
+    FEW = "few"
+    """Its workers died twice: it runs in a small group, in a child process."""
+    NONE = "none"
+    """A child process died that ran it in a small group: it runs alone, in a child process."""
+
+
+GROUP = 8
+"""Messages in a small group."""
+
+
+class Suspects(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages wait for a child process. A store may stop counting at a thousand."""
+
+    few: int = 0
+    none: int = 0
 
 
 class Claims(Protocol):
@@ -249,13 +280,20 @@ class Claims(Protocol):
         same worker may then be granted it once more, under the same token."""
         ...
 
-    async def register(self, name: str, offers: Offers | None = None) -> Worker:
-        """A new worker id, alive from now on. It claims only the types that it offers."""
+    async def register(
+        self, name: str, offers: Offers | None = None, *, parent: str | None = None
+    ) -> Worker:
+        """A new worker id, alive from now on. It claims only the types that it offers.
+
+        `parent` names the process that started it: a supervisor by a name that no other one has, a
+        worker by `as_parent`. The store uses it to decide whether a death counts.
+        """
         ...
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
-        """An orderly end. `running`: some runs cannot be ended and go on until the process does;
-        they are handed back then, as the others are, without spending an attempt or a crash."""
+        """An orderly end. `running`: it is announced, and some runs go on until they or the process
+        end. The worker claims nothing more. Runs that the end of the process cuts short are handed
+        back then, as the others are, without spending an attempt or a crash."""
         ...
 
     async def identity(self) -> str:
@@ -269,12 +307,11 @@ class Claims(Protocol):
         ...
 
     async def claim_ready(
-        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         """Work that the store itself holds and that is due: retries, resumed, adopted, lane heads.
 
-        `solo` asks for suspects only (messages that crashed their worker twice); else they are
-        left out.
+        Only messages that belong into this `company`.
         """
         ...
 
@@ -319,11 +356,22 @@ class Claims(Protocol):
         ...
 
     def is_registered(self, worker: Worker) -> bool:
-        """False: declared dead. Called from the lease's own thread."""
+        """False: declared dead, or gone. Called from the lease's own thread."""
         ...
 
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
-        """Give back what dead workers were running."""
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
+        """Give back what dead workers were running.
+
+        `ended`: children of this worker whose process has ended, by name, each with its exit code
+        (a signal as a negative number).
+        """
         ...
 
     async def resolve(self, *, worker: Worker) -> int:
@@ -340,8 +388,9 @@ class Claims(Protocol):
         """Messages of these types that were parked for want of a handler become ready."""
         ...
 
-    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
-        """Is there a due message that must run alone, and that workers like this one claim?"""
+    async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
+        """Count the due messages that must run in a child process, and that workers like this one
+        claim."""
         ...
 
     async def paused(self) -> frozenset[str]:

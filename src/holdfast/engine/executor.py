@@ -77,7 +77,7 @@ class Active(msgspec.Struct, eq=False):
     thread: bool = False
     cause: str = ""
     """Why it was cancelled: timeout, store (it timed out while it waited for the store), drain,
-    lost, cancel."""
+    lost, cancel. "given up": its end was reported."""
     result: bytes | None = None
     """The handler's result as JSON."""
     trace: str = ""
@@ -100,7 +100,7 @@ class Executor:
         breaker: BreakerPolicy | None = None,
         isolated: Isolated | None = None,
         threads: int = 100,
-        crash_budget: int = 3,
+        crash_budget: int = 2,
         guard_timeout_s: float = 10.0,
         recycle_grace_s: float = 10.0,
         on_stuck: Callable[[Run], None] | None = None,
@@ -179,6 +179,23 @@ class Executor:
             _, left = await asyncio.wait(left, timeout=REMIND_S)
         return len(running)
 
+    def give_up_timed_out(self, *, after_s: float) -> int:
+        """End the attempts of runs that outlast their time limit, because this process ends; how
+        many there were. They run again after `after_s` at the earliest, when it is gone.
+        """
+        late = [a for a in self._active.values() if a.cause == "timeout" and a.handler is not None]
+        for active in late:
+            assert active.handler is not None  # noqa: S101 - for the type checker
+            outcome = self._cancelled(active, active.handler)
+            if isinstance(outcome, Retry):
+                wait_s = max(after_s, outcome.after_s)
+                outcome = msgspec.structs.replace(outcome, after_s=wait_s)
+            active.cause = "given up"
+            del self._active[id(active)]
+            context = Context(active.run, self._store, self._make_send)
+            self._done(self._finished(active, context, outcome), active.sub)
+        return len(late)
+
     def cancel(
         self, message_id: str, *, tenant_id: str | None = None, subscription: str | None = None
     ) -> bool:
@@ -230,7 +247,8 @@ class Executor:
             outcome = Retry(after_s=5.0, reason=f"engine: {describe(error)}")
         finally:
             self._active.pop(id(active), None)
-        self._done(self._finished(active, context, outcome), active.sub)
+        if active.cause != "given up":
+            self._done(self._finished(active, context, outcome), active.sub)
 
     async def _outcome(self, active: Active, context: Context) -> Outcome | None:
         run, handler = active.run, active.handler

@@ -25,6 +25,7 @@ from holdfast.core.store import (
     Answer,
     Candidate,
     Claims,
+    Company,
     Decode,
     Fused,
     Run,
@@ -71,6 +72,12 @@ class Slots:
         was_full = self.taken >= self.size
         self.taken -= n
         if was_full and self.taken < self.size:
+            self._room.set()
+
+    def widen(self, size: int) -> None:
+        """Make room for more runs."""
+        self.size = max(self.size, size)
+        if self.taken < self.size:
             self._room.set()
 
     async def room(self) -> int:
@@ -204,7 +211,7 @@ class FusedFetcher(_Loop):
 
 
 class StoreFetcher(_Loop):
-    """Work that the store holds: retries, resumed, adopted, lane heads; `solo`: suspects only."""
+    """Work that the store holds: retries, resumed, adopted, lane heads."""
 
     def __init__(
         self,
@@ -214,18 +221,23 @@ class StoreFetcher(_Loop):
         worker: Lane,
         outages: Outages | None = None,
         *,
-        solo: bool = False,
+        company: Company = Company.ANY,
     ) -> None:
         super().__init__(sub, store, slots, worker, outages)
-        self._solo = solo
+        self._company = company
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
+        if self._company is not Company.ANY:
+            # Wake-ups are for all processes, and most are not about suspects: look before a write.
+            waiting = await self._store.suspects([self.sub.name], worker=self._worker.worker)
+            if not (waiting.few if self._company is Company.FEW else waiting.none):
+                return 0, None
         reserved = await self._slots.reserve(limit)
         started = 0
         try:
             verdicts = await _answered(
                 self._store.claim_ready(
-                    self.sub, limit=reserved, worker=self._worker.worker, solo=self._solo
+                    self.sub, limit=reserved, worker=self._worker.worker, company=self._company
                 )
             )
             started = self._start(verdicts)

@@ -59,9 +59,16 @@ class Host(Protocol):
     async def hold_role(self, role: str) -> bool: ...
 
 
-async def run_relay(relay: Relay, host: Host, outages: Outages | None = None) -> None:
-    """Runs until cancelled. The store being away is waited out; any other error ends the worker."""
+async def run_relay(
+    relay: Relay, host: Host, outages: Outages | None = None, *, after_s: float = 0.0
+) -> None:
+    """Runs until cancelled. The store being away is waited out; any other error ends the worker.
+
+    `after_s`: when the first step is made.
+    """
     outages = outages or Outages()
+    if after_s:
+        await asyncio.sleep(after_s)
     rung = relay.bell.subscribe() if relay.bell is not None else asyncio.Event()
     try:
         while True:

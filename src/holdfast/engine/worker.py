@@ -17,9 +17,11 @@ from holdfast.core.errors import StoreError
 from holdfast.core.meter import Meter
 from holdfast.core.outcome import Park, ParkKind, Released, Retry
 from holdfast.core.store import (
+    GROUP,
     Answer,
     Claims,
     Commit,
+    Company,
     Finished,
     Offers,
     Run,
@@ -36,6 +38,7 @@ from .handlers import Handlers
 from .lease import Lease
 from .outages import STORE, Outages
 from .pulse import Pulse
+from .ramp import Ramp
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
 from .shared_keys import SharedKeys
@@ -44,6 +47,11 @@ from .twins import Twins
 from .watchdog import Watchdog
 
 log = logging.getLogger("holdfast.engine")
+
+
+FIRST_STEPS_S = 1.0
+"""Relays that step no more often than this begin so late in the process after a crash: together
+they cost as much as its start."""
 
 
 class Phase(StrEnum):
@@ -59,7 +67,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 100
     lease_s: float = 10.0
     reap_every_s: float = 0.5
-    crash_budget: int = 3
+    crash_budget: int = 2
     shutdown_timeout_s: float = 30.0
     stall_limit_s: float = 60.0
     recycle_grace_s: float = 10.0
@@ -67,9 +75,17 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int | None = None
     extend_s: float = 30.0
     """At least so often a broker with leases, and the ledger of tasks, hear of what runs."""
-    solo: bool = False
-    """Run suspects only, one at a time of all queues, each after the end of the last one is
-    committed."""
+    company: Company = Company.ANY
+    """Which messages to run. A child process runs suspects: a small group or one at a time of all
+    queues together, each in the slot of another one whose end is committed."""
+    cautious: bool = False
+    """Begin with few slots, because the process before this one crashed."""
+    parent: str | None = None
+    """The process that started this one, as the store knows it."""
+
+    @property
+    def is_child(self) -> bool:
+        return self.company is not Company.ANY
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +120,11 @@ class EngineWorker:
         meter: Meter | None = None,
         shared_keys: SharedKeys | None = None,
         end_process: Callable[[], NoReturn] | None = None,
+        on_work: Callable[[], None] | None = None,
     ) -> None:
         """`end_process` is called when the event loop is stuck for good. Without it the lease is
-        given up and the process left alone: it is somebody else's."""
+        given up and the process left alone: it is somebody else's. `on_work` is called once, before
+        the first run begins."""
         self._name = name
         self._store = store
         self._broker = broker
@@ -120,6 +138,7 @@ class EngineWorker:
         self._shared_keys = shared_keys
         self._end_process = end_process
         self.outages = Outages(clock)
+        self._on_work = on_work
         self._executor = make_executor(done=self._ended, on_stuck=self._stuck)
         self._settler = Settler(
             store,
@@ -130,11 +149,14 @@ class EngineWorker:
             failed=lambda error: self._fail("the settler", error),
             outages=self.outages,
         )
-        alone = Slots(1) if settings.solo else None
+        shared = Slots(GROUP if settings.company is Company.FEW else 1)
         self._slots = {
-            sub.name: alone or Slots((slots or {}).get(sub.name, settings.slots))
+            sub.name: shared
+            if settings.is_child
+            else Slots((slots or {}).get(sub.name, settings.slots))
             for sub in self._subscriptions
         }
+        self._ramp = Ramp(self._slots, clock) if settings.cautious and self._slots else None
         self._twins = Twins() if store.forgets_claims else None
         self._pulse = Pulse(self._executor, store, clock, every_s=settings.extend_s)
         self._binding = Binding(
@@ -176,8 +198,12 @@ class EngineWorker:
             self._fetchers += self._fetchers_of(sub)
         for fetcher in self._fetchers:
             self._spawn(fetcher.run(), f"fetch {fetcher.sub.name}")
+        # A process that may die soon does first what cannot wait.
+        hurried = self._settings.cautious or self._settings.is_child
         for relay in (*self._own_relays(), *self._extra_relays):
-            self._spawn(run_relay(relay, self, self.outages), relay.name)
+            waits = hurried and relay.bell is None and relay.every_s >= FIRST_STEPS_S
+            after_s = FIRST_STEPS_S if waits else 0.0
+            self._spawn(run_relay(relay, self, self.outages, after_s=after_s), relay.name)
 
     async def drain(
         self, timeout_s: float | None = None, *, outlast_threads: bool = False
@@ -194,6 +220,8 @@ class EngineWorker:
         limit = self._settings.shutdown_timeout_s if timeout_s is None else timeout_s
         self.phase = Phase.DRAINING
         await self._stop_tasks("fetch")
+        if self._executor.running:
+            await self._leave(running=True)  # a kill from now on is no crash of a message
         deadline = self._clock.monotonic() + limit
         while self._executor.running and self._clock.monotonic() < deadline:
             tasks = [active.task for active in self._executor.active if active.task]
@@ -208,6 +236,9 @@ class EngineWorker:
         handed_back = len(unfinished)
         if outlast_threads:
             handed_back -= await self._executor.outlast_threads()
+        if self.recycle:
+            # The process is gone before the next attempt: what follows takes a lease at most.
+            handed_back -= self._executor.give_up_timed_out(after_s=2 * self._settings.lease_s)
         await self._settle_all()
         await self._close()
         if handed_back:
@@ -263,6 +294,9 @@ class EngineWorker:
     def start(self, runs: Sequence[Run], sub: Subscription) -> int:
         if self._twins is not None:
             runs = [run for run in runs if self._twins.begin(run)]
+        if runs and self._on_work is not None:
+            self._on_work()
+            self._on_work = None
         if log.isEnabledFor(logging.DEBUG):
             for run in runs:
                 stage("message.consumed", run)
@@ -300,7 +334,7 @@ class EngineWorker:
 
         Not so of a suspect: the next one may kill the process, and what is not committed with it.
         """
-        if not self._settings.solo:
+        if not self._settings.is_child:
             self._slots[sub.name].give(1)
         self._settler.add(finished, sub)
 
@@ -311,7 +345,7 @@ class EngineWorker:
             for finished, commit in zip(items, commits, strict=True)
             if commit is not fenced
         ]
-        if self._settings.solo:
+        if self._settings.is_child:
             for finished in done:
                 self._slots[finished.run.subscription].give(1)
         if self._twins is not None:
@@ -336,7 +370,7 @@ class EngineWorker:
 
     def _fenced(self, finished: Finished, sub: Subscription) -> None:
         run = finished.run
-        if self._settings.solo:
+        if self._settings.is_child:
             self._slots[sub.name].give(1)
         second = None if self._twins is None else self._twins.end(run)
         if run.token.worker_id != self.worker.worker_id:
@@ -348,7 +382,9 @@ class EngineWorker:
     # -- the lease --------------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        self.worker = await self._store.register(self._name, self._offers())
+        self.worker = await self._store.register(
+            self._name, self._offers(), parent=self._settings.parent
+        )
         self._lease = Lease(
             self._store,
             self.worker,
@@ -400,16 +436,24 @@ class EngineWorker:
 
     def _own_relays(self) -> list[Relay]:
         settings = self._settings
-        return [
+        upkeep = [
             Relay(name="reaper", every_s=settings.reap_every_s, step=self._reap),
-            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
             Relay(name="resolver", every_s=5.0, step=self._resolve),
-            Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="parked", every_s=2.0, step=self._resume_parked),
+        ]
+        return [
+            *([] if settings.is_child else upkeep),
+            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
+            Relay(name="paused queues", every_s=1.0, step=self._read_paused),
             Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
             Relay(name="binding", every_s=settings.lease_s, step=self._binding.step),
             Relay(name="pulse", every_s=settings.extend_s, step=self._pulse.step),
             *self._lease_relays(),
+            *(
+                []
+                if self._ramp is None
+                else [Relay(name="slots", every_s=0.1, step=self._ramp.step)]
+            ),
         ]
 
     def _lease_relays(self) -> list[Relay]:
@@ -440,7 +484,7 @@ class EngineWorker:
         )
         if found.workers:
             log.warning(
-                "workers %s are dead: %d messages given back, %d set aside as poison",
+                "workers %s are gone: %d messages given back, %d dead-lettered (crash_budget)",
                 list(found.workers),
                 found.tasks,
                 found.quarantined,
@@ -493,8 +537,9 @@ class EngineWorker:
 
     def _fetchers_of(self, sub: Subscription) -> list[FusedFetcher | BrokerFetcher | StoreFetcher]:
         slots, outages = self._slots[sub.name], self.outages
-        if self._settings.solo:
-            return [StoreFetcher(sub, self._store, slots, self, outages, solo=True)]
+        if self._settings.is_child:
+            company = self._settings.company
+            return [StoreFetcher(sub, self._store, slots, self, outages, company=company)]
         decode = decoder(sub, max_bytes=self._settings.max_message_bytes)
         if self._fused:
             fused: Any = self._store
@@ -556,16 +601,18 @@ class EngineWorker:
             self._watchdog.close()
         if self._lease is not None:
             await asyncio.to_thread(self._lease.close)
-        if not (running and self.recycle):  # what made us go counts as a crash of its message
-            try:
-                await self._store.leave(self.worker, running=running)
-            except StoreError as error:
-                log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
+        await self._leave(running=running)
         await self._executor.close()
         if self._shared_keys is not None:
             await self._shared_keys.close()
         self.phase = Phase.STOPPED
         self.stopped.set()
+
+    async def _leave(self, *, running: bool) -> None:
+        try:
+            await self._store.leave(self.worker, running=running)
+        except StoreError as error:
+            log.warning("worker %d could not sign off: %s", self.worker.worker_id, error)
 
 
 _NOT_ENDED = frozenset({Retry, Park, Released})

@@ -15,19 +15,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from holdfast.core.clock import Clock
+from holdfast.core.machine import boot_id
 
 _FORM = struct.Struct("<d16s40x")
 _SETTLED_S = 60.0
 """A younger file may be one that its worker has made and not yet locked."""
-
-
-def boot_id() -> bytes:
-    """Which start of the machine this is: uptimes compare within one only."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return bytes.fromhex(text.replace("-", ""))
-    except (OSError, ValueError):
-        return b"\0" * 16
 
 
 class Beat:

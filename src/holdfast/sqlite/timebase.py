@@ -15,8 +15,7 @@ import sqlite3
 from holdfast.core import due_times
 from holdfast.core.clock import Clock
 from holdfast.core.due_times import NOTICED_AFTER_S, TOLERANCE_US
-
-from .liveness import boot_id
+from holdfast.core.machine import boot_id
 
 log = logging.getLogger("holdfast.sqlite")
 

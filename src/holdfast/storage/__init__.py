@@ -87,7 +87,7 @@ class Storage(Protocol):
         broker: Broker,
         *,
         clock: Clock,
-        suspect_at: int,
+        isolates: bool,
         notices: Callable[[str], Notices | None] | None,
         subscribers: Subscribers | None = None,
     ) -> Store:

@@ -82,7 +82,7 @@ class PostgresStorage:
         broker: Broker,
         *,
         clock: Clock,
-        suspect_at: int,
+        isolates: bool,
         notices: Callable[[str], Notices | None] | None,
         subscribers: Subscribers | None = None,
     ) -> Store:
@@ -91,7 +91,7 @@ class PostgresStorage:
             self._url,
             lease_s=lease_s,
             clock=clock,
-            suspect_at=suspect_at,
+            isolates=isolates,
             notices=notices,
             subscribers=subscribers,
         )

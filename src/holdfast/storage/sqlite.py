@@ -83,7 +83,7 @@ class SqliteStorage:
         broker: Broker,
         *,
         clock: Clock,
-        suspect_at: int,
+        isolates: bool,
         notices: Callable[[str], Notices | None] | None,
         subscribers: Subscribers | None = None,
     ) -> Store:
@@ -93,7 +93,7 @@ class SqliteStorage:
             self._path,
             queue=queue if one_file and isinstance(queue, Transactional) else None,
             clock=clock,
-            suspect_at=suspect_at,
+            isolates=isolates,
             notices=notices,
             subscribers=subscribers,
         )

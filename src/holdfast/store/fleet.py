@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core import events
 from holdfast.core.events import Entry
 from holdfast.core.outcome import NO_HANDLER, ParkKind
-from holdfast.core.store import Offers, Run, Worker
+from holdfast.core.store import Offers, Run, Suspects, Worker
 from holdfast.core.text import storable
 
 LOOK_S = 1.0
@@ -103,6 +103,11 @@ class Fleet:
     def handles(self, subscription: str, message_type: str) -> bool:
         offered = self._types.get(subscription, frozenset())
         return message_type in offered or _ALL in offered
+
+    def suspects(self, worker: Worker, found: Iterable[tuple[str, str, int, int]]) -> Suspects:
+        """How many suspects a worker claims, of these numbers by subscription and type."""
+        mine = [each for each in found if self.of(worker, each[0]).takes(each[1])]
+        return Suspects(few=sum(few for *_, few, _ in mine), none=sum(none for *_, none in mine))
 
     def of(self, worker: Worker, subscription: str) -> Choice:
         """What a worker claims of this subscription."""

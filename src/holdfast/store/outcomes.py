@@ -11,7 +11,7 @@ from holdfast.core import events
 from holdfast.core.ids import derived_id
 from holdfast.core.notices import End
 from holdfast.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
-from holdfast.core.store import Commit, Finished
+from holdfast.core.store import Commit, Finished, Run
 from holdfast.core.text import storable
 
 
@@ -43,7 +43,9 @@ TRACEBACKS = 3
 def history_after(item: Finished, error: str, now_us: int) -> list[dict[str, Any]]:
     """The failed attempts of a message, with this one."""
     run = item.run
-    failed = {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+    failed: dict[str, Any] = {"attempt": run.attempt, "at": now_us, "error": storable(error)}
+    if isinstance(item.outcome, Retry) and item.outcome.crashed:  # the handler's child process did
+        failed.update(crash=True, alone=True)
     if item.traceback:
         failed["traceback"] = storable(item.traceback)
     earlier = [dict(each) for each in run.history]
@@ -53,11 +55,20 @@ def history_after(item: Finished, error: str, now_us: int) -> list[dict[str, Any
 
 
 def runs_again(item: Finished) -> bool:
-    """Will this message be tried again by itself? Not if a crash spent the last of its budget."""
+    """Will this message be tried again by itself? Not if a crash spent the last of its budget.
+
+    Such a crash is one of a handler's own child process (`isolation="process"`). The message ran
+    alone in it each time, and its worker lost nothing: the budget is what it has beyond the first.
+    """
     outcome = item.outcome
     if isinstance(outcome, Retry):
-        return not outcome.crashed or item.run.crashes + 1 < item.crash_budget
+        return not outcome.crashed or _alone_before(item.run) < item.crash_budget
     return isinstance(outcome, Released)
+
+
+def _alone_before(run: Run) -> int:
+    """Crashes of child processes that ran this message alone, before this one."""
+    return sum(line.get("alone") is True for line in run.history)
 
 
 def failures_after(item: Finished) -> int:

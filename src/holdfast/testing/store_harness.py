@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from holdfast.core.store import (
     Candidate,
     Claims,
     Commit,
+    Company,
     Effects,
     Finished,
     Reclaimed,
@@ -34,7 +35,7 @@ from .clock import FakeClock
 from .harness import expect
 
 LEASE_S = 10.0
-CRASH_BUDGET = 3
+CRASH_BUDGET = 2
 
 
 class Store(Claims, Effects, RunWrites, Protocol):
@@ -61,6 +62,9 @@ class StoreHarness:
     async def let_die(self, store: Store, worker: Worker) -> None:
         """Make this worker look as if its process had been killed."""
         raise NotImplementedError("a store suite must define let_die()")
+
+    def forget_all(self, store: Store) -> None:
+        """Make this store object as ignorant of other workers as one in a new process."""
 
 
 StoreCheck = Callable[["StoreTrial"], Awaitable[None]]
@@ -93,14 +97,21 @@ class StoreTrial:
     def _written(self, entries: Sequence[Entry]) -> None:
         self.events += heard(entries)
 
-    async def worker(self) -> Worker:
-        return await self.store.register("suite")
+    async def worker(self, name: str = "suite", *, parent: str | None = None) -> Worker:
+        return await self.store.register(name, parent=parent)
+
+    async def newcomer(self, *, parent: str) -> Worker:
+        """A worker of a process that was started just now, on the same machine."""
+        self.harness.forget_all(self.store)
+        return await self.worker("newcomer", parent=parent)
 
     async def die(self, worker: Worker) -> None:
         await self.harness.let_die(self.store, worker)
 
-    async def reap(self, worker: Worker) -> Reclaimed:
-        return await self.store.reap(worker=worker, lease_s=LEASE_S, crash_budget=CRASH_BUDGET)
+    async def reap(self, worker: Worker, ended: Mapping[str, int] | None = None) -> Reclaimed:
+        return await self.store.reap(
+            worker=worker, lease_s=LEASE_S, crash_budget=CRASH_BUDGET, ended=ended
+        )
 
     def candidate(
         self, message_id: str | None = None, *, ttl_s: float | None = None, **fields: Any
@@ -145,11 +156,11 @@ class StoreTrial:
         *,
         sub: Subscription | None = None,
         limit: int = 100,
-        solo: bool = False,
+        company: Company = Company.ANY,
     ) -> list[Run]:
         """Runs that the store holds and that are due."""
         verdicts = await self.store.claim_ready(
-            sub or self.sub, limit=limit, worker=worker, solo=solo
+            sub or self.sub, limit=limit, worker=worker, company=company
         )
         return [v.run for v in verdicts if v.run is not None and v.answer is Answer.RUN]
 

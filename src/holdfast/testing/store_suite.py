@@ -192,6 +192,24 @@ class StoreConformance(StoreHarness):
     async def test_a_crash_stays_in_the_history(self) -> None:
         await self.check(store_workers.a_crash_stays_in_the_history)
 
+    async def test_an_explained_crash_alone_ends_a_message(self) -> None:
+        await self.check(store_workers.an_explained_crash_alone_ends_a_message)
+
+    async def test_a_child_is_judged_by_its_parent(self) -> None:
+        await self.check(store_workers.a_child_is_judged_by_its_parent)
+
+    async def test_a_child_without_its_parent_counts_for_nobody(self) -> None:
+        await self.check(store_workers.a_child_without_its_parent_counts_for_nobody)
+
+    async def test_a_death_that_a_sibling_outlived_counts(self) -> None:
+        await self.check(store_workers.a_death_that_a_sibling_outlived_counts)
+
+    async def test_a_death_that_nothing_outlived_counts_for_nobody(self) -> None:
+        await self.check(store_workers.a_death_that_nothing_outlived_counts_for_nobody)
+
+    async def test_an_announced_stop_counts_for_nobody(self) -> None:
+        await self.check(store_workers.an_announced_stop_counts_for_nobody)
+
     async def test_leaving_hands_back(self) -> None:
         await self.check(store_workers.leaving_hands_back)
 

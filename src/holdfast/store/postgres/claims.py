@@ -22,8 +22,9 @@ from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, ParkKind, Status
 from holdfast.core.quota import WAITS_FOR
-from holdfast.core.store import Answer, Candidate, QuotasOf, Run, Token, Verdict, lets_go
+from holdfast.core.store import Answer, Candidate, Company, QuotasOf, Run, Token, Verdict, lets_go
 from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed, waits_for_quota
+from holdfast.store.crash import crashes_of
 from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet, no_handler, parked
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
@@ -40,7 +41,6 @@ from .roll import OFFERS
 from .tasks import NOW, PK, Existing, Identity, Ready, Task
 from .wake import WORK
 
-_ANY_CRASHES = 1_000_000
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
@@ -155,9 +155,9 @@ class _Granted(NamedTuple):
 class Claims:
     """The claim half of the protocol. Each method runs inside one transaction."""
 
-    def __init__(self, *, suspect_at: int) -> None:
-        self._suspect_at = suspect_at
-        """Crashes after which a message runs alone."""
+    def __init__(self, *, isolates: bool) -> None:
+        self._isolates = isolates
+        """Messages that crashed their workers run in child processes."""
         self._unsure: dict[Identity, Run] = {}
         """Granted by a transaction of which nobody knows whether it was committed."""
 
@@ -203,6 +203,7 @@ class Claims:
         """Write the rows; where one was there before, its candidate is one of the rest."""
         if not new:
             return []
+        _, most_crashes = crashes_of(Company.ANY, isolates=self._isolates)
         found = {
             (row[0], row[1]): row
             for row in await claim.tx.rows(
@@ -210,7 +211,7 @@ class Claims:
                 claim.sub.name,
                 claim.sub.queue,
                 str(claim.worker_id),
-                str(self._suspect_at),
+                str(most_crashes + 1),
                 *tasks.claim_values([new[identity][1] for identity in sorted(new)]),
             )
         }
@@ -379,10 +380,10 @@ class Claims:
 
     # -- what the store holds ---------------------------------------------------------------------
 
-    async def claim_ready(self, claim: Claiming, limit: int, *, solo: bool) -> list[Verdict]:
+    async def claim_ready(self, claim: Claiming, limit: int, company: Company) -> list[Verdict]:
         """Due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
         again = await self._granted_before(claim)
-        low, high = (self._suspect_at, _ANY_CRASHES) if solo else (0, self._suspect_at - 1)
+        low, high = crashes_of(company, isolates=self._isolates)
         choice = await claim.choice()
         found = await claim.tx.rows(
             CLAIM_READY[choice.rule],

@@ -205,9 +205,10 @@ class Tx:
         found: str | None = (await self._opened())[1]
         return found
 
-    async def require_alive(self, worker_id: int) -> None:
-        """Raises StoreUnavailable for a worker that was declared dead or left."""
-        if await self.state() != "alive":
+    async def require_alive(self, worker_id: int, *, or_leaving: bool = False) -> None:
+        """Raises StoreUnavailable for a worker that was declared dead or left, and for one that is
+        leaving unless that is allowed."""
+        if await self.state() not in (("alive", "leaving") if or_leaving else ("alive",)):
             # Nobody would reap what a dead number claims. The worker registers again, and asks.
             raise StoreUnavailable(f"worker {worker_id} was declared dead; nothing claimed")
 

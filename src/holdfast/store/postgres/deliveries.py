@@ -72,7 +72,7 @@ class PostgresDeliveries:
         turn = self._turn
 
         async def op(tx: Tx, change: Change) -> Taken:
-            await tx.require_alive(worker.worker_id)
+            await tx.require_alive(worker.worker_id, or_leaving=True)
             now = await sql.hold(tx)
             taking = _Taking(self, tx, change, worker, now)
             return await taking.take(channels, limit, turn)
@@ -88,7 +88,7 @@ class PostgresDeliveries:
         unsure: dict[str, Outbound] = {}
 
         async def op(tx: Tx, change: Change) -> list[Outbound]:
-            await tx.require_alive(me)
+            await tx.require_alive(me, or_leaving=True)
             now = await sql.hold(tx)
             if unsure:  # what an earlier commit without an answer granted
                 calls = {reply.id: reply.call for reply in unsure.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.store.crash import ALONE_AT, SUSPECT_AT
 from holdfast.store.stored import UNCOMMON
 
 from .tasks import NOW
@@ -11,9 +12,11 @@ TO_CANCEL = (
     " WHERE worker_id = $1::bigint AND status = 'running' AND cancel_at IS NOT NULL"
 )
 SUSPECTS = (
-    "SELECT DISTINCT subscription, event_name FROM queue_executions WHERE status = 'ready'"
-    " AND crashes >= $2::int AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3)"
-    f" AND due_at <= {NOW}"
+    f"SELECT subscription, event_name, count(*) FILTER (WHERE crashes < {ALONE_AT}),"
+    f" count(*) FILTER (WHERE crashes >= {ALONE_AT}) FROM (SELECT subscription, event_name, crashes"
+    f" FROM queue_executions WHERE status = 'ready' AND crashes >= {SUSPECT_AT}"
+    f" AND subscription = ANY($1::text[]) AND priority IN (0, 1, 2, 3) AND due_at <= {NOW}"
+    " LIMIT 1000) s GROUP BY 1, 2"
 )
 WAITS_FOR_KEY = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 PAUSED = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"

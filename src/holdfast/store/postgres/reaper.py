@@ -1,4 +1,4 @@
-"""Dead workers: what they were running goes back, and counts against the message's crash budget.
+"""Dead workers: what they were running goes back, with one crash more if the death counts.
 
 What runs under a number that is not there any more is taken back, too, however it came to that: a
 claim may be committed just after its worker was declared dead.
@@ -6,12 +6,12 @@ claim may be committed just after its worker was declared dead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.core import events
-from holdfast.core.store import Reclaimed, Worker
-from holdfast.store.crash import Crash
+from holdfast.core.store import PARENT_WORKER, Reclaimed, Worker
+from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
 
 from . import arrays
 from .change import Change
@@ -33,13 +33,29 @@ LOOK = (
 )
 """The server's clock, which server it is, the others' signs of life, and whether a message runs
 under a number that is not there any more."""
+_OUTLIVED = (
+    "EXISTS (SELECT 1 FROM workers x WHERE x.state IN ('alive', 'leaving')"
+    " AND x.worker_id <> w.worker_id AND x.machine = w.machine"
+    " AND x.lease_until > w.lease_until + $4::float8 * interval '0.5 second'{})"
+)
+"""Workers of one machine that die together gave their last signs of life within a third of a lease:
+only a worker whose last one is half a lease younger has outlived another one. While the server's
+clock is set back, nobody seems to have outlived anybody, and deaths count for nobody."""
+_GONE = (
+    "SELECT w.worker_id, w.state, w.name, w.parent, EXISTS (SELECT 1 FROM workers p"
+    f" WHERE p.state IN ('alive', 'leaving') AND w.parent = '{PARENT_WORKER}' || p.worker_id"
+    f" AND p.worker_id <> ALL($2::bigint[])), {_OUTLIVED.format('')},"
+    f" {_OUTLIVED.format(' AND x.parent = w.parent')}, "
+    + _OUTLIVED.format(" AND x.started_at < w.lease_until - $4::float8 * interval '1 second'")
+    + f" FROM workers w WHERE {_PRESENT} AND w.worker_id <> $1::bigint"
+    " AND ((w.worker_id, w.beat) IN (SELECT * FROM unnest($2::bigint[], $3::bigint[]))"
+    f" OR (w.parent = '{PARENT_WORKER}' || $1 AND w.name = ANY($5::text[])))"
+    " ORDER BY w.worker_id FOR UPDATE OF w SKIP LOCKED"
+)
 _DECLARE = (
-    "UPDATE workers w SET state = CASE d.state WHEN 'leaving' THEN 'left' ELSE 'dead' END,"
-    " ended_at = clock_timestamp() FROM (SELECT worker_id, state FROM workers w"
-    f" WHERE {_PRESENT} AND (w.worker_id, w.beat) IN"
-    " (SELECT * FROM unnest($1::bigint[], $2::bigint[]))"
-    " ORDER BY worker_id FOR UPDATE SKIP LOCKED) d WHERE w.worker_id = d.worker_id"
-    " RETURNING w.worker_id, d.state"
+    "UPDATE workers SET"
+    " state = CASE WHEN worker_id = ANY($2::bigint[]) THEN 'dead' ELSE 'left' END,"
+    " ended_at = clock_timestamp() WHERE worker_id = ANY($1::bigint[])"
 )
 _FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = ANY($1::bigint[])"
 _RUNNING = (
@@ -96,18 +112,21 @@ class Running(NamedTuple):
 
 
 async def reap(
-    tx: Tx, change: Change, *, me: Worker, silent: Sequence[Sign], crash_budget: int
+    tx: Tx,
+    change: Change,
+    *,
+    me: Worker,
+    silent: Sequence[Sign],
+    lease_s: float,
+    crash_budget: int,
+    ended: Mapping[str, int],
 ) -> Reclaimed:
     """Declare the silent workers dead and give back what they ran.
 
-    A worker that has given a sign of life since it was looked at is not among them.
+    A worker that has given a sign of life since it was looked at is not among them. `ended`: exit
+    codes of children of this worker, by name, which are dead whatever signs they gave.
     """
-    declared = await tx.rows(
-        _DECLARE,
-        arrays.numbers(sign.worker_id for sign in silent),
-        arrays.numbers(sign.beat for sign in silent),
-    )
-    gone = [worker_id for worker_id, _ in declared]
+    gone, children = await _declare(tx, me, silent, lease_s, ended)
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))
     found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]
@@ -117,8 +136,9 @@ async def reap(
     quarantined = 0
     back: list[tuple[Running, int, int, str | None]] = []
     for task in crashed:
-        crash = Crash(task, task.worker_id, crash_budget, now_us)
-        change.entries.append(crash.lost(me.worker_id, its_name=task.worker or ""))
+        worker = Worker(worker_id=task.worker_id, name=task.worker or "")
+        crash = Crash(task, worker, crash_budget, now_us, ended=ended)
+        change.entries.append(crash.lost(me))
         if crash.spent_the_budget:
             await _quarantine(tx, change, task, crash)
             quarantined += 1
@@ -128,7 +148,29 @@ async def reap(
     await _give_back(tx, back)
     if back:
         change.topics.add(WORK)
-    return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined)
+    return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined, silent=children)
+
+
+async def _declare(
+    tx: Tx, me: Worker, silent: Sequence[Sign], lease_s: float, ended: Mapping[str, int]
+) -> tuple[list[int], list[str]]:
+    """Write down who is gone, and whether that counts; returns their numbers, and the names of
+    children of this worker that must be ended first."""
+    rows = await tx.rows(
+        _GONE,
+        str(me.worker_id),
+        arrays.numbers(sign.worker_id for sign in silent),
+        arrays.numbers(sign.beat for sign in silent),
+        str(lease_s),
+        arrays.texts(list(ended)),
+    )
+    found = [Gone(*row) for row in rows]
+    judged = {gone.worker_id: judge(gone, me, ended) for gone in found}
+    gone = [n for n, judgement in judged.items() if judgement is not Judgement.LEAVE]
+    counted = [n for n, judgement in judged.items() if judgement is Judgement.COUNT]
+    if gone:
+        await tx.send(_DECLARE, arrays.numbers(gone), arrays.numbers(counted))
+    return gone, silent_children(found, me, ended)
 
 
 async def leave(tx: Tx, change: Change, worker_id: int) -> None:

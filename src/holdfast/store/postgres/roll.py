@@ -20,14 +20,15 @@ from .address import Address
 from .failures import translate
 
 REGISTER = (
-    "INSERT INTO workers (name, state, started_at, beat, lease_until, offers) VALUES ($1, 'alive',"
-    " clock_timestamp(), 1, clock_timestamp() + $2::float8 * interval '1 second', $3)"
+    "INSERT INTO workers (name, state, started_at, beat, lease_until, offers, machine, parent)"
+    " VALUES ($1, 'alive', clock_timestamp(), 1,"
+    " clock_timestamp() + $2::float8 * interval '1 second', $3, $4, $5)"
     " RETURNING worker_id, started_at"
 )
 LEAVING = "UPDATE workers SET state = 'leaving' WHERE worker_id = $1::bigint AND state = 'alive'"
 LEFT = (
     "UPDATE workers SET state = 'left', ended_at = clock_timestamp() WHERE worker_id = $1::bigint"
-    " AND state = 'alive'"
+    " AND state IN ('alive', 'leaving')"
 )
 OFFERS = (
     "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN ('alive', 'leaving')"
@@ -137,10 +138,11 @@ class Pulse:
         thirds may keep somebody else's from coming in time."""
         return now - self._taken > self._lease_s * 2 / 3
 
-    def is_alive(self, worker: Worker) -> bool:
-        """May this number still claim? Not once it left, or was declared dead."""
+    def is_present(self, worker: Worker) -> bool:
+        """May this number still write? Not once it left, or was declared dead."""
         with self._connection() as conn:
-            return conn.execute(_STATE, (worker.worker_id,)).fetchone() == ("alive",)
+            found = conn.execute(_STATE, (worker.worker_id,)).fetchone()
+        return found in (("alive",), ("leaving",))
 
     def close(self) -> None:
         with self._lock:

@@ -12,11 +12,13 @@ from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import Clock, to_us
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.ids import new_id
+from holdfast.core.machine import this_machine
 from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
     Commit,
+    Company,
     EffectState,
     Finished,
     Offers,
@@ -25,11 +27,12 @@ from holdfast.core.store import (
     Reply,
     Run,
     Send,
+    Suspects,
     Verdict,
     Worker,
 )
 from holdfast.core.subscribers import Subscribers
-from holdfast.store.fleet import Fleet, handled_by, offers_text
+from holdfast.store.fleet import GRACE_S, LOOK_S, Fleet, handled_by, offers_text
 from holdfast.store.halving import commit_in_halves, finish_in_halves
 from holdfast.store.outgoing import outbox_row
 
@@ -69,16 +72,17 @@ class PostgresStore:
         *,
         lease_s: float = 10.0,
         clock: Clock | None = None,
-        suspect_at: int = 2,
+        isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
         """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
-        is told of events, by deliveries that are committed with them."""
+        is told of events, by deliveries that are committed with them. `isolates`: somebody starts
+        child processes for messages that crashed their workers."""
         self._address = Address.from_url(url)
         self._clock = clock
         self._lease_s = lease_s
-        self._suspect_at = suspect_at
+        self._isolates = isolates
         self._teller = None if notices is None else Teller(notices)
         self._subscribers = subscribers
         self._opened: Database | None = None
@@ -95,7 +99,7 @@ class PostgresStore:
             self._time = TimeBase(database.clock)
             self._watch = roll.Watch()
             self._ledger = Ledger(database)
-            self._claims = Claims(suspect_at=self._suspect_at)
+            self._claims = Claims(isolates=self._isolates)
             self._pulse = roll.Pulse(self._address, self._lease_s)
             self._bells = Bells(database)
             self._bells.start()
@@ -129,11 +133,12 @@ class PostgresStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str, offers: Offers | None = None) -> Worker:
+    async def register(
+        self, name: str, offers: Offers | None = None, *, parent: str | None = None
+    ) -> Worker:
         async def op(tx: Tx, change: Change) -> Row:
-            (row,) = await tx.rows(
-                roll.REGISTER, name[:255], str(self._lease_s), offers_text(offers)
-            )
+            values = (name[:255], str(self._lease_s), offers_text(offers), this_machine(), parent)
+            (row,) = await tx.rows(roll.REGISTER, *values)
             return row
 
         await self._time.follow(self.database)
@@ -160,9 +165,16 @@ class PostgresStore:
         self._pulse.beat(worker)
 
     def is_registered(self, worker: Worker) -> bool:
-        return self._pulse.is_alive(worker)
+        return self._pulse.is_present(worker)
 
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
         """A worker is dead when its sign of life has not changed for a lease by this process's
         steady clock, while the server answered and took the signs of this process."""
         clock = self.database.clock
@@ -176,14 +188,20 @@ class PostgresStore:
         signs = [roll.Sign(*each) for each in zip(ids, beats, strict=True)]
         silent = self._watch.silent(signs, server, lease_s, before_s=before, now_s=heard)
         orphans = orphans and self._watch.is_settled(lease_s, before)
-        if not silent and not orphans:
-            return Reclaimed()
         if self.database.steady_s < lease_s or not self._pulse.is_steady:
+            silent, orphans = [], False  # nobody is dead but the children whose end was seen
+        if not silent and not orphans and not ended:
             return Reclaimed()
         self._fleet.forget()
         return await self.write(
             lambda tx, change: reaper.reap(
-                tx, change, me=worker, silent=silent, crash_budget=crash_budget
+                tx,
+                change,
+                me=worker,
+                silent=silent,
+                lease_s=lease_s,
+                crash_budget=crash_budget,
+                ended=ended or {},
             ),
             worker_id=worker.worker_id,
         )
@@ -250,11 +268,11 @@ class PostgresStore:
         return await self.write(op, worker_id=worker.worker_id)
 
     async def claim_ready(
-        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         verdicts = await self.write(
             lambda tx, change: self._claims.claim_ready(
-                self._claiming(tx, change, sub, worker), limit, solo=solo
+                self._claiming(tx, change, sub, worker), limit, company
             ),
             worker_id=worker.worker_id,
             durable=False,  # whatever it answers: the message is in the row that it was in before
@@ -383,10 +401,14 @@ class PostgresStore:
             worker_id=worker.worker_id,
         )
 
-    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
-        names = arrays.texts(list(subscriptions))
-        found = await self.read(looks.SUSPECTS, names, str(self._suspect_at))
-        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
+    async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
+        if not self._isolates:
+            return Suspects()
+        found = await self.read(looks.SUSPECTS, arrays.texts(list(subscriptions)))
+        if found and self._fleet.age_s >= LOOK_S:
+            offers = await self.read(roll.OFFERS, str(GRACE_S))
+            self._fleet.update(text for (text,) in offers)
+        return self._fleet.suspects(worker, found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.read(looks.PAUSED)

@@ -12,7 +12,7 @@ from holdfast.store.stored import Ahead
 
 from .quotas import SqliteQuotaBook
 
-_OFFERS = (
+OFFERS = (
     "SELECT offers FROM workers WHERE offers IS NOT NULL"
     " AND (state IN ('alive', 'leaving') OR ended_at > ?)"
 )
@@ -57,4 +57,4 @@ class Claiming(msgspec.Struct, frozen=True):
         if self.fleet.age_s < old_s:
             return
         since = self.now_us - int(GRACE_S * 1e6)
-        self.fleet.update(text for (text,) in self.conn.execute(_OFFERS, (since,)))
+        self.fleet.update(text for (text,) in self.conn.execute(OFFERS, (since,)))

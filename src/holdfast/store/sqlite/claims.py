@@ -18,9 +18,20 @@ from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
 from holdfast.core.outcome import FINAL, Status
-from holdfast.core.store import Answer, Approved, Candidate, Decode, Run, Taken, Token, Verdict
+from holdfast.core.store import (
+    Answer,
+    Approved,
+    Candidate,
+    Company,
+    Decode,
+    Run,
+    Taken,
+    Token,
+    Verdict,
+)
 from holdfast.sqlite import rows
 from holdfast.store.claimed import TASK, claimed, created, failed_elsewhere
+from holdfast.store.crash import crashes_of
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
 from holdfast.store.stored import ENDED, decode_history, expires_us, none_of, what_differs
@@ -65,8 +76,6 @@ REOPEN = (
     "UPDATE queue_executions SET status = 'running', worker_id = ?, epoch = epoch + 1,"
     " attempt = attempt + 1 WHERE rowid = ? AND status = 'open'"
 )
-_ANY_CRASHES = 1_000_000
-
 
 _New = tuple[int, tasks.Task]
 """A candidate that gets a row, and its place in the batch."""
@@ -75,11 +84,11 @@ _New = tuple[int, tasks.Task]
 class Claims:
     """The claim half of the protocol. Runs inside a transaction of the writer thread."""
 
-    def __init__(self, ledger: Ledger, queue: Transactional | None, *, suspect_at: int) -> None:
+    def __init__(self, ledger: Ledger, queue: Transactional | None, *, isolates: bool) -> None:
         self._ledger = ledger
         self._queue = queue
-        self._suspect_at = suspect_at
-        """Crashes after which a message runs alone."""
+        self._isolates = isolates
+        """Messages that crashed their workers run in child processes."""
 
     # -- one file: receive + claim ----------------------------------------------------------------
 
@@ -280,7 +289,8 @@ class Claims:
                 self._ledger.notices.again(claim.conn, identity, claim.now_us)
             return Verdict(answer=Answer.FINAL, delivery=delivery)
         if row.status == Status.OPEN:
-            if runs and row.crashes < self._suspect_at:
+            _, most = crashes_of(Company.ANY, isolates=self._isolates)
+            if runs and row.crashes <= most:
                 return self._reopen(claim, candidate, message, row)
             return self._keep(claim, candidate, row)
         if row.held == "broker":
@@ -342,10 +352,10 @@ class Claims:
     # -- what the store holds ---------------------------------------------------------------------
 
     def claim_ready(
-        self, claim: Claiming, priority: int, limit: int, *, solo: bool = False
+        self, claim: Claiming, priority: int, limit: int, company: Company = Company.ANY
     ) -> list[Verdict]:
-        """Due tasks of one priority: retries, resumed, adopted, lane heads; `solo`: suspects."""
-        low, high = (self._suspect_at, _ANY_CRASHES) if solo else (0, self._suspect_at - 1)
+        """Due tasks of one priority: retries, resumed, adopted, lane heads."""
+        low, high = crashes_of(company, isolates=self._isolates)
         choice, asked = claim.choice, (claim.worker_id, claim.sub.name, priority, claim.now_us)
         found = claim.conn.execute(
             CLAIM_READY[choice.rule], (*asked, low, high, limit, *tasks.chosen_value(choice))

@@ -20,7 +20,7 @@ from holdfast.store.parcel_rows import whole
 from . import delivery_rows as sql
 from .ledger import Entry
 from .outbox_rows import DELIVERY
-from .roll import is_alive_in
+from .roll import is_present_in
 from .store import SqliteStore
 
 
@@ -196,7 +196,7 @@ class SqliteDeliveries:
 
 def _require_alive(conn: sqlite3.Connection, worker: Worker) -> None:
     """What a dead number takes would be given to another at once."""
-    if not is_alive_in(conn, worker.worker_id):
+    if not is_present_in(conn, worker.worker_id):
         raise StoreUnavailable(f"worker {worker.worker_id} was declared dead; nothing taken")
 
 

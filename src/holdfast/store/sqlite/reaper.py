@@ -1,15 +1,16 @@
-"""Dead workers: what they were running goes back, and counts against the message's crash budget."""
+"""Dead workers: what they were running goes back, with one crash more if the death counts."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from holdfast.core import events
+from holdfast.core.machine import this_machine
 from holdfast.core.outcome import Status
-from holdfast.core.store import Reclaimed
-from holdfast.store.crash import Crash
+from holdfast.core.store import Reclaimed, Worker
+from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
 
 from .keys import free_key, resolve_key
 from .lanes import advance_lane
@@ -21,7 +22,11 @@ _RUNNING = (
     " held, idem_key, lane, history, body, body_info, trace_id FROM queue_executions"
     " WHERE worker_id = ? AND status = 'running'"
 )
-PRESENT = "SELECT worker_id, state, name FROM workers WHERE state IN ('alive', 'leaving')"
+PRESENT_IDS = "SELECT worker_id FROM workers WHERE state IN ('alive', 'leaving')"
+_PRESENT = (
+    "SELECT worker_id, state, name, machine, parent FROM workers"
+    " WHERE state IN ('alive', 'leaving')"
+)
 
 
 def reap(
@@ -29,46 +34,85 @@ def reap(
     ledger: Ledger,
     alive: Callable[[int], bool],
     *,
-    me: int,
+    seen: Collection[int],
+    me: Worker,
     crash_budget: int,
+    ended: Mapping[str, int],
     now_us: int,
 ) -> Reclaimed:
-    """Declare workers dead whose sign of life is gone; give back what they ran."""
-    names = {worker_id: name for worker_id, _, name in conn.execute(PRESENT)}
-    dead = {
-        worker_id: state
-        for worker_id, state, _ in conn.execute(PRESENT).fetchall()
-        if worker_id != me and not alive(worker_id)
+    """Declare workers dead whose sign of life is gone; give back what they ran.
+
+    `seen`: workers that this process saw alive. `ended`: exit codes of its children, by name.
+    """
+    missing = _gone(conn, alive, seen, me)
+    judged = {
+        gone: judgement
+        for gone in missing
+        if (judgement := judge(gone, me, ended)) is not Judgement.LEAVE
     }
     back = quarantined = 0
-    for worker_id, state in dead.items():
+    for gone, judgement in judged.items():
+        counts = judgement is Judgement.COUNT
         conn.execute(
             "UPDATE workers SET state = ?, ended_at = ? WHERE worker_id = ?",
-            ("left" if state == "leaving" else "dead", now_us, worker_id),
+            ("dead" if counts else "left", now_us, gone.worker_id),
         )
-        conn.execute("UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (worker_id,))
-        if state == "leaving":  # stopped in order, with runs that nothing but its end could end
-            back += hand_back(conn, ledger, worker_id, me, now_us)
+        conn.execute("UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (gone.worker_id,))
+        if not counts:
+            back += hand_back(conn, ledger, gone.worker_id, me.worker_id, now_us)
             continue
-        found = [_Running(*row) for row in conn.execute(_RUNNING, (worker_id,))]
+        found = [_Running(*row) for row in conn.execute(_RUNNING, (gone.worker_id,))]
+        worker = Worker(worker_id=gone.worker_id, name=gone.name)
         entries: list[Entry] = []
         for task in found:
-            crash = Crash(task, worker_id, crash_budget, now_us)
-            entries.append(crash.lost(me, its_name=names[worker_id]))
+            crash = Crash(task, worker, crash_budget, now_us, ended=ended)
+            entries.append(crash.lost(me))
             if crash.spent_the_budget:
                 entries += _quarantine(conn, task, crash)
                 quarantined += 1
             else:
-                _give_back(conn, task, crash, names[worker_id])
+                _give_back(conn, task, crash, gone.name)
                 back += 1
-        ledger.append(conn, me, entries, now_us)
-    return Reclaimed(workers=list(dead), tasks=back, quarantined=quarantined)
+        ledger.append(conn, me.worker_id, entries, now_us)
+    workers = [gone.worker_id for gone in judged]
+    silent = silent_children(missing, me, ended)
+    return Reclaimed(workers=workers, tasks=back, quarantined=quarantined, silent=silent)
+
+
+def _gone(
+    conn: sqlite3.Connection, alive: Callable[[int], bool], seen: Collection[int], me: Worker
+) -> list[Gone]:
+    """The workers that give no sign of life, and what this process knows of their machine.
+
+    The file is on one machine: whether a worker of it lives is whether this process is of the
+    same boot.
+    """
+    present = conn.execute(_PRESENT).fetchall()
+    parents = {worker_id: parent for worker_id, _, _, _, parent in present}
+    living = {n for n in parents if n == me.worker_id or alive(n)}
+    alive_parents = {Worker(worker_id=n).as_parent for n in living}
+    return [
+        Gone(
+            worker_id,
+            state,
+            name,
+            parent,
+            parent_lives=parent in alive_parents,
+            machine_lives=here,
+            sibling_lives=here and parent is not None and parent == parents.get(me.worker_id),
+            outlived=here and (worker_id > me.worker_id or worker_id in seen),
+        )
+        for worker_id, state, name, machine, parent in present
+        if worker_id not in living
+        for here in [machine == this_machine()]
+    ]
 
 
 def hand_back(
     conn: sqlite3.Connection, ledger: Ledger, worker_id: int, me: int, now_us: int
 ) -> int:
-    """What a worker that stopped in order did not end, or never began. Spends no attempt."""
+    """What a worker that stopped in order did not end, or never began; the same for a worker whose
+    death counts for nobody. Spends no attempt."""
     found = conn.execute(
         "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END,"
         " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.core.errors import StoreError
+from holdfast.core.machine import this_machine
 from holdfast.core.store import Offers, Reclaimed, Worker
 from holdfast.sqlite.faults import translate
 from holdfast.sqlite.file import TURN_WAIT_S, SqliteFile
@@ -31,6 +32,8 @@ class Roll:
         self._looked: float | None = None
         self._late = -math.inf
         """When a look for the dead last came late: this process stood still before it."""
+        self._seen: set[int] = set()
+        """Workers that were alive at the last look, and those of this process."""
 
     def close(self) -> None:
         with self._lock:
@@ -38,13 +41,14 @@ class Roll:
                 beat.close()
             self._beats.clear()
 
-    async def register(self, name: str, offers: Offers | None = None) -> Worker:
+    async def register(self, name: str, offers: Offers | None, parent: str | None) -> Worker:
         made: list[int] = []
 
         def op(conn: sqlite3.Connection) -> Worker:
             cursor = conn.execute(
-                "INSERT INTO workers (name, state, started_at, offers) VALUES (?, 'alive', ?, ?)",
-                (name, self._clock.now_us(), offers_text(offers)),
+                "INSERT INTO workers (name, state, started_at, offers, machine, parent)"
+                " VALUES (?, 'alive', ?, ?, ?, ?)",
+                (name, self._clock.now_us(), offers_text(offers), this_machine(), parent),
             )
             worker_id = cursor.lastrowid or 0
             # Locked before the row can be seen: no reaper may find it without its sign of life.
@@ -62,6 +66,7 @@ class Roll:
             raise
         self.beat(worker)  # the commit may have taken longer than a lease
         self._ledger.begin(worker.worker_id)
+        self._seen.add(worker.worker_id)
         return worker
 
     async def leave(self, worker: Worker, *, running: bool) -> None:
@@ -75,7 +80,7 @@ class Roll:
         now, number = self._clock.now_us(), worker.worker_id
         conn.execute(
             "UPDATE workers SET state = 'left', ended_at = ? WHERE worker_id = ?"
-            " AND state = 'alive'",
+            " AND state IN ('alive', 'leaving')",
             (now, number),
         )
         if reaper.hand_back(conn, self._ledger, number, number, now):
@@ -103,7 +108,7 @@ class Roll:
             beat.close()
 
     def is_registered(self, worker: Worker) -> bool:
-        return self._file.read_sync(lambda conn: is_alive_in(conn, worker.worker_id))
+        return self._file.read_sync(lambda conn: is_present_in(conn, worker.worker_id))
 
     async def is_someone_missing(self, me: Worker, lease_s: float) -> bool:
         """A look without the write lock: most often everyone is there."""
@@ -111,19 +116,28 @@ class Roll:
         if self._looked is not None and now - self._looked > lease_s * 2 / 3:
             self._late = now
         self._looked = now
-        known = await self._file.read(lambda conn: conn.execute(reaper.PRESENT).fetchall())
-        return any(n != me.worker_id and not self._lives(n, lease_s) for n, _, _ in known)
+        known = await self._file.read(lambda conn: conn.execute(reaper.PRESENT_IDS).fetchall())
+        alive = {n for (n,) in known if n == me.worker_id or self._lives(n, lease_s)}
+        self._seen = alive | self._seen.intersection(n for (n,) in known)
+        return len(alive) < len(known)
 
     def reap(
-        self, conn: sqlite3.Connection, me: Worker, lease_s: float, crash_budget: int
+        self,
+        conn: sqlite3.Connection,
+        me: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int],
     ) -> Reclaimed:
         """Give back what the dead were running. `forget` them once this is committed."""
         found = reaper.reap(
             conn,
             self._ledger,
             lambda worker_id: self._lives(worker_id, lease_s),
-            me=me.worker_id,
+            seen=self._seen,
+            me=me,
             crash_budget=crash_budget,
+            ended=ended,
             now_us=self._clock.now_us(),
         )
         if found.tasks:
@@ -131,6 +145,7 @@ class Roll:
         return found
 
     def forget(self, workers: Iterable[int]) -> None:
+        self._seen.difference_update(workers)
         for worker_id in workers:
             forget(self._file.workers_folder, worker_id)
 
@@ -151,6 +166,15 @@ def _leaving(conn: sqlite3.Connection, worker: Worker) -> None:
 
 
 def is_alive_in(conn: sqlite3.Connection, worker_id: int) -> bool:
-    """May this number still claim? Not once it left, or was declared dead."""
+    """May this number still claim? Not once it is leaving, left, or was declared dead."""
+    return _state_in(conn, worker_id) == "alive"
+
+
+def is_present_in(conn: sqlite3.Connection, worker_id: int) -> bool:
+    """May this number still write? Not once it left, or was declared dead."""
+    return _state_in(conn, worker_id) in ("alive", "leaving")
+
+
+def _state_in(conn: sqlite3.Connection, worker_id: int) -> str | None:
     found = conn.execute("SELECT state FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
-    return found is not None and found[0] == "alive"
+    return None if found is None else str(found[0])

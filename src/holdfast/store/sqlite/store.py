@@ -21,6 +21,7 @@ from holdfast.core.store import (
     Answer,
     Candidate,
     Commit,
+    Company,
     Decode,
     EffectState,
     Finished,
@@ -30,6 +31,7 @@ from holdfast.core.store import (
     Reply,
     Run,
     Send,
+    Suspects,
     Taken,
     Verdict,
     Worker,
@@ -39,12 +41,13 @@ from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import TURN_WAIT_S, Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
-from holdfast.store.fleet import Fleet, handled_by
+from holdfast.store.crash import ALONE_AT, SUSPECT_AT
+from holdfast.store.fleet import GRACE_S, LOOK_S, Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
 from holdfast.store.stored import KNOWN_EFFECT, UNENDED, Ahead, crc, run_info
 
-from .claiming import Claiming
+from .claiming import OFFERS, Claiming
 from .claims import Claims, next_due
 from .finish import Finisher
 from .keys import resolve_key
@@ -62,6 +65,12 @@ T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
 
 _PRIORITIES = (3, 2, 1, 0)
+_SUSPECTS = (
+    f"SELECT subscription, event_name, sum(crashes < {ALONE_AT}), sum(crashes >= {ALONE_AT})"
+    " FROM (SELECT subscription, event_name, crashes FROM queue_executions"
+    f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND due_at <= ?2"
+    " AND subscription IN (SELECT value FROM json_each(?1)) LIMIT 1000) GROUP BY 1, 2"
+)
 NOTHING_EXPIRES = 0
 KNOWN = (
     f"SELECT q.tenant_id, q.subscription, q.message_id FROM queue_executions q WHERE {KNOWN_EFFECT}"
@@ -89,16 +98,17 @@ class SqliteStore:
         *,
         queue: Transactional | None = None,
         clock: Clock | None = None,
-        suspect_at: int = 2,
+        isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
         """`notices`: by a subscription's name, who is told of its tasks' ends. `subscribers`: who
-        is told of events, by deliveries that are committed with them."""
+        is told of events, by deliveries that are committed with them. `isolates`: somebody starts
+        child processes for messages that crashed their workers."""
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
-        self._suspect_at = suspect_at
+        self._isolates = isolates
         self._notices = notices
         self._subscribers = subscribers
         self._opened: SqliteFile | None = None
@@ -119,7 +129,7 @@ class SqliteStore:
                 self._ledger.notices = NoticeWriter(
                     self._notices, self._queue, file.wake_after_commit
                 )
-            self._claims = Claims(self._ledger, self._queue, suspect_at=self._suspect_at)
+            self._claims = Claims(self._ledger, self._queue, isolates=self._isolates)
             self._finisher = Finisher(self._ledger, self._queue, file.wake_after_commit)
             self._runs = RunWriter(self._ledger)
             self._roll = Roll(file, self._ledger)
@@ -148,8 +158,10 @@ class SqliteStore:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    async def register(self, name: str, offers: Offers | None = None) -> Worker:
-        worker = await self._roll.register(name, offers)
+    async def register(
+        self, name: str, offers: Offers | None = None, *, parent: str | None = None
+    ) -> Worker:
+        worker = await self._roll.register(name, offers, parent)
         self._fleet.forget()
         return worker
 
@@ -162,11 +174,18 @@ class SqliteStore:
     def is_registered(self, worker: Worker) -> bool:
         return self._roll.is_registered(worker)
 
-    async def reap(self, *, worker: Worker, lease_s: float, crash_budget: int) -> Reclaimed:
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
         if not await self._roll.is_someone_missing(worker, lease_s):
             return Reclaimed()
         found = await self._commit(
-            lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget)
+            lambda conn: self._roll.reap(conn, worker, lease_s, crash_budget, ended or {})
         )
         self._roll.forget(found.workers)
         self._fleet.forget()
@@ -222,7 +241,7 @@ class SqliteStore:
         return await self._commit(op, durable=bool(batch))
 
     async def claim_ready(
-        self, sub: Subscription, *, limit: int, worker: Worker, solo: bool = False
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         def op(conn: sqlite3.Connection) -> list[Verdict]:
             claim = self._claiming(conn, sub, worker)
@@ -230,7 +249,7 @@ class SqliteStore:
             for priority in _PRIORITIES:
                 if len(verdicts) < limit:
                     left = limit - len(verdicts)
-                    verdicts += self._claims.claim_ready(claim, priority, left, solo=solo)
+                    verdicts += self._claims.claim_ready(claim, priority, left, company)
             self._wake_for_next(verdicts)
             return verdicts
 
@@ -417,17 +436,17 @@ class SqliteStore:
         )
         return await self._commit(op) if some else 0
 
-    async def has_suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> bool:
-        marks = msgspec.json.encode(list(subscriptions)).decode()
-        found = await self.file.read(
-            lambda conn: conn.execute(
-                "SELECT DISTINCT subscription, event_name FROM queue_executions"
-                " WHERE status = 'ready' AND crashes >= ?"
-                " AND subscription IN (SELECT value FROM json_each(?)) AND due_at <= ?",
-                (self._suspect_at, marks, self.clock.now_us()),
-            ).fetchall()
-        )
-        return any(self._fleet.of(worker, sub).takes(message_type) for sub, message_type in found)
+    async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
+        if not self._isolates:
+            return Suspects()
+        now_us = self.clock.now_us()
+        values = (msgspec.json.encode(list(subscriptions)).decode(), now_us)
+        found = await self.file.read(lambda conn: conn.execute(_SUSPECTS, values).fetchall())
+        if found and self._fleet.age_s >= LOOK_S:
+            since = now_us - int(GRACE_S * 1e6)
+            offers = await self.file.read(lambda conn: conn.execute(OFFERS, (since,)).fetchall())
+            self._fleet.update(text for (text,) in offers)
+        return self._fleet.suspects(worker, found)
 
     async def paused(self) -> frozenset[str]:
         found = await self.file.read(

@@ -16,7 +16,7 @@ from holdfast.core.outcome import (
     Released,
     Retry,
 )
-from holdfast.core.store import Answer, Commit, Reply, Run
+from holdfast.core.store import Answer, Commit, Company, Reply, Run
 from holdfast.testing.harness import expect
 from holdfast.testing.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
@@ -177,10 +177,10 @@ async def a_retry_waits_in_the_store(trial: StoreTrial) -> None:
 async def a_crash_spends_no_retry(trial: StoreTrial) -> None:
     worker = await trial.worker()
     run = await trial.run(worker, "m")
-    for crash in range(1, CRASH_BUDGET):
+    for crash in range(1, CRASH_BUDGET + 1):
         await trial.committed(worker, run, Retry(0.0, "died", crashed=True))
-        solo = crash >= CRASH_BUDGET - 1
-        run = await trial.one_ready(worker, solo=solo)
+        company = Company.FEW if crash >= 2 else Company.ANY
+        run = await trial.one_ready(worker, company=company)
         expect((run.crashes, run.failures) == (crash, 0), f"{run}")
     await trial.committed(worker, run, Retry(0.0, "died", crashed=True))
     expect(trial.finals("m") == [FAILED], "its crash budget is spent")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.core.errors import EffectUnknown, LeaseLost
+from holdfast.core.errors import EffectUnknown, LeaseLost, StoreUnavailable
 from holdfast.core.events import FAILED, HEARTBEAT
 from holdfast.core.outcome import Done, Park, ParkKind, Retry
-from holdfast.core.store import EffectState, Reply, Run, Worker
+from holdfast.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
 from holdfast.testing.harness import expect, fail
 from holdfast.testing.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
 
@@ -85,24 +85,131 @@ async def the_clock_kills_nobody(trial: StoreTrial) -> None:
 
 
 async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
-    """Before its last crash it is a suspect, which runs alone."""
-    last = await trial.worker()
+    """Two crashes among others, one in a small group, then as many alone as nobody explains."""
+    warden = await trial.worker("warden")
+    await _crash_among_others(trial, warden, "m")
+    await _crash_in_child(trial, warden, Company.FEW, code=-9)
     for crash in range(1, CRASH_BUDGET + 1):
-        worker = await trial.worker()
-        suspect = crash == CRASH_BUDGET
-        if crash == 1:
-            run = await trial.run(worker, "m")
-            await trial.store.adopt([run], worker=worker)
-        else:
-            waits = await trial.store.has_suspects([trial.sub.name], worker=worker)
-            expect(waits is suspect, f"crash {crash}")
-            expect(bool(await trial.ready(worker, solo=not suspect)) is False, "alone, or not")
-            await trial.one_ready(worker, solo=suspect)
-        await trial.die(worker)
-        found = await trial.reap(last)
-        expect(found.quarantined == int(suspect), f"crash {crash}: {found}")
+        found = await _crash_in_child(trial, warden, Company.NONE, code=-9)
+        expect(found.quarantined == int(crash == CRASH_BUDGET), f"crash {crash} alone: {found}")
     expect(trial.finals("m") == [FAILED], f"{trial.finals('m')}")
-    expect(not await trial.store.has_suspects([trial.sub.name], worker=last), "it is over")
+    waiting = await trial.store.suspects([trial.sub.name], worker=warden)
+    expect(not waiting.none, f"it is over: {waiting}")
+
+
+async def an_explained_crash_alone_ends_a_message(trial: StoreTrial) -> None:
+    """Its parent saw an exit code, or a signal that nobody sends from outside."""
+    for message_id, code in (("exit", 1), ("segfault", -11)):
+        warden = await trial.worker("warden")
+        await _crash_among_others(trial, warden, message_id)
+        found = await _crash_in_child(trial, warden, Company.FEW, code=code)
+        expect(not found.quarantined, f"in a group it may have been another one's: {found}")
+        found = await _crash_in_child(trial, warden, Company.NONE, code=code)
+        expect(found.quarantined == 1, f"exit code {code}: {found}")
+        expect(trial.finals(message_id) == [FAILED], f"{trial.finals(message_id)}")
+
+
+async def a_child_is_judged_by_its_parent(trial: StoreTrial) -> None:
+    """Others leave it; without an end that the parent saw, it is only told that it is silent."""
+    warden, other = await trial.worker("warden"), await trial.worker("other")
+    child = await trial.worker("child", parent=warden.as_parent)
+    await trial.store.adopt([await trial.run(child, "m")], worker=child)
+    await trial.die(child)
+    found = await trial.reap(other)
+    expect(not found.workers and not found.tasks, f"its parent lives: {found}")
+    found = await trial.reap(warden)
+    expect((list(found.workers), list(found.silent)) == ([], ["child"]), f"{found}")
+    found = await trial.reap(warden, {"child": -9})
+    expect((list(found.workers), found.tasks) == ([child.worker_id], 1), f"{found}")
+    run = await trial.one_ready(other)
+    expect(run.crashes == 1, f"{run}")
+    line = str(run.history[-1]["error"])
+    expect("SIGKILL" in line, line)
+
+
+async def a_child_without_its_parent_counts_for_nobody(trial: StoreTrial) -> None:
+    warden, other = await trial.worker("warden"), await trial.worker("other")
+    child = await trial.worker("child", parent=warden.as_parent)
+    await trial.store.adopt([await trial.run(child, "m")], worker=child)
+    await trial.die(child)
+    await trial.die(warden)
+    for _ in range(2):  # the warden may be found first, or the child
+        await trial.reap(other)
+    run = await trial.one_ready(other)
+    expect((run.crashes, run.attempt) == (0, 1), f"{run}")
+
+
+async def a_death_that_a_sibling_outlived_counts(trial: StoreTrial) -> None:
+    """The supervisor that started both is alive: it started the one that is."""
+    dead = await trial.worker(parent="supervisor")
+    await trial.store.adopt([await trial.run(dead, "m")], worker=dead)
+    await trial.die(dead)
+    successor = await trial.newcomer(parent="supervisor")
+    await trial.reap(successor)
+    run = await trial.one_ready(successor)
+    expect((run.crashes, run.attempt) == (1, 2), f"{run}")
+
+
+async def a_death_that_nothing_outlived_counts_for_nobody(trial: StoreTrial) -> None:
+    """All processes of the machine died; those that reap were started after that."""
+    dead = [await trial.worker(parent="supervisor") for _ in range(2)]
+    for n, worker in enumerate(dead):
+        await trial.store.adopt([await trial.run(worker, f"m{n}")], worker=worker)
+    for worker in dead:
+        await trial.die(worker)
+    newcomer = await trial.newcomer(parent="another supervisor")
+    found = await trial.reap(newcomer)
+    expect(found.tasks == 2, f"{found}")
+    for run in await trial.ready(newcomer):
+        expect((run.crashes, run.attempt, run.failures) == (0, 1, 0), f"{run}")
+
+
+async def an_announced_stop_counts_for_nobody(trial: StoreTrial) -> None:
+    """It claims nothing more, ends what it can, and a kill is no crash of its messages."""
+    leaving, other = await trial.worker(), await trial.worker()
+    ends, cut = await trial.run(leaving, "ends"), await trial.run(leaving, "cut")
+    await trial.store.adopt([ends, cut], worker=leaving)
+    await trial.store.leave(leaving, running=True)
+    expect(trial.store.is_registered(leaving), "its runs go on")
+    try:
+        await trial.claim(leaving, trial.candidate("new"))
+    except StoreUnavailable:
+        pass
+    else:
+        fail("a worker that is leaving claims nothing")
+    await trial.committed(leaving, ends, Done())
+    await trial.die(leaving)
+    await trial.reap(other)
+    run = await trial.one_ready(other)
+    expect((run.message.id, run.crashes, run.attempt) == ("cut", 0, 1), f"{run}")
+
+
+async def _crash_among_others(trial: StoreTrial, reaper: Worker, message_id: str) -> None:
+    """Two ordinary workers die under it."""
+    for crash in range(2):
+        worker = await trial.worker()
+        if crash == 0:
+            await trial.store.adopt([await trial.run(worker, message_id)], worker=worker)
+        else:
+            await trial.one_ready(worker)
+        await trial.die(worker)
+        await trial.reap(reaper)
+
+
+async def _crash_in_child(
+    trial: StoreTrial, warden: Worker, company: Company, *, code: int
+) -> Reclaimed:
+    """A child takes the one message that waits in this company, and ends with this exit code."""
+    waiting = await trial.store.suspects([trial.sub.name], worker=warden)
+    few = company is Company.FEW
+    expect((waiting.few, waiting.none) == (int(few), int(not few)), f"{company}: {waiting}")
+    child = await trial.worker("child", parent=warden.as_parent)
+    expect(not await trial.ready(child), "it is not for an ordinary worker")
+    other = Company.NONE if few else Company.FEW
+    expect(not await trial.ready(child, company=other), f"nor for company {other}")
+    await trial.one_ready(child, company=company)
+    await trial.die(child)
+    return await trial.reap(warden, {"child": code})
 
 
 async def a_crash_stays_in_the_history(trial: StoreTrial) -> None:

@@ -1,0 +1,147 @@
+"""Child processes for suspects: messages that were running when their workers crashed.
+
+The process that looks after them runs no message itself, so that no message can end it, and learns
+how each child ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from holdfast.core.store import GROUP, Company, Offers, Suspects, Worker
+from holdfast.launcher import Launcher, Process
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+
+log = logging.getLogger("holdfast.services")
+
+STEP_S = 0.1
+LOOK_S = 1.0
+"""How often it looks for children that give no sign of life."""
+YOUNG_S = 1.5
+"""A child of this age may not have taken its first messages yet."""
+
+
+class Child(NamedTuple):
+    """A process that runs suspects."""
+
+    process: Process
+    company: Company
+    started_at: float
+
+
+class Warden:
+    """Starts children while suspects wait, and tells the store how each of them ended."""
+
+    def __init__(self, app: App, target: str, options: Sequence[str] = ()) -> None:
+        self._app = app
+        self._target = target
+        self._options = list(options)
+        self._names = [sub.name for sub in app.subscriptions()]
+        self._role = f"warden {app.kind}"
+        self._offers = Offers(types=app.handled_types())
+        """What its children handle. The warden itself claims nothing, and offers nothing."""
+        self._at_most = app.config.worker.solo_children
+        self._launcher: Launcher | None = None
+        self._ended: dict[str, int] = {}
+        """Exit codes that the store does not know yet, by the names of workers."""
+        self._looked_at = -math.inf
+        self.children: list[Child] = []
+        self.is_stopping = False
+        self.waiting = Suspects()
+        """As many as waited at the last step."""
+
+    async def step(self, worker: Worker) -> None:
+        """Report what ended, then start what is needed."""
+        await self._report(worker)
+        like_children = msgspec.structs.replace(worker, offers=self._offers)
+        self.waiting = await self._app.store.suspects(self._names, worker=like_children)
+        wanted = {
+            company: starts
+            for company, children in (
+                (Company.NONE, self.waiting.none),
+                (Company.FEW, math.ceil(self.waiting.few / GROUP)),
+            )
+            if (starts := self._missing(company, children)) > 0
+        }
+        if wanted and await self._app.store.hold_role(self._role, worker=worker):
+            for company, starts in wanted.items():
+                self._start(company, starts, worker)
+
+    def stop(self) -> None:
+        """Start no more children, and ask the others to finish."""
+        self.is_stopping = True
+        for child in self.children:
+            child.process.send_signal(15)
+
+    def close(self) -> None:
+        """End the launcher. Children that are left end with it."""
+        if self._launcher is not None:
+            self._launcher.close()
+
+    async def _report(self, worker: Worker) -> None:
+        for child in list(self.children):
+            code = child.process.poll()
+            if code is not None:
+                self.children.remove(child)
+                self._ended[self._name(child)] = code
+        now = self._app.clock.monotonic()
+        if not self._ended and now - self._looked_at < LOOK_S:
+            return
+        settings = self._app.config.worker
+        found = await self._app.store.reap(
+            worker=worker,
+            lease_s=settings.lease_s,
+            crash_budget=settings.crash_budget,
+            ended=self._ended,
+        )
+        self._ended.clear()
+        self._looked_at = now
+        for child in self.children:
+            if self._name(child) in found.silent:
+                log.warning("child process %d gives no sign of life: killed", child.process.pid)
+                child.process.kill()
+
+    def _missing(self, company: Company, wanted: int) -> int:
+        """How many children must be started for `wanted` of them to take messages soon."""
+        if self.is_stopping:
+            return 0
+        now = self._app.clock.monotonic()
+        same = [child for child in self.children if child.company is company]
+        young = sum(now - child.started_at < YOUNG_S for child in same)
+        # Some places stay free for the other kind: a long run must not hold it up.
+        room = min(
+            self._at_most - len(self.children),
+            max(1, self._at_most - self._at_most // 5) - len(same),
+        )
+        return min(wanted - young, room)
+
+    def _start(self, company: Company, starts: int, worker: Worker) -> None:
+        if not any(child.company is company for child in self.children):
+            together = "in small groups" if company is Company.FEW else "one at a time"
+            log.warning("messages that crashed their workers run %s in child processes", together)
+        now = self._app.clock.monotonic()
+        for _ in range(min(starts, self._at_most - len(self.children))):
+            self.children.append(Child(self._spawn(company, worker), company, now))
+
+    def _spawn(self, company: Company, worker: Worker) -> Process:
+        from holdfast.supervisor import spawn
+
+        options = ["--company", company, "--parent", worker.as_parent, *self._options]
+        try:
+            if self._launcher is None:
+                self._launcher = Launcher()
+            return self._launcher.start([self._target, *options])
+        except OSError as error:
+            log.warning("no launcher, a child process is started from nothing: %s", error)
+            self._launcher = None
+            return spawn(self._target, options)
+
+    def _name(self, child: Child) -> str:
+        return self._app.worker_name(child.process.pid)
