@@ -23,7 +23,13 @@ from holdfast.core.broker import (
     Subscription,
 )
 from holdfast.core.codec import CODECS
-from holdfast.core.errors import BrokerError, InvalidMessage, MessageTooLarge, PublishUnknown
+from holdfast.core.errors import (
+    BrokerError,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishUnknown,
+    StoreUnavailable,
+)
 from holdfast.core.message import Message
 from holdfast.engine.decoder import decoder
 from holdfast.engine.sender import Sender, SendPolicy
@@ -164,6 +170,7 @@ async def test_over_long_bodies(home: Path) -> None:
 async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
     """Another process holds the file's write lock: the message waits, its sender does not."""
     async with App(Config(home=home, send_timeout_s=0.05)) as hasty:
+        hasty.broker.publish_within_s = None  # type: ignore[attr-defined] # a broker that waits
         with (home / "holdfast.db.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             sends = [hasty.send("n", n) for n in range(3)]
@@ -172,6 +179,20 @@ async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
     async with App(Config(home=home)) as app:
         stats = await app.broker.stats()  # type: ignore[attr-defined]
         assert [s.ready for s in stats] == [3], "what was asked for was done all the same"
+
+
+async def test_a_file_that_another_process_holds_refuses_in_time(home: Path) -> None:
+    """The messages are withdrawn, so their sender knows that nothing was written."""
+    async with App(Config(home=home, send_timeout_s=3.0)) as app:
+        with (home / "holdfast.db.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sends = [app.send("n", n) for n in range(3)]
+            answers = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreUnavailable] * 3
+        assert "Nothing was written" in str(answers[0])
+        await app.send("n", "later")
+        stats = await app.broker.stats()  # type: ignore[attr-defined]
+        assert [s.ready for s in stats] == [1]
 
 
 async def test_many_are_refused_before_any_is_accepted(app: App) -> None:

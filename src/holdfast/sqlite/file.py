@@ -286,7 +286,8 @@ class SqliteFile:
             return True
 
     def _transaction(self, jobs: list[_Job]) -> None:
-        durable = any(job.durable for job in jobs)
+        # Of a copy: one may be withdrawn meanwhile, and the loop would skip the next one.
+        durable = any(job.durable for job in tuple(jobs))
         conn = self._conn
         with self._turnstile:
             try:

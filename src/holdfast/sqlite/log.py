@@ -60,7 +60,7 @@ class WriteAheadLog:
             self._reported = True
             long = long_log(self._path)
             if long is not None:
-                log.warning("%s. %s", *long)
+                log.warning("%s; %s", *long)
 
     def close(self) -> None:
         if self._fd is not None:
