@@ -15,31 +15,27 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Delivery, Keys, Subscription
+from holdfast.core.broker import Keys, Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
 from holdfast.core.message import Message
-from holdfast.core.outcome import FINAL, ParkKind, Status
+from holdfast.core.outcome import FINAL, Status
 from holdfast.core.quota import WAITS_FOR
-from holdfast.core.store import Answer, Candidate, Company, QuotasOf, Run, Token, Verdict, lets_go
-from holdfast.store.claimed import claimed, created, failed_elsewhere, reclaimed, waits_for_quota
+from holdfast.core.store import Answer, Candidate, Company, Run, Token, Verdict, lets_go
+from holdfast.store.claimed import claimed, created, failed_elsewhere, waits_for_quota
 from holdfast.store.crash import crashes_of
-from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet, no_handler, parked
 from holdfast.store.outcomes import final_data
 from holdfast.store.quota_book import PutOff
-from holdfast.store.stored import ENDED, Ahead, none_of, what_differs
+from holdfast.store.stored import ENDED, none_of, what_differs
 
 from . import arrays, ends, lanes, tasks
 from .approvals import approved_of
 from .arrays import moment
-from .change import Change
-from .database import Tx
+from .claim_entries import pass_on, reclaim
+from .claiming import Claiming
 from .keys import Holder, Wanted, end_as_duplicates, free_keys, take_keys
-from .quotas import PostgresQuotaBook
-from .roll import OFFERS
 from .tasks import NOW, PK, Existing, Identity, Ready, Task
-from .wake import WORK
 
 _HEAD = (
     "(a.lane IS NULL OR NOT EXISTS (SELECT 1 FROM queue_executions b"
@@ -73,72 +69,10 @@ _PUT_OFF = (
     f"UPDATE queue_executions SET status = 'ready', due_at = {moment('$4::bigint')},"
     f" worker_id = NULL, attempt = attempt - 1, error_message = $5 WHERE {PK}"
 )
-_PASS_ON = (
-    "UPDATE queue_executions SET status = 'ready', due_at = coalesce(due_at, clock_timestamp()),"
-    f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
-)
-_PARK = (
-    "UPDATE queue_executions SET status = 'parked', parked_kind = $4, error_message = $5,"
-    f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
-)
-_FOUND_AGAIN = f"UPDATE queue_executions SET lost_by = NULL WHERE {PK}"
 _WAIT_FOR_KEY = (
     "UPDATE queue_executions SET status = 'waiting_key', worker_id = NULL, attempt = attempt - 1"
     f" WHERE {PK}"
 )
-
-
-class Claiming(NamedTuple):
-    """One claim operation."""
-
-    tx: Tx
-    change: Change
-    sub: Subscription
-    worker_id: int
-    expiry: bool
-    """False while the clock is in doubt: nothing expires."""
-    ahead: Ahead
-    worker: str
-    """The worker's name."""
-    governed: bool
-    """Runs bring along what people answered about their messages."""
-    quotas_of: QuotasOf | None
-    """Under which quotas runs are counted, if there are any."""
-    mine: frozenset[str] | None
-    """The types that this worker has handlers for; None: all."""
-    fleet: Fleet
-
-    async def choice(self) -> Choice:
-        """What this worker claims of the messages that the store holds."""
-        if self.mine is not None:
-            await self._look(LOOK_S)
-        return self.fleet.choice(self.sub.name, self.mine)
-
-    async def is_handled(self, message_type: str) -> bool:
-        """Has any living worker a handler for it?"""
-        await self._look(SURE_S)
-        return self.fleet.handles(self.sub.name, message_type)
-
-    async def _look(self, old_s: float) -> None:
-        """Read what the workers offer, if that was last done this long ago."""
-        if self.fleet.age_s < old_s:
-            return
-        found = await self.tx.rows(OFFERS, str(GRACE_S))
-        self.fleet.update(text for (text,) in found)
-
-    def is_mine(self, run: Run) -> bool:
-        return self.mine is None or run.message.type in self.mine
-
-    async def book(self, runs: Sequence[Run]) -> PostgresQuotaBook | None:
-        """Where these runs are counted; None: nowhere."""
-        if self.quotas_of is None:
-            return None
-        book = PostgresQuotaBook(self.tx, await self.tx.moment(), self.quotas_of)
-        await book.open_for(runs)
-        return book
-
-    def is_over(self, expires_us: int | None, now_us: int) -> bool:
-        return self.expiry and expires_us is not None and expires_us <= now_us
 
 
 class _Granted(NamedTuple):
@@ -259,7 +193,7 @@ class Claims:
             elif not claim.is_mine(run):
                 hold = tasks.hold_values(claim.sub, task.candidate, task.message)
                 await claim.tx.send(tasks.HOLD, *hold)
-                verdicts[at] = await _pass_on(claim, run, delivery)
+                verdicts[at] = await pass_on(claim, run, delivery)
             elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
                 hold = tasks.hold_values(claim.sub, task.candidate, task.message)
                 await claim.tx.send(tasks.HOLD, *hold)
@@ -267,7 +201,7 @@ class Claims:
                 verdicts[at] = Verdict(answer=Answer.WAITING, delivery=delivery)
             else:
                 if delivery.taken_from is not None or lost_by is not None:
-                    await _reclaim(claim, admitted, delivery, lost_by)
+                    await reclaim(claim, admitted, delivery, lost_by)
                 entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted, delivery=delivery)
         if book is not None:
@@ -430,14 +364,14 @@ class Claims:
             if holder is not None:
                 verdicts[at] = Verdict(answer=await _without_key(claim, run, holder))
             elif not claim.is_mine(run):
-                verdicts[at] = await _pass_on(claim, run, None)
+                verdicts[at] = await pass_on(claim, run, None)
             elif isinstance(admitted := run if book is None else book.admit(run), PutOff):
                 expires = rows[at].expires_at
                 await _put_off(claim, run, admitted, None if expires is None else to_us(expires))
                 verdicts[at] = Verdict(answer=Answer.WAITING)
             else:
                 if rows[at].lost_by is not None:
-                    await _reclaim(claim, admitted, None, rows[at].lost_by)
+                    await reclaim(claim, admitted, None, rows[at].lost_by)
                 entries.append(claimed(admitted))
                 verdicts[at] = Verdict(answer=Answer.RUN, run=admitted)
         if book is not None:
@@ -517,29 +451,6 @@ async def _put_off(claim: Claiming, run: Run, wait: PutOff, expires_us: int | No
     due = wait.until_us if expires_us is None else min(wait.until_us, expires_us)
     await claim.tx.send(_PUT_OFF, *_of(run), str(due), f"{WAITS_FOR}{wait.quota}")
     claim.change.entries.append(waits_for_quota(run, wait))
-
-
-async def _pass_on(claim: Claiming, run: Run, delivery: Delivery | None) -> Verdict:
-    """This worker has no handler for the message: leave it to a worker that has one, or park it.
-
-    Costs no attempt.
-    """
-    if await claim.is_handled(run.message.type):
-        await claim.tx.send(_PASS_ON, *_of(run))
-        claim.change.topics.add(WORK)
-        return Verdict(answer=Answer.PASSED_ON, delivery=delivery)
-    await claim.tx.send(_PARK, *_of(run), ParkKind.WORKFLOW_PENDING.value, no_handler(run))
-    claim.change.entries.append(parked(run))
-    return Verdict(answer=Answer.PARKED, run=run, delivery=delivery)
-
-
-async def _reclaim(
-    claim: Claiming, run: Run, delivery: Delivery | None, lost_by: str | None
-) -> None:
-    """Another worker or consumer had this message and died: name both in the ledger, once."""
-    if lost_by is not None:
-        await claim.tx.send(_FOUND_AGAIN, *_of(run))
-    claim.change.entries.append(reclaimed(run, claim.worker, delivery, lost_by))
 
 
 async def _expire(claim: Claiming, run: Run, now_us: int) -> None:

@@ -39,7 +39,8 @@ from holdfast.store.outgoing import outbox_row
 from . import arrays, ends, keys, lanes, looks, parked, reaper, roles, roll, runs
 from .address import Address
 from .change import Change
-from .claims import NEXT_DUE, Claiming, Claims
+from .claiming import Claiming
+from .claims import NEXT_DUE, Claims
 from .database import Database, Look, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
