@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.broker import Delivery, Subscription
+from holdfast.core.clock import to_us
 from holdfast.core.codec import CODECS
 from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
 from holdfast.core.errors import Conflict, StoreUnavailable
@@ -52,13 +53,14 @@ from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Databa
 from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.months import Months
 from holdfast.store.postgres.operations import PostgresOperations
+from holdfast.store.postgres.outbox import PostgresOutboxRows
 from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.roll import Sign
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.verify import verify_ledger
 from holdfast.store.postgres.wake import Bells
 from tests.faults.waiting import until
-from tests.servers.postgres_clock import silence
+from tests.servers.postgres_clock import ServerClock, silence
 
 pytestmark = pytest.mark.xdist_group("postgres")
 SUB = Subscription(name="s", queue="q", ordered=False)
@@ -918,3 +920,102 @@ async def test_what_is_claimed_after_an_end_is_told_as_later(
         )
     )
     assert times["task.succeeded first"] < times["task.claimed second"]
+
+
+# -- the server's clock ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def clocked(postgres_url: str) -> AsyncIterator[tuple[ServerClock, list[PostgresStore]]]:
+    """Three processes on a server whose clock the test sets."""
+    clock = ServerClock(postgres_url)
+    stores = [PostgresStore(postgres_url, clock=clock) for _ in range(3)]
+    for each in stores:
+        await each.open()
+    yield clock, stores
+    for each in stores:
+        await each.close()
+    clock.close()
+
+
+def waits_s(url: str, clock: ServerClock) -> float:
+    ((due,),) = rows(url, "SELECT due_at FROM queue_executions WHERE status = 'ready'")
+    return (to_us(due) - clock.now_us()) / 1e6
+
+
+async def test_a_jump_moves_what_waits_once(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    clock, (first, second, late) = clocked
+    workers = [await first.register("first"), await second.register("second")]
+    (verdict,) = await first.claim(SUB, [candidate("m")], worker=workers[0])
+    assert verdict.run is not None
+    again = Finished(run=verdict.run, outcome=Retry(5.0, "again"), result=None)
+    await first.finish([again], worker=workers[0])
+
+    async def look(*stores: PostgresStore) -> None:
+        await asyncio.gather(
+            *(each.reap(worker=workers[0], lease_s=10.0, crash_budget=3) for each in stores)
+        )
+
+    clock.jump_wall(3600)
+    await look(first, second)
+    assert waits_s(postgres_url, clock) == 5.0
+    assert (first.clock_jumps, second.clock_jumps) == (1, 1)
+    clock.jump_wall(-600)
+    workers.append(await late.register("late"))  # by the new clock, before what waits has moved
+    assert waits_s(postgres_url, clock) == 605.0
+    await look(first)
+    await look(second, late)
+    assert waits_s(postgres_url, clock) == 5.0
+    assert late.clock_jumps == 0
+    clock.jump_wall(86_400)
+    await look(late)
+    await look(first, second)
+    assert waits_s(postgres_url, clock) == 5.0
+    assert not await first.claim_ready(SUB, limit=9, worker=workers[0])
+    clock.advance(6)
+    assert len(await second.claim_ready(SUB, limit=9, worker=workers[1])) == 1
+
+
+async def test_send_windows_move_with_the_clock(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    clock, (store, *_) = clocked
+    worker = await store.register("first")
+    state = '{"calls": {"a": 7, "b": 9}, "blocked_until": 5}'
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(
+            "INSERT INTO send_windows (key, state, ends_at) VALUES ('k', %s, now()),"
+            " ('none', '{\"calls\": {}, \"blocked_until\": 0}', now())",
+            (state,),
+        )
+    clock.jump_wall(-2)
+    await store.reap(worker=worker, lease_s=10.0, crash_budget=3)
+    found = dict(rows(postgres_url, "SELECT key, state FROM send_windows"))
+    by = -2_000_000
+    assert found["k"] == {
+        "calls": {"a": 7 + by, "b": 9 + by}, "blocked_until": 5 + by, "back_until": by,
+    }  # fmt: skip
+    assert found["none"]["calls"] == {}
+
+
+async def test_what_is_held_back_does_not_leave_early(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    """The first look at the outbox after a jump comes before any other."""
+    clock, (store, *_) = clocked
+    await store.register("first")
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(
+            "INSERT INTO outbox (id, queue_name, message_id, headers, body, body_crc, due_at,"
+            " created_at) VALUES (gen_random_uuid(), 'q', 'm', '{}', '', 0,"
+            " fake.clock_timestamp() + interval '1 minute', fake.clock_timestamp())"
+        )
+    outbox = PostgresOutboxRows(store)
+    clock.jump_wall(3600)
+    assert await outbox.due(10) == []
+    clock.advance(59)
+    assert await outbox.due(10) == []
+    clock.advance(2)
+    assert len(await outbox.due(10)) == 1
