@@ -164,7 +164,7 @@ def main(target: str, report: Path) -> int:
     sys.setswitchinterval(SWITCH_S)
     sampler = Sampler()
     sampler.start()
-    code = asyncio.run(supervisor.work(target, solo=False, until_idle=True))
+    code = asyncio.run(supervisor.work(target, until_idle=True))
     sampler.stop()
     report.write_text(json.dumps({"samples": sampler.samples, "statements": STATEMENTS.found}))
     return code

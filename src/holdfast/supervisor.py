@@ -351,7 +351,7 @@ def _reason(code: int) -> str:
 async def work(  # noqa: PLR0913 - the options of the command
     target: str,
     *,
-    report: StartReport,
+    report: StartReport | None = None,
     company: Company = Company.ANY,
     warden: bool = False,
     cautious: bool = False,
@@ -365,6 +365,7 @@ async def work(  # noqa: PLR0913 - the options of the command
     from holdfast.observe.logs import configure_logs, identify
     from holdfast.services import relays_of
 
+    report = report or StartReport(None)
     app = load_app(target)
     if not isinstance(app, App):
         raise ConfigError([f"{target} is a {type(app).__name__}, not a holdfast App"])

@@ -582,7 +582,7 @@ async def test_a_lease_that_ran_out_since_it_was_looked_at_is_not_over(
         seen_us = to_us(ended[0]) + later_us
         found = await store.write(
             lambda tx, change, seen_us=seen_us: reaper.reap(  # type: ignore[misc]
-                tx, change, me=other, seen_us=seen_us, crash_budget=3
+                tx, change, me=other, seen_us=seen_us, lease_s=1.0, crash_budget=3, ended={}
             ),
             worker_id=other.worker_id,
         )
@@ -756,7 +756,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "stuck lanes": (lanes.STUCK, 0),
         "missing workers": (reaper.MISSING, 2),
         "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
-        "suspects": (looks.SUSPECTS, 2),
+        "suspects": (looks.SUSPECTS, 1),
     }
     fill = (
         "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
