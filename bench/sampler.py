@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 from holdfast import supervisor
 from holdfast.observe.logs import configure_logs
-from holdfast.start_report import StartReport
 
 EVERY_S = 0.002
 SWITCH_S = 0.0001
@@ -165,7 +164,7 @@ def main(target: str, report: Path) -> int:
     sys.setswitchinterval(SWITCH_S)
     sampler = Sampler()
     sampler.start()
-    code = asyncio.run(supervisor.work(target, report=StartReport(None), until_idle=True))
+    code = asyncio.run(supervisor.work(target, until_idle=True))
     sampler.stop()
     report.write_text(json.dumps({"samples": sampler.samples, "statements": STATEMENTS.found}))
     return code

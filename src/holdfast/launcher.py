@@ -103,6 +103,9 @@ class Launcher:
             return self._codes.get(pid, -signal.SIGTERM)
         return self._codes.get(pid)
 
+    def knows_end_of(self, pid: int) -> bool:
+        return pid in self._codes
+
     def _hear(self) -> int | None:
         """Read one message; returns the number of a process that was started."""
         words = self._sock.recv(_MOST_BYTES).split()
@@ -127,7 +130,9 @@ class Forked:
         return self._launcher.code_of(self.pid, wait_s=0.0)
 
     def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
+        """Send it, unless the process is known to have ended. Reads nothing: a signal handler may
+        call this while the launcher is being heard."""
+        if not self._launcher.knows_end_of(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
 

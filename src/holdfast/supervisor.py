@@ -441,7 +441,7 @@ def _reason(code: int) -> str:
 async def work(  # noqa: PLR0913 - the options of the command
     target: str,
     *,
-    report: StartReport,
+    report: StartReport | None = None,
     company: Company = Company.ANY,
     warden: bool = False,
     cautious: bool = False,
@@ -455,6 +455,7 @@ async def work(  # noqa: PLR0913 - the options of the command
     from holdfast.observe.logs import configure_logs, identify
     from holdfast.services import relays_of
 
+    report = report or StartReport(None)
     app = load_app(target)
     configure_logs(
         level=log_level or app.config.log.level,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,7 +79,7 @@ class Warden:
         """Start no more children, and ask the others to finish."""
         self.is_stopping = True
         for child in self.children:
-            child.process.send_signal(15)
+            child.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """End the launcher. Children that are left end with it."""

@@ -100,7 +100,7 @@ def test_suspects_run_many_at_a_time(make_fleet: MakeFleet, soak: bool) -> None:
 
 def test_a_crash_of_the_whole_machine_counts_for_nobody(make_fleet: MakeFleet, soak: bool) -> None:
     fleet = make_fleet(WORKER__SLOTS=20)
-    messages = good(30, 1.5)
+    messages = good(30, 3.0)
     fleet.send(messages)
     for _ in range(10 if soak else 4):
         supervisor = fleet.supervise(workers=2, target=TARGET)
@@ -115,7 +115,7 @@ def test_a_crash_of_the_whole_machine_counts_for_nobody(make_fleet: MakeFleet, s
 def test_an_announced_stop_counts_for_nobody(make_fleet: MakeFleet, soak: bool) -> None:
     """SIGTERM, then SIGKILL before the runs have ended, as container platforms do it."""
     fleet = make_fleet(WORKER__SLOTS=20, WORKER__SHUTDOWN_TIMEOUT_S=30)
-    messages = good(30, 1.5)
+    messages = good(30, 3.0)
     fleet.send(messages)
     for _ in range(10 if soak else 4):
         supervisor = fleet.supervise(workers=2, target=TARGET)

@@ -750,7 +750,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "stuck lanes": (lanes.STUCK, 0),
         "missing workers": (reaper.LOOK, 1),
         "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
-        "suspects": (looks.SUSPECTS, 2),
+        "suspects": (looks.SUSPECTS, 1),
     }
     fill = (
         "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
