@@ -191,6 +191,10 @@ class _Harness(StoreHarness):
         assert isinstance(store, SqliteStore)
         store._roll.stop_beat(worker.worker_id)
 
+    def forget_all(self, store: Store) -> None:
+        assert isinstance(store, SqliteStore)
+        store._roll._seen.clear()
+
 
 def _id(value: Any) -> str:
     return str(value.__name__)

@@ -236,7 +236,7 @@ class EngineWorker:
         handed_back = len(unfinished)
         if outlast_threads:
             handed_back -= await self._executor.outlast_threads()
-        if self.recycle:
+        elif self.recycle:
             # The process is gone before the next attempt: what follows takes a lease at most.
             handed_back -= self._executor.give_up_timed_out(after_s=2 * self._settings.lease_s)
         await self._settle_all()
