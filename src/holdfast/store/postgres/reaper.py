@@ -6,7 +6,7 @@ claim may be committed just after its worker was declared dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.core import events
@@ -126,7 +126,8 @@ async def reap(
     A worker that has given a sign of life since it was looked at is not among them. `ended`: exit
     codes of children of this worker, by name, which are dead whatever signs they gave.
     """
-    gone, children = await _declare(tx, me, silent, lease_s, ended)
+    judged, children = await _declare(tx, me, silent, lease_s, ended)
+    gone = [each.worker_id for each in judged]
     if gone:
         await tx.send(_FREE_SOURCES, arrays.numbers(gone))
     found = [Running(*row) for row in await tx.rows(RUNNING_OF_THE_GONE)]
@@ -145,7 +146,8 @@ async def reap(
         else:
             back.append((task, crash.crashes, task.attempt, crash.history))
     back += _handed_back(change, left)
-    await _give_back(tx, back)
+    died = {each.worker_id for each in judged if each.state != "leaving"}
+    await _give_back(tx, back, died)
     if back:
         change.topics.add(WORK)
     return Reclaimed(workers=gone, tasks=len(back), quarantined=quarantined, silent=children)
@@ -153,9 +155,9 @@ async def reap(
 
 async def _declare(
     tx: Tx, me: Worker, silent: Sequence[Sign], lease_s: float, ended: Mapping[str, int]
-) -> tuple[list[int], list[str]]:
-    """Write down who is gone, and whether that counts; returns their numbers, and the names of
-    children of this worker that must be ended first."""
+) -> tuple[list[Gone], list[str]]:
+    """Write down who is gone, and whether that counts; returns them, and the names of children of
+    this worker that must be ended first."""
     rows = await tx.rows(
         _GONE,
         str(me.worker_id),
@@ -166,10 +168,11 @@ async def _declare(
     )
     found = [Gone(*row) for row in rows]
     judged = {gone.worker_id: judge(gone, me, ended) for gone in found}
-    gone = [n for n, judgement in judged.items() if judgement is not Judgement.LEAVE]
+    gone = [each for each in found if judged[each.worker_id] is not Judgement.LEAVE]
     counted = [n for n, judgement in judged.items() if judgement is Judgement.COUNT]
     if gone:
-        await tx.send(_DECLARE, arrays.numbers(gone), arrays.numbers(counted))
+        numbers = arrays.numbers(each.worker_id for each in gone)
+        await tx.send(_DECLARE, numbers, arrays.numbers(counted))
     return gone, silent_children(found, me, ended)
 
 
@@ -179,7 +182,7 @@ async def leave(tx: Tx, change: Change, worker_id: int) -> None:
     await tx.send(FREE_SOURCES, str(worker_id))
     rows = await tx.rows(_RUNNING.format("AND q.worker_id = $1::bigint"), str(worker_id))
     back = _handed_back(change, [Running(*row) for row in rows])
-    await _give_back(tx, back)
+    await _give_back(tx, back, died=set())
     if back:
         change.topics.add(WORK)
 
@@ -191,8 +194,10 @@ def _handed_back(change: Change, left: list[Running]) -> list[tuple[Running, int
     return [(task, task.crashes, task.attempt - 1, None) for task in left]
 
 
-async def _give_back(tx: Tx, back: list[tuple[Running, int, int, str | None]]) -> None:
-    """They run again, by whoever comes first."""
+async def _give_back(
+    tx: Tx, back: list[tuple[Running, int, int, str | None]], died: Collection[int]
+) -> None:
+    """They run again, by whoever comes first. `died`: workers that did not stop in order."""
     if not back:
         return
     await tx.send(
@@ -201,7 +206,7 @@ async def _give_back(tx: Tx, back: list[tuple[Running, int, int, str | None]]) -
         arrays.numbers(crashes for _, crashes, _, _ in back),
         arrays.numbers(attempt for _, _, attempt, _ in back),
         arrays.texts([history for *_, history in back]),
-        arrays.texts([task.worker if task.worker_state == "dead" else None for task, *_ in back]),
+        arrays.texts([task.worker if task.worker_id in died else None for task, *_ in back]),
     )
 
 

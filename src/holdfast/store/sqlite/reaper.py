@@ -59,7 +59,8 @@ def reap(
         )
         conn.execute("UPDATE sources SET worker_id = NULL WHERE worker_id = ?", (gone.worker_id,))
         if not counts:
-            back += hand_back(conn, ledger, gone.worker_id, me.worker_id, now_us)
+            lost_by = None if gone.state == "leaving" else gone.name
+            back += hand_back(conn, ledger, gone.worker_id, me.worker_id, now_us, lost_by)
             continue
         found = [_Running(*row) for row in conn.execute(_RUNNING, (gone.worker_id,))]
         worker = Worker(worker_id=gone.worker_id, name=gone.name)
@@ -109,16 +110,21 @@ def _gone(
 
 
 def hand_back(
-    conn: sqlite3.Connection, ledger: Ledger, worker_id: int, me: int, now_us: int
+    conn: sqlite3.Connection,
+    ledger: Ledger,
+    worker_id: int,
+    me: int,
+    now_us: int,
+    lost_by: str | None = None,
 ) -> int:
     """What a worker that stopped in order did not end, or never began; the same for a worker whose
-    death counts for nobody. Spends no attempt."""
+    death counts for nobody (`lost_by`). Spends no attempt."""
     found = conn.execute(
         "UPDATE queue_executions SET status = CASE held WHEN 'store' THEN 'ready' ELSE 'open' END,"
-        " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?"
-        " WHERE worker_id = ? AND status = 'running'"
+        " worker_id = NULL, epoch = epoch + 1, attempt = attempt - 1, due_at = ?,"
+        " lost_by = coalesce(?, lost_by) WHERE worker_id = ? AND status = 'running'"
         " RETURNING tenant_id, subscription, message_id, attempt",
-        (now_us, worker_id),
+        (now_us, lost_by, worker_id),
     ).fetchall()
     entries: list[Entry] = [
         (*identity, events.RELEASED, {"attempt": attempt + 1, "worker": worker_id})

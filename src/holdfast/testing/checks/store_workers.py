@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.errors import EffectUnknown, LeaseLost, StoreUnavailable
-from holdfast.core.events import FAILED, HEARTBEAT
+from holdfast.core.events import FAILED, HEARTBEAT, RECLAIMED
 from holdfast.core.outcome import Done, Park, ParkKind, Retry
 from holdfast.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
 from holdfast.testing.harness import expect, fail
@@ -162,6 +162,8 @@ async def a_death_that_nothing_outlived_counts_for_nobody(trial: StoreTrial) -> 
     expect(found.tasks == 2, f"{found}")
     for run in await trial.ready(newcomer):
         expect((run.crashes, run.attempt, run.failures) == (0, 1, 0), f"{run}")
+        told = [e.type for e in trial.events if e.task_id == run.message.id]
+        expect(RECLAIMED in told, f"somebody took it over: {told}")
 
 
 async def an_announced_stop_counts_for_nobody(trial: StoreTrial) -> None:
