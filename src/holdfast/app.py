@@ -17,13 +17,13 @@ from typing import Any, Literal, Never, NoReturn, TypeVar
 import msgspec
 
 from holdfast.brokers.registry import make_broker
-from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.config import Config, load_config
 from holdfast.config.rule_file import load_rules
 from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import (
     Broker,
     Inspectable,
+    LimitsPublish,
     NamesConsumers,
     Notices,
     Renews,
@@ -336,7 +336,7 @@ class App:
         self._consumer = f"{self.name}@{socket.gethostname()}:{os.getpid()}"
         if isinstance(broker, NamesConsumers):
             self._consumer = broker.name_consumer(self._consumer)
-        if isinstance(broker, SqliteBroker):
+        if isinstance(broker, LimitsPublish):
             # A little less than the sender's own limit: the broker can say what it waited for.
             broker.publish_within_s = 0.9 * self.config.send_timeout_s
         store = self.storage.make_store(

@@ -18,6 +18,7 @@ from holdfast.cli.session import operating
 from holdfast.core.approvals import Approval, ApprovalFilter
 from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from holdfast.services import relays_of
+from holdfast.store.sqlite import claiming
 from holdfast.store.sqlite.clerk import SqliteClerk
 from holdfast.testing import FakeClock
 from tests.integration.lab import Lab
@@ -345,9 +346,10 @@ async def test_a_guard_that_asks_for_ever_is_a_failure(one_file: Lab) -> None:
 
 
 async def test_a_message_with_a_handler_that_came_late_is_not_asked_about_twice(
-    one_file: Lab,
+    one_file: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set aside for another reason after the yes: the yes still holds."""
+    monkeypatch.setattr(claiming, "GRACE_S", 0.0)  # nobody expects the first worker back
     app, ran = await governed(one_file, BIG)
     worker = await one_file.start(app)
     await parked(one_file, app, "m-1")

@@ -196,7 +196,7 @@ def test_a_role_without_permission_names_the_command(own_postgres: PostgresServe
 
 
 def test_away_and_nonsense_are_told_apart(postgres: Server) -> None:
-    with pytest.raises(StoreUnavailable, match="does not exist"):
+    with pytest.raises(StoreUnavailable, match="has no database"):
         ensure_schema(postgres.url("no_such_database"))
     with pytest.raises(StoreUnavailable, match="is away") as caught:
         ensure_schema("postgresql://me:geheim@127.0.0.1:1/x")

@@ -393,8 +393,8 @@ async def test_many_rows_go_in_small_transactions(on_file, monkeypatch):
     sizes: list[int] = []
     write = on_file.store.file.write
 
-    async def counting(op: Any, *, durable: bool = True) -> Any:
-        result = await write(op, durable=durable)
+    async def counting(op: Any, **options: Any) -> Any:
+        result = await write(op, **options)
         if isinstance(result, int):
             sizes.append(result)
         return result

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.store import crash
 from tests.conftest import SOAK
 from tests.property.protocol_checks import violations
 from tests.property.protocol_faults import PLANTS, Plant
@@ -23,8 +24,15 @@ from tests.property.protocol_world import Mode, World
 SEEDS = 50_000 if SOAK else 500
 CHUNKS = 100 if SOAK else 6
 """Several tests, so that they spread over the processes of a run."""
-PLANTED_SEEDS = 400
+PLANTED_SEEDS = 800
 """A planted fault must show within so many."""
+
+
+@pytest.fixture(autouse=True)
+def few_crashes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A story is short: each crash counts against the budget, so that some messages spend it."""
+    monkeypatch.setattr(crash, "SUSPECT_AT", 1)
+    monkeypatch.setattr(crash, "ALONE_AT", 0)
 
 
 async def told(seed: int, mode: Mode, plant: Plant | None = None) -> tuple[list[str], int]:

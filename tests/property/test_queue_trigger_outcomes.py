@@ -233,7 +233,7 @@ async def test_property_14_retry_log(max_retries: int, plan: list[int]) -> None:
     said: dict[str, list[tuple[int, int, str]]] = {}
     for record in lines.records:
         told = re.match(
-            r"message (\S+): attempt (\d+) of (\d+) failed: RuntimeError: (cause \d+)",
+            r"message (\S+): attempt (\d+) of (\d+) of \S+ failed: RuntimeError: (cause \d+)",
             record.getMessage(),
         )
         if told:

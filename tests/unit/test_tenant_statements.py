@@ -32,7 +32,8 @@ EXCUSED = {
     "SELECT 1 FROM deliveries WHERE status = 'sending'": "the answer is yes or no",
     "SELECT d.priority, d.due_at FROM deliveries d": "when a sender has to look again",
     "SELECT 1 FROM queue_executions WHERE status =": "the answer is yes or no",
-    "SELECT clock_timestamp() WHERE clock_timestamp() >=": "the answer is yes or no",
+    "SELECT clock_timestamp(), coalesce((SELECT": "the clock, workers, and whether rows are lost",
+    "SELECT subscription, event_name, count(*) FILTER": "how many suspects wait, of which types",
     "SELECT EXISTS (SELECT 1 FROM outbox": "the answer is yes or no",
     "SELECT extract(epoch FROM min(d.due_at)": "when a worker has to look again",
     # Rows by an id of their own, which was read together with their tenant.

@@ -306,6 +306,13 @@ class Renews(Protocol):
 
 
 @runtime_checkable
+class LimitsPublish(Protocol):
+    """Optional role: a broker that gives up a publish by itself, and can say what it waited for."""
+
+    publish_within_s: float | None
+
+
+@runtime_checkable
 class NamesConsumers(Protocol):
     """Optional role: a broker whose server knows each reader by a name."""
 

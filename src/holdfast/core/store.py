@@ -290,6 +290,10 @@ class Claims(Protocol):
         """
         ...
 
+    async def announce(self, worker: Worker, offers: Offers) -> Worker:
+        """The worker has other handlers or channels than when it registered."""
+        ...
+
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         """An orderly end. `running`: it is announced, and some runs go on until they or the process
         end. The worker claims nothing more. Runs that the end of the process cuts short are handed

@@ -504,6 +504,11 @@ class EngineWorker:
 
     async def _resume_parked(self, worker: Worker) -> None:
         """A handler that was missing is here now: what waited for it goes on."""
+        offers = self._offers()
+        if offers != worker.offers:  # registered while this worker runs
+            worker = await self._store.announce(worker, offers)
+            if worker.worker_id == self.worker.worker_id:
+                self.worker = worker
         for sub in self._subscriptions:
             types = self._handlers.types(sub.queue)
             if types:

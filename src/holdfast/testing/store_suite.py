@@ -225,6 +225,9 @@ class StoreConformance(StoreHarness):
     async def test_what_nobody_handles_is_parked_once(self) -> None:
         await self.check(store_fleet.what_nobody_handles_is_parked_once)
 
+    async def test_a_handler_that_comes_late_is_announced(self) -> None:
+        await self.check(store_fleet.a_handler_that_comes_late_is_announced)
+
     async def test_the_types_of_a_worker_that_is_gone(self) -> None:
         await self.check(store_fleet.the_types_of_a_worker_that_is_gone)
 

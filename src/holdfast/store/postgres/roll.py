@@ -25,6 +25,7 @@ REGISTER = (
     " clock_timestamp() + $2::float8 * interval '1 second', $3, $4, $5)"
     " RETURNING worker_id, started_at"
 )
+ANNOUNCE = "UPDATE workers SET offers = $2 WHERE worker_id = $1::bigint"
 LEAVING = "UPDATE workers SET state = 'leaving' WHERE worker_id = $1::bigint AND state = 'alive'"
 LEFT = (
     "UPDATE workers SET state = 'left', ended_at = clock_timestamp() WHERE worker_id = $1::bigint"

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.core import events
 from holdfast.core.broker import Notices, Subscription
 from holdfast.core.clock import Clock, to_us
@@ -148,6 +150,15 @@ class PostgresStore:
         self._pulse.begin()
         self._fleet.forget()
         return Worker(worker_id=worker_id, name=name, offers=offers)
+
+    async def announce(self, worker: Worker, offers: Offers) -> Worker:
+        number = worker.worker_id
+        await self.write(
+            lambda tx, change: tx.send(roll.ANNOUNCE, str(number), offers_text(offers)),
+            worker_id=number,
+        )
+        self._fleet.forget()
+        return msgspec.structs.replace(worker, offers=offers)
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         number = worker.worker_id

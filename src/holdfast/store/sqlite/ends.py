@@ -96,7 +96,7 @@ def expired(claim: Claiming, run: Run) -> list[Entry]:
 
 def unreadable(claim: Claiming, row: Sequence[Any], error: Exception) -> list[Entry]:
     """A stored body (RUN_COLUMNS) that is not what was written: never run, kept as it is."""
-    rowid, tenant_id, message_id, _, attempt, crashes, lane, key, _, _, body, info, _ = row
+    rowid, tenant_id, message_id, _, attempt, crashes, lane, key, _, _, body, info, *_ = row
     claim.conn.execute(
         "UPDATE queue_executions SET status = 'failed', completed_at = ?, error_message = ?,"
         " body = NULL WHERE rowid = ?",

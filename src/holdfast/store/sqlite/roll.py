@@ -69,6 +69,12 @@ class Roll:
         self._seen.add(worker.worker_id)
         return worker
 
+    def announce(self, conn: sqlite3.Connection, worker: Worker, offers: Offers) -> None:
+        conn.execute(
+            "UPDATE workers SET offers = ? WHERE worker_id = ?",
+            (offers_text(offers), worker.worker_id),
+        )
+
     async def leave(self, worker: Worker, *, running: bool) -> None:
         if running:
             await self._file.write(lambda conn: _leaving(conn, worker))

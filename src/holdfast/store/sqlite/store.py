@@ -165,6 +165,11 @@ class SqliteStore:
         self._fleet.forget()
         return worker
 
+    async def announce(self, worker: Worker, offers: Offers) -> Worker:
+        await self._commit(lambda conn: self._roll.announce(conn, worker, offers))
+        self._fleet.forget()
+        return msgspec.structs.replace(worker, offers=offers)
+
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         await self._roll.leave(worker, running=running)
 

@@ -70,6 +70,18 @@ async def what_nobody_handles_is_parked_once(trial: StoreTrial) -> None:
     expect(kinds == [PARKED, RESUMED, CLAIMED], f"{kinds}")
 
 
+async def a_handler_that_comes_late_is_announced(trial: StoreTrial) -> None:
+    one, other = await _worker(trial, "a"), await _worker(trial, "a")
+    expect_answers(await trial.claim(one, trial.candidate("b1", type="b")), Answer.PARKED)
+    offers = Offers(types={trial.sub.name: frozenset({"a", "b"})})
+    one = await trial.store.announce(one, offers)
+    expect(await _resume(trial, one, "b") == 1, "its handler is here")
+    expect(await trial.ready(other) == [], "but not there")
+    run = await trial.one_ready(one)
+    expect((run.message.id, run.attempt) == ("b1", 1), f"{run}")
+    expect_answers(await trial.claim(other, trial.candidate("b2", type="b")), Answer.PASSED_ON)
+
+
 async def the_types_of_a_worker_that_is_gone(trial: StoreTrial) -> None:
     """It may be restarted, so they wait for a while. Then they are parked."""
     one, other = await _worker(trial, "a"), await _worker(trial, "b")
