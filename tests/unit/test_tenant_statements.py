@@ -49,6 +49,7 @@ EXCUSED = {
     # The beginning of statements that do return it.
     "answered_at = clock_timestamp(), note = $5": "APPROVE and REJECT",
     # What moves is moved alike for all tenants, and nobody is told whose it was.
+    "UPDATE {} SET {} WHERE {}": "the server's clock was set: all waiting times move with it",
     "UPDATE quotas SET deferred_until = NULL": "new rules: everybody's waits are looked at anew",
     "SET due_at = clock_timestamp() WHERE status = 'ready' AND due_at >": "new rules, likewise",
     "WITH gone AS (DELETE FROM {table}": "retention, by age; only how many are counted",
