@@ -315,12 +315,12 @@ class EngineWorker:
         if parked:
             types = sorted({run.message.type for run in parked})
             log.warning(
-                "parked %d messages of queue %s, the first is %s: no living worker has a handler"
-                " for %s. They run when one starts; 'holdfast parked list' shows them",
-                len(parked),
-                sub.queue,
-                parked[0].message.id,
+                "no living worker has a handler for %s: parked message %s of queue %s%s until one"
+                " starts. See: holdfast parked list",
                 ", ".join(types[:5]) + (" and others" if len(types) > 5 else ""),
+                parked[0].message.id,
+                sub.queue,
+                f" and {len(parked) - 1} more" if len(parked) > 1 else "",
             )
 
     def unclaimed(self, sub: Subscription, messages: int) -> None:
