@@ -34,6 +34,10 @@ async def fill(fleet: Fleet) -> None:
                 fleet.sent.append(Sent(id=message_id))
 
 
+def has_group(client: Redis) -> bool:
+    return bool(client.exists("default") and client.xinfo_groups("default"))
+
+
 @pytest.mark.parametrize("group", [True, False], ids=["a group was there", "no group yet"])
 def test_a_full_server_is_worked_empty_by_workers_that_were_away(
     make_fleet: MakeFleet, redis_server: RedisServer, group: bool
@@ -44,12 +48,13 @@ def test_a_full_server_is_worked_empty_by_workers_that_were_away(
         client.config_set("maxmemory", LIMIT)
         if group:
             (before,) = fleet.start()
+            fleet.wait_for(lambda: has_group(client), "the worker makes the group")
             assert fleet.terminate(before) == 0
             client.pexpire(BINDING, 1)  # as three leases do
             fleet.wait_for(lambda: not client.exists(BINDING), "the binding expires")
         asyncio.run(fill(fleet))
         client.config_set("maxmemory", LIMIT // 2)  # not a byte is free, whoever hangs up
-        assert bool(client.exists("default") and client.xinfo_groups("default")) is group
+        assert has_group(client) is group
         assert len(fleet.sent) > 20
         fleet.start(2)
         fleet.wait_until_final()
