@@ -15,6 +15,8 @@ PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9 'dramatiq[redis]~=2.2' 'faststream[cli
 ARQ_PACKAGES  ?= arq~=0.28 'redis[hiredis]' uvloop
 # More arguments for pytest, holdfast dev or the bench: make test ARGS="-k lanes -x"
 ARGS     ?=
+# The tests start thousands of processes: without stored bytecode each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 PIP := -m pip --disable-pip-version-check --quiet
 

@@ -27,6 +27,13 @@ on_each_broker = pytest.mark.parametrize(
 """Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
 
 
+@pytest.fixture(autouse=True)
+def unmeasured_workers(monkeypatch: pytest.MonkeyPatch, unmeasured: dict[str, str]) -> None:
+    """Fault tests measure time and kill workers: coverage slows them down and loses its data."""
+    for name in os.environ.keys() - unmeasured.keys():
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
 def seed() -> int:
     """Another one each time; HOLDFAST_SEED repeats a run."""

@@ -56,7 +56,9 @@ class Receiver:
             return web.Response(status=500)
         if mood == "ok":
             return web.Response(text="thank you")
-        headers = {"Retry-After": "1", "Location": "/elsewhere"}
+        headers = {"Location": "/elsewhere"}
+        if mood == "429":
+            headers["Retry-After"] = "1"
         return web.Response(status=ANSWERS[mood], text=f"in the mood {mood}", headers=headers)
 
     def _write(self, **line: Any) -> None:
