@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-2")
@@ -47,11 +47,12 @@ def nobody_is_suspect(fleet: Fleet, innocents: Sequence[dict[str, Any]]) -> None
     assert fleet.rows("SELECT message_id FROM dead_letters WHERE message_id LIKE 'good%'") == []
 
 
-@pytest.mark.parametrize("ms", [10, 200])
+@on_each_broker
+@pytest.mark.parametrize("ms", [10, pytest.param(200, marks=pytest.mark.soak)])
 def test_poison_does_not_hold_up_the_others(make_fleet: MakeFleet, soak: bool, ms: int) -> None:
     """2 % of the messages kill their process, by all means."""
     count, bad, limit_s = (5000, 100, {10: 45, 200: 75}[ms]) if soak else (300, 6, 0)
-    fleet = make_fleet(WORKER__LEASE_S=10)
+    fleet = make_fleet(WORKER__LEASE_S=10 if soak else 3)
     kinds = ("exit", "segfault", "kill")
     poison = [
         {"type": "poison", "id": f"bad-{n}", "payload": {"kind": kinds[n % 3]}} for n in range(bad)
@@ -75,10 +76,11 @@ def test_poison_does_not_hold_up_the_others(make_fleet: MakeFleet, soak: bool, m
     assert not limit_s or took_s < limit_s
 
 
+@on_each_broker
 def test_suspects_run_many_at_a_time(make_fleet: MakeFleet, soak: bool) -> None:
     """A worker with all slots taken is killed twice: what it ran is done soon."""
     count, seconds, within_s = (100, 5.0, 25.0) if soak else (40, 1.0, 0.0)
-    fleet = make_fleet(WORKER__SLOTS=count, WORKER__LEASE_S=10)
+    fleet = make_fleet(WORKER__SLOTS=count, WORKER__LEASE_S=10 if soak else 3)
     fleet.send(good(count, seconds))
     supervisor = fleet.supervise(workers=1, target=TARGET)
     killed: list[int] = []
@@ -98,6 +100,7 @@ def test_suspects_run_many_at_a_time(make_fleet: MakeFleet, soak: bool) -> None:
     assert not within_s or took_s < within_s
 
 
+@on_each_broker
 def test_a_crash_of_the_whole_machine_counts_for_nobody(make_fleet: MakeFleet, soak: bool) -> None:
     fleet = make_fleet(WORKER__SLOTS=20)
     messages = good(30, 3.0)
@@ -112,6 +115,7 @@ def test_a_crash_of_the_whole_machine_counts_for_nobody(make_fleet: MakeFleet, s
     assert fleet.terminate(supervisor) == 0
 
 
+@on_each_broker
 def test_an_announced_stop_counts_for_nobody(make_fleet: MakeFleet, soak: bool) -> None:
     """SIGTERM, then SIGKILL before the runs have ended, as container platforms do it."""
     fleet = make_fleet(WORKER__SLOTS=20, WORKER__SHUTDOWN_TIMEOUT_S=30)
