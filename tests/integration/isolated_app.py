@@ -125,7 +125,7 @@ async def crash(ctx: Context) -> str:
             os._exit(9)
         if ctx.payload == "segfault":
             ctypes.string_at(0)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), 40 if ctx.payload == "nameless signal" else signal.SIGKILL)
     return f"{ctx.attempt} {ctx.retry_count}"
 
 

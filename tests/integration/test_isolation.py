@@ -160,7 +160,7 @@ async def test_a_handler_past_its_time_is_killed_with_all_it_started(lab: Isolat
     await lab.until(lambda: not alive(int(helper.split()[1])), "and so is what it started")
 
 
-@pytest.mark.parametrize("how", ["exit", "segfault", "kill"])
+@pytest.mark.parametrize("how", ["exit", "segfault", "kill", "nameless signal"])
 async def test_a_handler_that_kills_its_process(lab: IsolatedLab, how: str) -> None:
     """Only its own message suffers: a crash is counted, no retry is spent, the worker lives."""
     before = await lab.result("echo")

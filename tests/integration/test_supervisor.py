@@ -36,7 +36,9 @@ async def touch(ctx: Context) -> None:
 
 @app.on("die")
 async def die(ctx: Context) -> None:
-    os._exit(9)
+    if ctx.payload < 0:
+        os.kill(os.getpid(), -ctx.payload)
+    os._exit(ctx.payload)
 """
 
 
@@ -235,15 +237,27 @@ def test_it_says_what_it_serves_once_all_workers_are_up(home: Path, target: Path
     assert (home / "run.log").read_text().count("ready:") == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "fate"),
+    [
+        (9, "exit code 9"),
+        (os.EX_OK, "exit code 0"),
+        (os.EX_SOFTWARE, "exit code 70"),
+        (-40, "killed by signal 40"),  # one of those without a name
+    ],
+)
 def test_poison_is_no_failed_start(
-    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch, code: int, fate: str
 ) -> None:
-    """More workers die one after the other than starts may fail: each was up before."""
+    """More workers die one after the other than starts may fail: each was up before. None of the
+    codes makes an end that a message caused an orderly one."""
     monkeypatch.setenv("HOLDFAST__WORKER__SLOTS", "1")
     monkeypatch.setenv("HOLDFAST__WORKER__CRASH_BUDGET", "2")
     target.write_text(APP.format(trouble=""))
-    for n in range(6):
-        assert holdfast("send", "--type", "die", "--id", f"die-{n}").returncode == 0
+    for n in range(3):
+        payload = ("--payload", str(code))
+        assert holdfast("send", "--type", "die", "--id", f"die-{n}", *payload).returncode == 0
     done = holdfast("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("ended (exit code 9)") >= 6
+    assert done.stderr.count(f"ended ({fate})") >= 6
+    assert holdfast("dlq", "list").stdout.count("crash_budget") == 3

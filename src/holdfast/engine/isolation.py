@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.errors import HandlerCrashed, HandlerFailed, HandlerTimeout
+from holdfast.core.exit_code import fate
 
 from .context import Context
 from .frames import (
@@ -236,10 +237,8 @@ class Child:
 
     async def _fate(self) -> str:
         await self.kill()
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
+        code = self._process.returncode or 0
+        return f"its process {'was' if code < 0 else 'ended with'} {fate(code)}"
 
 
 async def _answer(context: Context, ask: Ask) -> Answer:
