@@ -52,6 +52,8 @@ class Warden:
         self._launcher: Launcher | None = None
         self._ended: dict[str, int] = {}
         """Exit codes that the store does not know yet, by the names of workers."""
+        self._reported: dict[str, int] = {}
+        """Exit codes that the store was told."""
         self._looked_at = -math.inf
         self.children: list[Child] = []
         self.is_stopping = False
@@ -102,7 +104,12 @@ class Warden:
             crash_budget=settings.crash_budget,
             ended=self._ended,
         )
-        self._ended.clear()
+        self._reported |= self._ended
+        # A program that a child has started may keep its sign of life: then its death is not seen
+        # before a lease is over, and its exit code is told once more.
+        self._ended = {
+            name: self._reported[name] for name in found.silent if name in self._reported
+        }
         self._looked_at = now
         for child in self.children:
             if self._name(child) in found.silent:
@@ -129,7 +136,9 @@ class Warden:
             log.warning("messages that crashed their workers run %s in child processes", together)
         now = self._app.clock.monotonic()
         for _ in range(min(starts, self._at_most - len(self.children))):
-            self.children.append(Child(self._spawn(company, worker), company, now))
+            child = Child(self._spawn(company, worker), company, now)
+            self._reported.pop(self._name(child), None)  # numbers of processes are used again
+            self.children.append(child)
 
     def _spawn(self, company: Company, worker: Worker) -> Process:
         from holdfast.supervisor import spawn

@@ -13,7 +13,7 @@ from holdfast.app import App
 from holdfast.core.store import Company
 from holdfast.engine.context import Context
 from holdfast.engine.executor import CallNext
-from holdfast.warden import Warden
+from holdfast.warden import Child, Warden
 from tests.integration.lab import PATIENCE_S, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
@@ -96,6 +96,38 @@ class _Quiet:
 
     def wait(self, timeout: float | None = None) -> int:
         return 0
+
+
+class _Ended(_Quiet):
+    """A child that has ended."""
+
+    pid = 2
+
+    def poll(self) -> int | None:
+        return 9
+
+
+async def test_the_crash_of_a_child_counts_though_its_sign_of_life_is_kept(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    """A program that it forked has its files open, and outlives it."""
+    app = await with_suspects(one_file, 2, lease_s=3)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    child = await app.store.register(app.worker_name(_Ended.pid), parent=worker.as_parent)
+    (verdict,) = await app.store.claim_ready(
+        app.subscriptions()[0], limit=1, worker=child, company=Company.FEW
+    )
+    assert verdict.run is not None
+    warden.children.append(Child(_Ended(), Company.FEW, app.clock.monotonic()))
+    end = app.clock.monotonic() + PATIENCE_S
+    while one_file.status(verdict.run.message.id) == "running":
+        assert app.clock.monotonic() < end, "nobody counts its crash"
+        app.store.beat(worker)
+        await warden.step(worker)
+        await asyncio.sleep(0.05)
+    assert one_file.task(verdict.run.message.id)["crashes"] == 3
 
 
 # -- alone is alone -------------------------------------------------------------------------------
