@@ -164,6 +164,35 @@ async def together(ctx: Context) -> int:
         await asyncio.sleep(0.01)
 
 
+@app.on("leaves", isolation="process")
+async def leaves(ctx: Context) -> None:
+    """Returns, and goes on beside the next run of its process."""
+
+    async def go_on() -> None:
+        while not (HOME / "next").exists():
+            await asyncio.sleep(0.01)
+        try:
+            ctx.usage(tokens=1000)
+            await ctx.reply("late")
+            await ctx.once("charge", lambda key: key)
+        finally:
+            note("left over")
+
+    left_over.append(asyncio.create_task(go_on()))
+
+
+left_over: list[asyncio.Task[None]] = []
+
+
+@app.on("next", isolation="process")
+async def comes_next(ctx: Context) -> str:
+    (HOME / "next").touch()
+    while "left over" not in (HOME / "notes").read_text():
+        await asyncio.sleep(0.01)
+    charged: str = await ctx.once("charge", lambda key: key)
+    return charged
+
+
 @app.on("forever", isolation="process")
 def forever(ctx: SyncContext) -> None:
     note(f"forever {os.getpid()}")

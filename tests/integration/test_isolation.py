@@ -217,6 +217,18 @@ async def test_two_run_side_by_side_and_the_rest_waits(lab: IsolatedLab) -> None
     assert len(pids) == 2, "as many processes as the setting says"
 
 
+async def test_what_a_run_leaves_behind_writes_nothing_into_the_next_one(lab: IsolatedLab) -> None:
+    (lab.home / "notes").touch()
+    await lab.result("leaves")
+    receipt = await lab.app.send("next")
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    assert msgspec.json.decode(lab.task(receipt.id)["result"]) == f"{receipt.id}:charge"
+    assert lab.replies() == []
+    (final,) = (data for kind, data in lab.history(receipt.id) if kind == SUCCEEDED)
+    assert "usage" not in final
+    assert len(lab.children) == 1, "both ran in one process"
+
+
 async def test_drain_hands_back_what_a_child_runs(lab: IsolatedLab) -> None:
     receipt = await lab.app.send("forever")
     (line,) = await lab.until(lambda: lab.notes("forever"), "it runs")
