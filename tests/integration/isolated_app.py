@@ -153,6 +153,12 @@ async def pay(ctx: Context) -> Any:
     return charged
 
 
+@app.on("impatient", isolation="process", timeout_s=0.5, retries=0)
+async def impatient(ctx: Context) -> int:
+    await ctx.once("effect", lambda: None)
+    return ctx.attempt
+
+
 @app.on("together", isolation="process")
 async def together(ctx: Context) -> int:
     """Ends when two of them run at the same time."""

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.app import App
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, StoreUnavailable
 from holdfast.core.events import HEARTBEAT, RELEASED, SUCCEEDED
 from holdfast.engine.context import Context
 from holdfast.engine.worker import EngineWorker
@@ -215,6 +215,22 @@ async def test_two_run_side_by_side_and_the_rest_waits(lab: IsolatedLab) -> None
     assert await lab.ends(*ids) == ["succeeded"] * 5
     pids = {lab.task(message_id)["result"] for message_id in ids}
     assert len(pids) == 2, "as many processes as the setting says"
+
+
+async def test_an_outage_of_the_store_spends_no_attempt(
+    lab: IsolatedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the handler is over while it waits for the store."""
+
+    async def away(*args: object, **options: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(lab.app.store, "effect_begin", away)
+        receipt = await lab.app.send("impatient")
+        await lab.has_event(receipt.id, RELEASED)
+    assert await lab.ends(receipt.id) == ["succeeded"], lab.letters()
+    assert msgspec.json.decode(lab.task(receipt.id)["result"]) == 1
 
 
 async def test_what_a_run_leaves_behind_writes_nothing_into_the_next_one(lab: IsolatedLab) -> None:
