@@ -584,12 +584,11 @@ async def _guard(
 
 async def _no_suspects(app: App, worker: EngineWorker, company: Company) -> None:
     """Returns once this child runs none and none waits. However long a suspect runs, it may."""
-    names = [sub.name for sub in app.subscriptions()]
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S:
         await asyncio.sleep(0.2)
         try:
-            waiting = await app.store.suspects(names, worker=worker.worker)
+            waiting = await app.suspects(worker.worker)
             waits = waiting.few if company is Company.FEW else waiting.none
         except StoreError as error:
             log.warning("could not check for suspect messages: %s", error)

@@ -44,7 +44,6 @@ class Warden:
         self._app = app
         self._target = target
         self._options = list(options)
-        self._names = [sub.name for sub in app.subscriptions()]
         self._role = f"warden {app.kind}"
         self._offers = Offers(types=app.handled_types())
         """What its children handle. The warden itself claims nothing, and offers nothing."""
@@ -64,7 +63,7 @@ class Warden:
         """Report what ended, then start what is needed."""
         await self._report(worker)
         like_children = msgspec.structs.replace(worker, offers=self._offers)
-        self.waiting = await self._app.store.suspects(self._names, worker=like_children)
+        self.waiting = await self._app.suspects(like_children)
         wanted = {
             company: starts
             for company, children in (

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def note(line: str) -> None:
     """Something that stays when a process is killed."""
     with (HOME / "notes").open("a") as file:
         file.write(f"{line}\n")
+
+
+async def until(look: Callable[[], bool]) -> None:
+    while True:
+        if look():
+            return
+        await asyncio.sleep(0.01)
 
 
 @app.on("echo", isolation="process")
@@ -175,8 +183,7 @@ async def leaves(ctx: Context) -> None:
     """Returns, and goes on beside the next run of its process."""
 
     async def go_on() -> None:
-        while not (HOME / "next").exists():
-            await asyncio.sleep(0.01)
+        await until((HOME / "next").exists)
         try:
             ctx.usage(tokens=1000)
             await ctx.reply("late")
@@ -193,8 +200,7 @@ left_over: list[asyncio.Task[None]] = []
 @app.on("next", isolation="process")
 async def comes_next(ctx: Context) -> str:
     (HOME / "next").touch()
-    while "left over" not in (HOME / "notes").read_text():
-        await asyncio.sleep(0.01)
+    await until(lambda: "left over" in (HOME / "notes").read_text())
     charged: str = await ctx.once("charge", lambda key: key)
     return charged
 

@@ -80,6 +80,23 @@ async def test_as_many_as_suspects_need(
     assert len(warden.children) == expected
 
 
+async def test_none_for_suspects_of_a_paused_queue(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    """They would take nothing, and stay for as long as the queue is paused."""
+    app = await with_suspects(one_file, 2)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    async with app.storage.operations(app.store, app.broker, by="somebody") as operations:
+        await operations.pause("default")
+        await warden.step(worker)
+        assert (len(warden.children), warden.waiting.few) == (0, 0)
+        await operations.unpause("default")
+        await warden.step(worker)
+    assert len(warden.children) == 3
+
+
 class _Quiet:
     """A child that never takes anything."""
 
