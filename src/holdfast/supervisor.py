@@ -190,6 +190,9 @@ class _Place:
             else:
                 report = ["--report-fd", str(listener.theirs)]
                 self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
+        except OSError:
+            listener.close()
+            raise
         finally:
             listener.handed_over()
         self.since = time.monotonic()
@@ -372,6 +375,17 @@ class Supervisor:
         return self._launcher
 
     def _start(self, place: _Place, options: Sequence[str], *, forked: bool) -> None:
+        try:
+            self._begin(place, options, forked=forked)
+        except OSError as error:  # no room for another process: the others must go on
+            if not self._was_up:
+                raise
+            place.crashed = False
+            pause = place.pause_s(os.EX_OSERR)
+            place.restart_at = time.monotonic() + pause
+            self._say(f"a process could not be started ({error}); next try in {pause:.1f} s")
+
+    def _begin(self, place: _Place, options: Sequence[str], *, forked: bool) -> None:
         launcher = self._crash_launcher() if forked else None
         try:
             place.start(self._target, options, launcher)

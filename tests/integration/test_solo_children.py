@@ -1,6 +1,7 @@
 """Children for suspects: as many as they need, and no more than the setting allows."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.app import App
-from holdfast.core.store import Company
+from holdfast.core.store import Company, Worker
 from holdfast.engine.context import Context
 from holdfast.engine.executor import CallNext
 from holdfast.warden import Child, Warden
@@ -119,9 +120,34 @@ class _Ended(_Quiet):
     """A child that has ended."""
 
     pid = 2
+    code = 9
 
     def poll(self) -> int | None:
-        return 9
+        return self.code
+
+
+class _Refused(_Ended):
+    """A child that found no free connection."""
+
+    code = os.EX_UNAVAILABLE
+
+
+async def test_children_that_cannot_come_up_are_not_started_without_end(
+    one_file: Lab, warden_of: Callable[[App], Warden], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await with_suspects(one_file, 2)
+    warden, started = warden_of(app), 0
+
+    def spawn(company: Company, worker: Worker) -> _Refused:
+        nonlocal started
+        started += 1
+        return _Refused()
+
+    monkeypatch.setattr(warden, "_spawn", spawn)
+    worker = await app.store.register("warden")
+    for _ in range(5):
+        await warden.step(worker)
+    assert started == 3
 
 
 async def test_the_crash_of_a_child_counts_though_its_sign_of_life_is_kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -205,6 +206,30 @@ def test_a_worker_that_was_being_started_is_asked_to_stop_too(
     watching._look(place)
     assert process.told == [signal.SIGTERM]
     assert place.done
+
+
+def test_it_goes_on_while_there_is_no_room_for_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    watching = supervisor.Supervisor("app", say=said.append)
+    watching._was_up = True
+
+    def spawn(*args: object, **options: object) -> Started:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(supervisor, "spawn", spawn)
+        (place,) = watching._places
+        watching._look(place)
+    assert "could not be started" in said[0]
+    monkeypatch.setattr(supervisor, "spawn", lambda *args, **options: Started())
+
+    def has_tried_again() -> bool:
+        watching._look(place)
+        return place.process is not None
+
+    wait_until(has_tried_again, "the next try")
 
 
 def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target: Path) -> None:
