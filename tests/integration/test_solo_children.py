@@ -116,6 +116,57 @@ class _Quiet:
         return 0
 
 
+class _Hanging(_Quiet):
+    """A child that stands still until it is killed."""
+
+    pid = 3
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def poll(self) -> int | None:
+        return -9 if self.killed else None
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+async def test_a_child_that_gives_no_sign_of_life_is_killed_and_its_crash_counts(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    app = await with_suspects(one_file, 2, lease_s=3)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    hanging = _Hanging()
+    message_id = await run_in(app, warden, worker, hanging)
+    await step_until(one_file, warden, worker, message_id)
+    assert hanging.killed
+    assert one_file.task(message_id)["crashes"] == 3
+
+
+async def run_in(app: App, warden: Warden, worker: Worker, process: _Quiet) -> str:
+    """A suspect runs in a child of the warden, which is this process. Returns its id."""
+    child = await app.store.register(app.worker_name(process.pid), parent=worker.as_parent)
+    (verdict,) = await app.store.claim_ready(
+        app.subscriptions()[0], limit=1, worker=child, company=Company.FEW
+    )
+    assert verdict.run is not None
+    warden.children.append(Child(process, Company.FEW, app.clock.monotonic()))
+    return verdict.run.message.id
+
+
+async def step_until(lab: Lab, warden: Warden, worker: Worker, message_id: str) -> None:
+    """The warden does its work until the message runs no more."""
+    store, clock = warden._app.store, warden._app.clock
+    end = clock.monotonic() + PATIENCE_S
+    while lab.status(message_id) == "running":
+        assert clock.monotonic() < end, "nobody takes it back"
+        store.beat(worker)
+        await warden.step(worker)
+        await asyncio.sleep(0.05)
+
+
 class _Ended(_Quiet):
     """A child that has ended."""
 
@@ -158,19 +209,9 @@ async def test_the_crash_of_a_child_counts_though_its_sign_of_life_is_kept(
     warden = warden_of(app)
     warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
     worker = await app.store.register("warden")
-    child = await app.store.register(app.worker_name(_Ended.pid), parent=worker.as_parent)
-    (verdict,) = await app.store.claim_ready(
-        app.subscriptions()[0], limit=1, worker=child, company=Company.FEW
-    )
-    assert verdict.run is not None
-    warden.children.append(Child(_Ended(), Company.FEW, app.clock.monotonic()))
-    end = app.clock.monotonic() + PATIENCE_S
-    while one_file.status(verdict.run.message.id) == "running":
-        assert app.clock.monotonic() < end, "nobody counts its crash"
-        app.store.beat(worker)
-        await warden.step(worker)
-        await asyncio.sleep(0.05)
-    assert one_file.task(verdict.run.message.id)["crashes"] == 3
+    message_id = await run_in(app, warden, worker, _Ended())
+    await step_until(one_file, warden, worker, message_id)
+    assert one_file.task(message_id)["crashes"] == 3
 
 
 # -- alone is alone -------------------------------------------------------------------------------

@@ -208,6 +208,40 @@ def test_a_worker_that_was_being_started_is_asked_to_stop_too(
     assert place.done
 
 
+def test_after_a_crash_the_next_one_begins_at_once_and_with_few_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[str] = []
+
+    def spawn(target: str, options: list[str], *, pass_fds: list[int]) -> Started:
+        given[:] = options
+        os.write(pass_fds[0], words)
+        return Started()
+
+    monkeypatch.setattr(supervisor, "spawn", spawn)
+    place = supervisor._Place()
+    words, ends = b"up\n\n", []
+    for said, code in (
+        (b"work\n", -signal.SIGSEGV),  # a message ended it
+        (b"", -signal.SIGSEGV),  # before it ran any message
+        (b"", -signal.SIGSEGV),
+        (b"work\nstops\n", os.EX_SOFTWARE),  # it failed
+        (b"work\n", supervisor.EXIT_RECYCLE),
+        (b"work\nstops\n", os.EX_OK),
+    ):
+        words = b"up\n\n" + said
+        place.start("app", [], None)
+        ends.append(("--cautious" in given, place.ended(code), place.pause_s(code)))
+    assert ends[:5] == [
+        (False, False, 0.0),
+        (True, False, 0.1),
+        (False, False, 0.2),
+        (False, False, 0.4),
+        (False, False, 0.0),
+    ]
+    assert ends[5][:2] == (False, True), "the one end in good order"
+
+
 def test_it_goes_on_while_there_is_no_room_for_another_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
