@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 _PR_SET_PDEATHSIG = 1
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _START_S = 30.0
 """How long a launcher may take to answer. The first answer waits for its imports."""
 _MOST_BYTES = 65536
@@ -108,12 +109,16 @@ class Launcher:
 
     def _hear(self) -> int | None:
         """Read one message; returns the number of a process that was started."""
-        words = self._sock.recv(_MOST_BYTES).split()
+        try:
+            words = self._sock.recv(_MOST_BYTES).split()
+        except ConnectionError:  # it ended before it read what we asked for
+            words = []
         if not words:
             self._is_gone = True
             return None
         pid = int(words[1])
         if words[0] == b"started":
+            self._codes.pop(pid, None)  # of an earlier process: the kernel uses numbers again
             return pid
         self._codes[pid] = int(words[2])
         return None
@@ -156,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (number,) = sys.argv[1:] if arguments is None else arguments
     sock = socket.socket(fileno=int(number))
     os.set_inheritable(sock.fileno(), False)
-    for name in (signal.SIGINT, signal.SIGTERM):  # for its owner, which decides about the workers
+    for name in _STOPS:  # for its owner, which decides about the workers
         signal.signal(name, signal.SIG_IGN)
     wake, woken = socket.socketpair()
     for end in (wake, woken):
@@ -196,9 +201,13 @@ def _fork(
     sock: socket.socket, arguments: list[str], fds: list[int], others: list[socket.socket]
 ) -> None:
     launcher = os.getpid()
+    # The launcher ignores these signals. Blocked, one that comes right after the fork waits until
+    # the worker does not ignore it any more.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     pid = os.fork()
     if pid == 0:
         _become_worker(launcher, [sock, *others], arguments, fds)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     for fd in fds:
         os.close(fd)
     sock.send(b"started %d" % pid)
@@ -217,6 +226,7 @@ def _become_worker(
         for name in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         for each in sockets:
             each.close()
         from holdfast.supervisor import main as work

@@ -300,8 +300,7 @@ class SuspectWatch:
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        names = [sub.name for sub in self._app.subscriptions()]
-        waiting = await self._app.store.suspects(names, worker=worker)
+        waiting = await self._app.suspects(worker)
         if not (waiting.few or waiting.none):
             return
         if self._report is not None and self._report.is_heard:

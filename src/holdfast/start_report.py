@@ -2,7 +2,7 @@
 
 Its exit code alone does not say: a message may kill a worker with any code, and only a worker that
 never came up makes another start useless. A worker that is up also reports that it has begun to run
-messages, and that messages wait which need a process of their own.
+messages, that messages wait which need a process of their own, and that it ends by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from holdfast.core.errors import AppNotLoaded, ConfigError, HoldfastError
 _UP = b"up\n"
 _WORK = b"work\n"
 _SUSPECTS = b"suspects\n"
+_STOPS = b"stops\n"
 _REFUSALS: dict[str, type[HoldfastError]] = {"config": ConfigError, "app": AppNotLoaded}
 """Errors that the same app and configuration raise at each start, by the first line they get."""
 _LINES = 8
@@ -52,6 +53,10 @@ class StartReport:
     def suspects(self) -> None:
         """Messages wait for child processes."""
         self._say(_SUSPECTS)
+
+    def stops(self) -> None:
+        """The worker ends by itself, whatever its exit code is. A message did not end it."""
+        self._say(_STOPS)
 
     def refused(self, error: ConfigError | AppNotLoaded) -> None:
         """The app or its configuration is wrong, and will be at the next start."""
@@ -93,6 +98,7 @@ class StartListener:
         self._heard = b""
         self._works = False
         self._suspects = False
+        self._stops = False
 
     def handed_over(self) -> None:
         os.close(self.theirs)
@@ -113,6 +119,12 @@ class StartListener:
         """Did it begin to run messages? Stays true when it is gone."""
         self._listen()
         return self._works
+
+    @property
+    def has_stopped(self) -> bool:
+        """Did it say that it ends by itself?"""
+        self._listen()
+        return self._stops
 
     def heard_of_suspects(self) -> bool:
         """Did it say since the last call that messages wait for child processes?"""
@@ -154,4 +166,5 @@ class StartListener:
             signals = later[0] if later else b""
             self._works = self._works or _WORK in signals
             self._suspects = self._suspects or _SUSPECTS in signals
+            self._stops = self._stops or _STOPS in signals
             self._heard = b"\n".join([up, summary, b""])

@@ -41,6 +41,7 @@ from holdfast.core.errors import (
     StoreError,
     StoreUnavailable,
 )
+from holdfast.core.exit_code import fate
 from holdfast.core.retry import describe
 from holdfast.core.store import Company
 from holdfast.launcher import Launcher, Process, end_with_parent
@@ -189,25 +190,33 @@ class _Place:
             else:
                 report = ["--report-fd", str(listener.theirs)]
                 self.process = spawn(target, [*options, *report], pass_fds=[listener.theirs])
+        except OSError:
+            listener.close()
+            raise
         finally:
             listener.handed_over()
         self.since = time.monotonic()
 
     def ended(self, code: int) -> bool:
-        """Take its end down. True if it had come up, and its end is no failure of the start."""
+        """Take its end down. True if it came up and stopped by itself, and nothing was wrong.
+
+        The exit code alone does not say: a message may end a worker with any code.
+        """
         self.process = None
         soon = time.monotonic() - self.since < HEALTHY_S
         self.failures = self.failures if soon else 0
-        well = False
+        well = in_order = False
         if self._listener is not None:
             self._listener.close()
             self.last_words = self._listener.last_words
             self.refusal = self._listener.refusal
-            well = self._listener.is_up and not (soon and code == os.EX_SOFTWARE)
+            stopped = self._listener.has_stopped
+            well = self._listener.is_up and not (soon and stopped and code == os.EX_SOFTWARE)
+            in_order = well and stopped and code == os.EX_OK
             worked = self._listener.has_worked
-            self.crashed = well and worked and code not in (os.EX_OK, EXIT_RECYCLE)
+            self.crashed = well and worked and not in_order and code != EXIT_RECYCLE
         self.failed_starts = 0 if well else self.failed_starts + 1
-        return well
+        return in_order
 
     def pause_s(self, code: int) -> float:
         """How long to wait after it ended: longer each time it fails soon after its start, but not
@@ -301,7 +310,7 @@ class Supervisor:
             if self._stop_by is not None:
                 place.done = True
             elif time.monotonic() >= place.restart_at and not self._is_undecided(place):
-                self._start(place)
+                self._start(place, self._options, forked=place.crashed)
             return
         self._was_up = self._was_up or place.is_up
         code = place.process.poll()
@@ -326,11 +335,22 @@ class Supervisor:
         if warden.process is not None:
             code = warden.process.poll()
             if code is not None:
-                warden.ended(code)
-                pause_s = 0.0 if code == os.EX_OK else warden.pause_s(code)
-                warden.restart_at = time.monotonic() + pause_s
+                self._warden_ended(warden.process.pid, code)
         elif any(asked) and self._stop_by is None and time.monotonic() >= warden.restart_at:
-            warden.start(self._target, self._warden_options, self._crash_launcher())
+            self._start(warden, self._warden_options, forked=True)
+
+    def _warden_ended(self, pid: int, code: int) -> None:
+        warden = self._warden
+        warden.ended(code)
+        if code == os.EX_OK or self._stop_by is not None:
+            return
+        pause_s = warden.pause_s(code)
+        warden.restart_at = time.monotonic() + pause_s
+        why = f": {warden.last_words}" if warden.last_words else ""
+        self._say(
+            f"the process {pid} that looks after messages which crashed their workers ended"
+            f" ({fate(code)}){why}; another one starts in {pause_s:.1f} s"
+        )
 
     def _end(self) -> int:
         """All workers are done: so is the warden."""
@@ -354,29 +374,39 @@ class Supervisor:
                 self._say(f"no launcher: {error}")
         return self._launcher
 
-    def _start(self, place: _Place) -> None:
-        launcher = self._crash_launcher() if place.crashed else None
+    def _start(self, place: _Place, options: Sequence[str], *, forked: bool) -> None:
         try:
-            place.start(self._target, self._options, launcher)
+            self._begin(place, options, forked=forked)
+        except OSError as error:  # no room for another process: the others must go on
+            if not self._was_up:
+                raise
+            place.crashed = False
+            pause = place.pause_s(os.EX_OSERR)
+            place.restart_at = time.monotonic() + pause
+            self._say(f"a process could not be started ({error}); next try in {pause:.1f} s")
+
+    def _begin(self, place: _Place, options: Sequence[str], *, forked: bool) -> None:
+        launcher = self._crash_launcher() if forked else None
+        try:
+            place.start(self._target, options, launcher)
         except OSError as error:
             if launcher is None:
                 raise
             self._say(f"the launcher failed ({error}); workers are started without it")
             self._launcher = None
-            place.start(self._target, self._options, None)
+            place.start(self._target, options, None)
         if self._stop_by is not None and place.process is not None:
             # Told to stop while it was being started: it was in no place to be asked.
             place.process.send_signal(signal.SIGTERM)
 
     def _ended(self, place: _Place, pid: int, code: int) -> None:
-        well = place.ended(code)
-        if (code == 0 and well) or self._stop_by is not None:
+        if place.ended(code) or self._stop_by is not None:
             place.done = True
         elif code == os.EX_NOPERM and not self._was_up:
             self._say("giving up: correct the settings, then run this again. Messages are kept.")
             self._end_all(place, 1)
         elif self._is_hopeless(place, code):
-            self._say(f"worker {pid} ended ({_reason(code)}), too: giving up. {self._why(place)}")
+            self._say(f"worker {pid} ended ({fate(code)}), too: giving up. {self._why(place)}")
             self._end_all(place, 1)
         else:
             pause = place.pause_s(code)
@@ -390,7 +420,7 @@ class Supervisor:
                 return  # said when it is clear whether any worker can start
             why = f": {place.last_words}" if place.last_words != self._said else ": as before"
             self._said = place.last_words
-        self._say(f"worker {pid} ended ({_reason(code)}){why}; another one starts in {pause:.1f} s")
+        self._say(f"worker {pid} ended ({fate(code)}){why}; another one starts in {pause:.1f} s")
 
     def _is_hopeless(self, place: _Place, code: int) -> bool:
         """Nobody is up, and starting has failed again and again."""
@@ -432,10 +462,6 @@ def _log_level(options: Sequence[str]) -> list[str]:
         return []
     at = list(options).index("--log-level")
     return list(options[at : at + 2])
-
-
-def _reason(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 async def work(  # noqa: PLR0913 - the options of the command
@@ -505,6 +531,7 @@ async def work(  # noqa: PLR0913 - the options of the command
         for task in waits:
             task.cancel()
         drained = await worker.drain(0.0 if worker.recycle else None)
+        report.stops()
         log.info("finished %d, handed back %d", drained.finished, drained.handed_back)
         code = os.EX_OK if worker.failure is None else os.EX_SOFTWARE
         if worker.recycle:
@@ -571,12 +598,11 @@ async def _guard(
 
 async def _no_suspects(app: App, worker: EngineWorker, company: Company) -> None:
     """Returns once this child runs none and none waits. However long a suspect runs, it may."""
-    names = [sub.name for sub in app.subscriptions()]
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S:
         await asyncio.sleep(0.2)
         try:
-            waiting = await app.store.suspects(names, worker=worker.worker)
+            waiting = await app.suspects(worker.worker)
             waits = waiting.few if company is Company.FEW else waiting.none
         except StoreError as error:
             log.warning("could not check for suspect messages: %s", error)

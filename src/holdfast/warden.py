@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,10 @@ log = logging.getLogger("holdfast.services")
 STEP_S = 0.1
 LOOK_S = 1.0
 """How often it looks for children that give no sign of life."""
+HOLD_S = 2.0
+"""No child is started for so long after one could not come up: the next one could not, either."""
+_NOT_UP = (os.EX_CONFIG, os.EX_UNAVAILABLE, os.EX_NOPERM)
+"""Exit codes of a worker that did not come up: settings, or a server without a free connection."""
 YOUNG_S = 1.5
 """A child of this age may not have taken its first messages yet."""
 
@@ -44,7 +49,6 @@ class Warden:
         self._app = app
         self._target = target
         self._options = list(options)
-        self._names = [sub.name for sub in app.subscriptions()]
         self._role = f"warden {app.kind}"
         self._offers = Offers(types=app.handled_types())
         """What its children handle. The warden itself claims nothing, and offers nothing."""
@@ -52,7 +56,10 @@ class Warden:
         self._launcher: Launcher | None = None
         self._ended: dict[str, int] = {}
         """Exit codes that the store does not know yet, by the names of workers."""
+        self._reported: dict[str, int] = {}
+        """Exit codes that the store was told."""
         self._looked_at = -math.inf
+        self._held_until = -math.inf
         self.children: list[Child] = []
         self.is_stopping = False
         self.waiting = Suspects()
@@ -62,7 +69,7 @@ class Warden:
         """Report what ended, then start what is needed."""
         await self._report(worker)
         like_children = msgspec.structs.replace(worker, offers=self._offers)
-        self.waiting = await self._app.store.suspects(self._names, worker=like_children)
+        self.waiting = await self._app.suspects(like_children)
         wanted = {
             company: starts
             for company, children in (
@@ -87,12 +94,14 @@ class Warden:
             self._launcher.close()
 
     async def _report(self, worker: Worker) -> None:
+        now = self._app.clock.monotonic()
         for child in list(self.children):
             code = child.process.poll()
             if code is not None:
                 self.children.remove(child)
                 self._ended[self._name(child)] = code
-        now = self._app.clock.monotonic()
+                if code in _NOT_UP:
+                    self._held_until = now + HOLD_S
         if not self._ended and now - self._looked_at < LOOK_S:
             return
         settings = self._app.config.worker
@@ -102,7 +111,12 @@ class Warden:
             crash_budget=settings.crash_budget,
             ended=self._ended,
         )
-        self._ended.clear()
+        self._reported |= self._ended
+        # A program that a child has started may keep its sign of life: then its death is not seen
+        # before a lease is over, and its exit code is told once more.
+        self._ended = {
+            name: self._reported[name] for name in found.silent if name in self._reported
+        }
         self._looked_at = now
         for child in self.children:
             if self._name(child) in found.silent:
@@ -111,9 +125,9 @@ class Warden:
 
     def _missing(self, company: Company, wanted: int) -> int:
         """How many children must be started for `wanted` of them to take messages soon."""
-        if self.is_stopping:
-            return 0
         now = self._app.clock.monotonic()
+        if self.is_stopping or now < self._held_until:
+            return 0
         same = [child for child in self.children if child.company is company]
         young = sum(now - child.started_at < YOUNG_S for child in same)
         # Some places stay free for the other kind: a long run must not hold it up.
@@ -129,7 +143,9 @@ class Warden:
             log.warning("messages that crashed their workers run %s in child processes", together)
         now = self._app.clock.monotonic()
         for _ in range(min(starts, self._at_most - len(self.children))):
-            self.children.append(Child(self._spawn(company, worker), company, now))
+            child = Child(self._spawn(company, worker), company, now)
+            self._reported.pop(self._name(child), None)  # numbers of processes are used again
+            self.children.append(child)
 
     def _spawn(self, company: Company, worker: Worker) -> Process:
         from holdfast.supervisor import spawn

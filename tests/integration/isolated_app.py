@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def note(line: str) -> None:
     """Something that stays when a process is killed."""
     with (HOME / "notes").open("a") as file:
         file.write(f"{line}\n")
+
+
+async def until(look: Callable[[], bool]) -> None:
+    while True:
+        if look():
+            return
+        await asyncio.sleep(0.01)
 
 
 @app.on("echo", isolation="process")
@@ -125,7 +133,7 @@ async def crash(ctx: Context) -> str:
             os._exit(9)
         if ctx.payload == "segfault":
             ctypes.string_at(0)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), 40 if ctx.payload == "nameless signal" else signal.SIGKILL)
     return f"{ctx.attempt} {ctx.retry_count}"
 
 
@@ -153,6 +161,12 @@ async def pay(ctx: Context) -> Any:
     return charged
 
 
+@app.on("impatient", isolation="process", timeout_s=0.5, retries=0)
+async def impatient(ctx: Context) -> int:
+    await ctx.once("effect", lambda: None)
+    return ctx.attempt
+
+
 @app.on("together", isolation="process")
 async def together(ctx: Context) -> int:
     """Ends when two of them run at the same time."""
@@ -162,6 +176,33 @@ async def together(ctx: Context) -> int:
         if len([line for line in lines if line.startswith("together")]) >= 2:
             return os.getpid()
         await asyncio.sleep(0.01)
+
+
+@app.on("leaves", isolation="process")
+async def leaves(ctx: Context) -> None:
+    """Returns, and goes on beside the next run of its process."""
+
+    async def go_on() -> None:
+        await until((HOME / "next").exists)
+        try:
+            ctx.usage(tokens=1000)
+            await ctx.reply("late")
+            await ctx.once("charge", lambda key: key)
+        finally:
+            note("left over")
+
+    left_over.append(asyncio.create_task(go_on()))
+
+
+left_over: list[asyncio.Task[None]] = []
+
+
+@app.on("next", isolation="process")
+async def comes_next(ctx: Context) -> str:
+    (HOME / "next").touch()
+    await until(lambda: "left over" in (HOME / "notes").read_text())
+    charged: str = await ctx.once("charge", lambda key: key)
+    return charged
 
 
 @app.on("forever", isolation="process")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.app import App
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, StoreUnavailable
 from holdfast.core.events import HEARTBEAT, RELEASED, SUCCEEDED
 from holdfast.engine.context import Context
 from holdfast.engine.worker import EngineWorker
@@ -160,7 +160,7 @@ async def test_a_handler_past_its_time_is_killed_with_all_it_started(lab: Isolat
     await lab.until(lambda: not alive(int(helper.split()[1])), "and so is what it started")
 
 
-@pytest.mark.parametrize("how", ["exit", "segfault", "kill"])
+@pytest.mark.parametrize("how", ["exit", "segfault", "kill", "nameless signal"])
 async def test_a_handler_that_kills_its_process(lab: IsolatedLab, how: str) -> None:
     """Only its own message suffers: a crash is counted, no retry is spent, the worker lives."""
     before = await lab.result("echo")
@@ -215,6 +215,34 @@ async def test_two_run_side_by_side_and_the_rest_waits(lab: IsolatedLab) -> None
     assert await lab.ends(*ids) == ["succeeded"] * 5
     pids = {lab.task(message_id)["result"] for message_id in ids}
     assert len(pids) == 2, "as many processes as the setting says"
+
+
+async def test_an_outage_of_the_store_spends_no_attempt(
+    lab: IsolatedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the handler is over while it waits for the store."""
+
+    async def away(*args: object, **options: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(lab.app.store, "effect_begin", away)
+        receipt = await lab.app.send("impatient")
+        await lab.has_event(receipt.id, RELEASED)
+    assert await lab.ends(receipt.id) == ["succeeded"], lab.letters()
+    assert msgspec.json.decode(lab.task(receipt.id)["result"]) == 1
+
+
+async def test_what_a_run_leaves_behind_writes_nothing_into_the_next_one(lab: IsolatedLab) -> None:
+    (lab.home / "notes").touch()
+    await lab.result("leaves")
+    receipt = await lab.app.send("next")
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    assert msgspec.json.decode(lab.task(receipt.id)["result"]) == f"{receipt.id}:charge"
+    assert lab.replies() == []
+    (final,) = (data for kind, data in lab.history(receipt.id) if kind == SUCCEEDED)
+    assert "usage" not in final
+    assert len(lab.children) == 1, "both ran in one process"
 
 
 async def test_drain_hands_back_what_a_child_runs(lab: IsolatedLab) -> None:

@@ -1,6 +1,7 @@
 """Children for suspects: as many as they need, and no more than the setting allows."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 
 from holdfast.app import App
-from holdfast.core.store import Company
+from holdfast.core.store import Company, Worker
 from holdfast.engine.context import Context
 from holdfast.engine.executor import CallNext
-from holdfast.warden import Warden
+from holdfast.warden import Child, Warden
 from tests.integration.lab import PATIENCE_S, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
@@ -80,6 +81,23 @@ async def test_as_many_as_suspects_need(
     assert len(warden.children) == expected
 
 
+async def test_none_for_suspects_of_a_paused_queue(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    """They would take nothing, and stay for as long as the queue is paused."""
+    app = await with_suspects(one_file, 2)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    async with app.storage.operations(app.store, app.broker, by="somebody") as operations:
+        await operations.pause("default")
+        await warden.step(worker)
+        assert (len(warden.children), warden.waiting.few) == (0, 0)
+        await operations.unpause("default")
+        await warden.step(worker)
+    assert len(warden.children) == 3
+
+
 class _Quiet:
     """A child that never takes anything."""
 
@@ -96,6 +114,104 @@ class _Quiet:
 
     def wait(self, timeout: float | None = None) -> int:
         return 0
+
+
+class _Hanging(_Quiet):
+    """A child that stands still until it is killed."""
+
+    pid = 3
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def poll(self) -> int | None:
+        return -9 if self.killed else None
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+async def test_a_child_that_gives_no_sign_of_life_is_killed_and_its_crash_counts(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    app = await with_suspects(one_file, 2, lease_s=3)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    hanging = _Hanging()
+    message_id = await run_in(app, warden, worker, hanging)
+    await step_until(one_file, warden, worker, message_id)
+    assert hanging.killed
+    assert one_file.task(message_id)["crashes"] == 3
+
+
+async def run_in(app: App, warden: Warden, worker: Worker, process: _Quiet) -> str:
+    """A suspect runs in a child of the warden, which is this process. Returns its id."""
+    child = await app.store.register(app.worker_name(process.pid), parent=worker.as_parent)
+    (verdict,) = await app.store.claim_ready(
+        app.subscriptions()[0], limit=1, worker=child, company=Company.FEW
+    )
+    assert verdict.run is not None
+    warden.children.append(Child(process, Company.FEW, app.clock.monotonic()))
+    return verdict.run.message.id
+
+
+async def step_until(lab: Lab, warden: Warden, worker: Worker, message_id: str) -> None:
+    """The warden does its work until the message runs no more."""
+    store, clock = warden._app.store, warden._app.clock
+    end = clock.monotonic() + PATIENCE_S
+    while lab.status(message_id) == "running":
+        assert clock.monotonic() < end, "nobody takes it back"
+        store.beat(worker)
+        await warden.step(worker)
+        await asyncio.sleep(0.05)
+
+
+class _Ended(_Quiet):
+    """A child that has ended."""
+
+    pid = 2
+    code = 9
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+class _Refused(_Ended):
+    """A child that found no free connection."""
+
+    code = os.EX_UNAVAILABLE
+
+
+async def test_children_that_cannot_come_up_are_not_started_without_end(
+    one_file: Lab, warden_of: Callable[[App], Warden], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await with_suspects(one_file, 2)
+    warden, started = warden_of(app), 0
+
+    def spawn(company: Company, worker: Worker) -> _Refused:
+        nonlocal started
+        started += 1
+        return _Refused()
+
+    monkeypatch.setattr(warden, "_spawn", spawn)
+    worker = await app.store.register("warden")
+    for _ in range(5):
+        await warden.step(worker)
+    assert started == 3
+
+
+async def test_the_crash_of_a_child_counts_though_its_sign_of_life_is_kept(
+    one_file: Lab, warden_of: Callable[[App], Warden]
+) -> None:
+    """A program that it forked has its files open, and outlives it."""
+    app = await with_suspects(one_file, 2, lease_s=3)
+    warden = warden_of(app)
+    warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
+    worker = await app.store.register("warden")
+    message_id = await run_in(app, warden, worker, _Ended())
+    await step_until(one_file, warden, worker, message_id)
+    assert one_file.task(message_id)["crashes"] == 3
 
 
 # -- alone is alone -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -36,7 +37,9 @@ async def touch(ctx: Context) -> None:
 
 @app.on("die")
 async def die(ctx: Context) -> None:
-    os._exit(9)
+    if ctx.payload < 0:
+        os.kill(os.getpid(), -ctx.payload)
+    os._exit(ctx.payload)
 """
 
 
@@ -205,6 +208,64 @@ def test_a_worker_that_was_being_started_is_asked_to_stop_too(
     assert place.done
 
 
+def test_after_a_crash_the_next_one_begins_at_once_and_with_few_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[str] = []
+
+    def spawn(target: str, options: list[str], *, pass_fds: list[int]) -> Started:
+        given[:] = options
+        os.write(pass_fds[0], words)
+        return Started()
+
+    monkeypatch.setattr(supervisor, "spawn", spawn)
+    place = supervisor._Place()
+    words, ends = b"up\n\n", []
+    for said, code in (
+        (b"work\n", -signal.SIGSEGV),  # a message ended it
+        (b"", -signal.SIGSEGV),  # before it ran any message
+        (b"", -signal.SIGSEGV),
+        (b"work\nstops\n", os.EX_SOFTWARE),  # it failed
+        (b"work\n", supervisor.EXIT_RECYCLE),
+        (b"work\nstops\n", os.EX_OK),
+    ):
+        words = b"up\n\n" + said
+        place.start("app", [], None)
+        ends.append(("--cautious" in given, place.ended(code), place.pause_s(code)))
+    assert ends[:5] == [
+        (False, False, 0.0),
+        (True, False, 0.1),
+        (False, False, 0.2),
+        (False, False, 0.4),
+        (False, False, 0.0),
+    ]
+    assert ends[5][:2] == (False, True), "the one end in good order"
+
+
+def test_it_goes_on_while_there_is_no_room_for_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    watching = supervisor.Supervisor("app", say=said.append)
+    watching._was_up = True
+
+    def spawn(*args: object, **options: object) -> Started:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(supervisor, "spawn", spawn)
+        (place,) = watching._places
+        watching._look(place)
+    assert "could not be started" in said[0]
+    monkeypatch.setattr(supervisor, "spawn", lambda *args, **options: Started())
+
+    def has_tried_again() -> bool:
+        watching._look(place)
+        return place.process is not None
+
+    wait_until(has_tried_again, "the next try")
+
+
 def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble='if n > 1: raise RuntimeError("only one")'))
     with running(home, f"{target}:app", "--workers", "2") as process:
@@ -235,15 +296,27 @@ def test_it_says_what_it_serves_once_all_workers_are_up(home: Path, target: Path
     assert (home / "run.log").read_text().count("ready:") == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "fate"),
+    [
+        (9, "exit code 9"),
+        (os.EX_OK, "exit code 0"),
+        (os.EX_SOFTWARE, "exit code 70"),
+        (-40, "killed by signal 40"),  # one of those without a name
+    ],
+)
 def test_poison_is_no_failed_start(
-    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch, code: int, fate: str
 ) -> None:
-    """More workers die one after the other than starts may fail: each was up before."""
+    """More workers die one after the other than starts may fail: each was up before. None of the
+    codes makes an end that a message caused an orderly one."""
     monkeypatch.setenv("HOLDFAST__WORKER__SLOTS", "1")
     monkeypatch.setenv("HOLDFAST__WORKER__CRASH_BUDGET", "2")
     target.write_text(APP.format(trouble=""))
-    for n in range(6):
-        assert holdfast("send", "--type", "die", "--id", f"die-{n}").returncode == 0
+    for n in range(3):
+        payload = ("--payload", str(code))
+        assert holdfast("send", "--type", "die", "--id", f"die-{n}", *payload).returncode == 0
     done = holdfast("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("ended (exit code 9)") >= 6
+    assert done.stderr.count(f"ended ({fate})") >= 6
+    assert holdfast("dlq", "list").stdout.count("crash_budget") == 3

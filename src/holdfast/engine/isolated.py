@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.current import current_message
-from holdfast.core.errors import HandlerFailed
+from holdfast.core.errors import HandlerFailed, LeaseLost
 from holdfast.core.store import EffectState, Reply, Run
 
 from .context import Context, MakeSend, SyncContext
@@ -41,12 +41,21 @@ class Link:
         self._writer = writer
         self._calls = itertools.count(1)
         self._open: dict[int, asyncio.Future[Any]] = {}
+        self.run: Run | None = None
+        """The run in progress. What an earlier one left behind must not write into this one."""
+
+    def keep(self, run: Run, frame: Kept) -> None:
+        """Pass on what is committed with a run. Once that has ended, nobody would commit it."""
+        if run is self.run:
+            self.tell(frame)
 
     def tell(self, frame: FromChild) -> None:
         self._writer.write(packed(frame))
 
-    async def ask(self, what: str, **details: Any) -> Any:
+    async def ask(self, run: Run, what: str, **details: Any) -> Any:
         """What the worker answers, or the error it met."""
+        if run is not self.run:
+            raise LeaseLost(f"message {run.message.id}: this run has ended")
         call = next(self._calls)
         future = self._open[call] = asyncio.get_running_loop().create_future()
         try:
@@ -74,23 +83,23 @@ class RemoteWrites:
     async def effect_begin(
         self, run: Run, name: str, *, again: bool = False
     ) -> tuple[EffectState, bytes | None]:
-        state, value = await self._link.ask("effect_begin", name=name)
+        state, value = await self._link.ask(run, "effect_begin", name=name)
         return EffectState(state), value
 
     async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
-        await self._link.ask("effect_done", name=name, value=result)
+        await self._link.ask(run, "effect_done", name=name, value=result)
 
     async def effect_raised(self, run: Run, name: str, error: str) -> None:
-        await self._link.ask("effect_raised", name=name, value=error.encode())
+        await self._link.ask(run, "effect_raised", name=name, value=error.encode())
 
     async def effect_clear(self, run: Run, name: str) -> None:
-        await self._link.ask("effect_clear", name=name)
+        await self._link.ask(run, "effect_clear", name=name)
 
     async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
-        await self._link.ask("heartbeat", data=dict(data))
+        await self._link.ask(run, "heartbeat", data=dict(data))
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
-        return str(await self._link.ask("reply_now", reply=reply, n=n))
+        return str(await self._link.ask(run, "reply_now", reply=reply, n=n))
 
 
 class ChildContext(Context):
@@ -124,9 +133,9 @@ class ChildContext(Context):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._home.call_soon_threadsafe(self._link.tell, frame)
+            self._home.call_soon_threadsafe(self._link.keep, self._run, frame)
         else:
-            self._link.tell(frame)
+            self._link.keep(self._run, frame)
 
     _home: asyncio.AbstractEventLoop
 
@@ -168,6 +177,7 @@ async def _run(run: Run, link: Link, handlers: Handlers, make_send: MakeSend) ->
     context = ChildContext(run, link, make_send)
     loop = context._home = asyncio.get_running_loop()
     current_message.set(run.message)
+    link.run = run
     frame: FromChild
     try:
         handler = handlers.find(run.queue, run.message.type)
@@ -182,4 +192,5 @@ async def _run(run: Run, link: Link, handlers: Handlers, make_send: MakeSend) ->
     except BaseException as error:
         frame = Raised(fault=fault_of(as_failure(error)))
     sys.stdout.flush()
+    link.run = None
     link.tell(frame)

@@ -16,7 +16,13 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core.errors import HandlerCrashed, HandlerFailed, HandlerTimeout
+from holdfast.core.errors import (
+    HandlerCrashed,
+    HandlerFailed,
+    HandlerTimeout,
+    StoreUnavailable,
+)
+from holdfast.core.exit_code import fate
 
 from .context import Context
 from .frames import (
@@ -36,6 +42,7 @@ from .frames import (
     start,
 )
 from .handlers import Handler
+from .patience import PatientStore
 
 log = logging.getLogger("holdfast.engine")
 
@@ -67,6 +74,11 @@ class Children:
             except TimeoutError:
                 if not limit.expired():
                     raise  # the handler's own
+                store = context._store
+                if isinstance(store, PatientStore) and store.is_waiting(context._run):
+                    raise StoreUnavailable(
+                        f"{handler.name} waited for it past its timeout and was killed"
+                    ) from None
                 raise HandlerTimeout(
                     f"{handler.name} ran longer than {handler.timeout_s} s and was killed"
                 ) from None
@@ -236,10 +248,8 @@ class Child:
 
     async def _fate(self) -> str:
         await self.kill()
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
+        code = self._process.returncode or 0
+        return f"its process {'was' if code < 0 else 'ended with'} {fate(code)}"
 
 
 async def _answer(context: Context, ask: Ask) -> Answer:

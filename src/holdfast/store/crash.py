@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.core import events
 from holdfast.core.events import Entry
+from holdfast.core.exit_code import fate
 from holdfast.core.outcome import Status
 from holdfast.core.store import PARENT_WORKER, Company, Worker
 from holdfast.store.letter import Letter
@@ -100,16 +101,6 @@ def judge(gone: Gone, me: Worker, ended: Mapping[str, int]) -> Judgement:
 def silent_children(gone: Iterable[Gone], me: Worker, ended: Mapping[str, int]) -> list[str]:
     """Names of children of this worker that give no sign of life, and have not ended."""
     return [each.name for each in gone if each.parent == me.as_parent and each.name not in ended]
-
-
-def fate(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 class Victim(Protocol):

@@ -204,6 +204,9 @@ class StoreConformance(StoreHarness):
     async def test_a_death_that_a_sibling_outlived_counts(self) -> None:
         await self.check(store_workers.a_death_that_a_sibling_outlived_counts)
 
+    async def test_a_death_that_another_supervisors_worker_outlived_counts(self) -> None:
+        await self.check(store_workers.a_death_that_another_supervisors_worker_outlived_counts)
+
     async def test_a_death_that_nothing_outlived_counts_for_nobody(self) -> None:
         await self.check(store_workers.a_death_that_nothing_outlived_counts_for_nobody)
 

@@ -90,7 +90,8 @@ async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
     await _crash_among_others(trial, warden, "m")
     await _crash_in_child(trial, warden, Company.FEW, code=-9)
     for crash in range(1, CRASH_BUDGET + 1):
-        found = await _crash_in_child(trial, warden, Company.NONE, code=-9)
+        code = -15 if crash == 1 else -9  # both are sent from outside, as a rule
+        found = await _crash_in_child(trial, warden, Company.NONE, code=code)
         expect(found.quarantined == int(crash == CRASH_BUDGET), f"crash {crash} alone: {found}")
     expect(trial.finals("m") == [FAILED], f"{trial.finals('m')}")
     waiting = await trial.store.suspects([trial.sub.name], worker=warden)
@@ -99,7 +100,7 @@ async def a_crash_budget_ends_a_message(trial: StoreTrial) -> None:
 
 async def an_explained_crash_alone_ends_a_message(trial: StoreTrial) -> None:
     """Its parent saw an exit code, or a signal that nobody sends from outside."""
-    for message_id, code in (("exit", 1), ("segfault", -11)):
+    for message_id, code in (("exit", 1), ("exit 0", 0), ("segfault", -11)):
         warden = await trial.worker("warden")
         await _crash_among_others(trial, warden, message_id)
         found = await _crash_in_child(trial, warden, Company.FEW, code=code)
@@ -147,6 +148,21 @@ async def a_death_that_a_sibling_outlived_counts(trial: StoreTrial) -> None:
     successor = await trial.newcomer(parent="supervisor")
     await trial.reap(successor)
     run = await trial.one_ready(successor)
+    expect((run.crashes, run.attempt) == (1, 2), f"{run}")
+
+
+async def a_death_that_another_supervisors_worker_outlived_counts(trial: StoreTrial) -> None:
+    """That one is the younger of the two, but it was there before the other one died."""
+    dead = await trial.worker(parent="supervisor")
+    await trial.store.adopt([await trial.run(dead, "m")], worker=dead)
+    younger = await trial.newcomer(parent="another supervisor")
+    trial.clock.advance(2 * LEASE_S)
+    for worker in (dead, younger):
+        trial.store.beat(worker)
+    await trial.reap(younger)
+    await trial.die(dead)
+    await trial.reap(younger)
+    run = await trial.one_ready(younger)
     expect((run.crashes, run.attempt) == (1, 2), f"{run}")
 
 
