@@ -116,6 +116,12 @@ def hang(ctx: SyncContext) -> str:
     return "second time lucky"
 
 
+@app.on("beat", isolation="process", timeout_s=0.5, retries=0)
+async def beat(ctx: Context) -> str:
+    await ctx.heartbeat()
+    return "done"
+
+
 @app.on("crash", isolation="process", retries=0)
 async def crash(ctx: Context) -> str:
     note(f"crash {ctx.attempt} {os.getpid()}")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.app import App
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, StoreUnavailable
 from holdfast.core.events import HEARTBEAT, RELEASED, SUCCEEDED
 from holdfast.engine.context import Context
 from holdfast.engine.worker import EngineWorker
@@ -158,6 +158,19 @@ async def test_a_handler_past_its_time_is_killed_with_all_it_started(lab: Isolat
     await lab.until(lambda: not alive(int(first.split()[2])), "the first process is gone")
     (helper,) = lab.notes("helper")
     await lab.until(lambda: not alive(int(helper.split()[1])), "and so is what it started")
+
+
+async def test_a_time_limit_that_passes_in_an_outage_is_no_failure(lab: IsolatedLab) -> None:
+    heartbeat = lab.app.store.heartbeat
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("the server is away")
+
+    lab.app.store.heartbeat = away  # type: ignore[method-assign]
+    receipt = await lab.app.send("beat")
+    await lab.until(lambda: RELEASED in lab.kinds(receipt.id), "it was handed back")
+    lab.app.store.heartbeat = heartbeat  # type: ignore[method-assign]
+    assert await lab.ends(receipt.id) == ["succeeded"]
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault", "kill"])

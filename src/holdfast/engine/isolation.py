@@ -16,7 +16,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core.errors import HandlerCrashed, HandlerFailed, HandlerTimeout
+from holdfast.core.errors import HandlerCrashed, HandlerFailed, HandlerTimeout, StoreUnavailable
 
 from .context import Context
 from .frames import (
@@ -36,6 +36,7 @@ from .frames import (
     start,
 )
 from .handlers import Handler
+from .patience import PatientStore
 
 log = logging.getLogger("holdfast.engine")
 
@@ -67,6 +68,11 @@ class Children:
             except TimeoutError:
                 if not limit.expired():
                     raise  # the handler's own
+                store = context._store
+                if isinstance(store, PatientStore) and store.is_waiting(context._run):
+                    raise StoreUnavailable(
+                        f"{handler.name} waited for the store past its timeout"
+                    ) from None
                 raise HandlerTimeout(
                     f"{handler.name} ran longer than {handler.timeout_s} s and was killed"
                 ) from None
