@@ -13,7 +13,7 @@ from .tasks import BEGUN, PK, Identity
 from .wake import WORK
 
 _PASS_ON = (
-    f"UPDATE queue_executions SET status = 'ready', due_at = coalesce(due_at, {BEGUN}),"
+    f"UPDATE queue_executions SET status = 'ready', due_at = least(due_at, {BEGUN}),"
     f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
 )
 _PARK = (

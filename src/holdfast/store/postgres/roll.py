@@ -33,8 +33,10 @@ LEFT = (
 )
 OFFERS = (
     "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN ('alive', 'leaving')"
-    " OR ended_at > clock_timestamp() - $1::float8 * interval '1 second')"
+    " OR ended_at BETWEEN clock_timestamp() - $1::float8 * interval '1 second'"
+    " AND clock_timestamp())"
 )
+"""After the clock was set back, an end in the future is no recent one."""
 FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint"
 FORGET = "DELETE FROM workers WHERE worker_id = $1::bigint AND state = 'left'"
 _RENEW = (
