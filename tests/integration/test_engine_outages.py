@@ -178,9 +178,10 @@ async def test_neither_is_one_that_passes_while_the_store_hangs(
     assert charged == ["called"]
 
 
-async def test_a_result_outlives_its_run(lab: Lab) -> None:
+async def test_a_result_outlives_its_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is cancelled while the result of its effect cannot be written: it is written later,
-    and the next attempt has it."""
+    however late, and the next attempt has it."""
+    monkeypatch.setattr(patience, "WAIT_S", 0.0)
     app = await lab.open()
     outage = Outage(app)
     outage.is_over.set()
