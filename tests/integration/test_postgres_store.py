@@ -978,6 +978,27 @@ async def test_a_jump_moves_what_waits_once(
     assert len(await second.claim_ready(SUB, limit=9, worker=workers[1])) == 1
 
 
+async def test_a_process_that_looks_after_days_takes_drift_for_no_jump(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    clock, (store, idle, _) = clocked
+    worker = await store.register("first")
+    await idle.register("idle")
+    (verdict,) = await store.claim(SUB, [candidate("m")], worker=worker)
+    assert verdict.run is not None
+    for _ in range(10):
+        clock.advance(86_400)
+        clock.jump_wall(0.5)
+        await store.reap(worker=worker, lease_s=10.0, crash_budget=3)
+    again = Finished(run=verdict.run, outcome=Retry(60.0, "again"), result=None)
+    await store.finish([again], worker=worker)
+    await idle.register("again")
+    assert (waits_s(postgres_url, clock), idle.clock_jumps) == (60.0, 0)
+    clock.jump_wall(-30)
+    await idle.register("at once")
+    assert (waits_s(postgres_url, clock), idle.clock_jumps) == (60.0, 1)
+
+
 class SetMeanwhile:
     """The server's clock is set once, right after the next transaction was begun."""
 
