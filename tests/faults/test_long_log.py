@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def test_the_process_that_keeps_the_log_from_starting_over_is_named(
     wal = Path(f"{database}-wal")
     file = open_file(database)
     try:
+        locks = _locks(database)
         assert _doctor().finding is Finding.OK
         command = [sys.executable, str(READER), str(database)]
         with (
@@ -63,6 +65,7 @@ def test_the_process_that_keeps_the_log_from_starting_over_is_named(
             assert found.finding is Finding.WARNING
             assert f"process {reader.pid} (python" in found.detail
             assert f"'kill {reader.pid}'" in (found.hint or "")
+            assert _locks(database) == locks, "SQLite lost its locks: another process may reset it"
             reader.communicate("go on\n")
             _grow(file)  # its checkpoint copies everything
             _grow(file)  # SQLite starts the log over
@@ -72,6 +75,14 @@ def test_the_process_that_keeps_the_log_from_starting_over_is_named(
         assert wal.stat().st_size < LONG // 2
     finally:
         close_file(file)
+
+
+def _locks(database: Path) -> list[str]:
+    """The locks that SQLite holds for this process on the index of the log."""
+    index = str(os.stat(f"{database}-shm").st_ino)
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    mine = [each for each in lines if each[4] == str(os.getpid())]
+    return sorted(each[6] for each in mine if each[5].rpartition(":")[2] == index)
 
 
 def _doctor() -> Check:

@@ -12,6 +12,7 @@ from holdfast.app import App
 from holdfast.core.errors import StoreUnavailable
 from holdfast.engine import patience
 from holdfast.engine.context import Context
+from holdfast.engine.executor import Executor
 from tests.integration.lab import ONE_FILE, Lab
 
 pytestmark = pytest.mark.parametrize("lab", [ONE_FILE], indirect=True)
@@ -136,9 +137,51 @@ async def test_a_time_limit_that_passes_in_an_outage_is_no_failure(lab: Lab) -> 
     assert await lab.ends(receipt.id) == ["succeeded"]
 
 
-async def test_a_result_outlives_its_run(lab: Lab) -> None:
+async def test_neither_is_one_that_passes_while_the_store_hangs(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives no answer at all, for longer than a worker waits before it is replaced."""
+    monkeypatch.setattr(patience, "SLOW_S", 0.1)
+    app = await lab.open(
+        breaker={"failures": 1, "probe_s": 3600.0}, worker={"recycle_grace_s": 0.2}
+    )
+    effect_begin = app.store.effect_begin
+    answers = asyncio.Event()
+
+    async def hangs(*arguments: Any, **options: Any) -> Any:
+        await answers.wait()
+        return await effect_begin(*arguments, **options)
+
+    app.store.effect_begin = hangs  # type: ignore[method-assign]
+    charged: list[str] = []
+
+    @app.on("pay", retries=0, timeout_s=0.3)
+    async def pay(ctx: Context) -> Any:
+        return await ctx.once("charge", lambda: charged.append("called"))
+
+    looks: list[Any] = []
+    stuck = Executor._stuck
+
+    def seen(*of: Any) -> None:
+        looks.append(of)
+        stuck(*of)
+
+    monkeypatch.setattr(Executor, "_stuck", seen)
+    worker = await lab.start(app)
+    receipt = await app.send("pay")
+    while not looks:  # noqa: ASYNC110 - its grace passes
+        await asyncio.sleep(0.01)
+    assert not worker.recycle
+    answers.set()
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    assert lab.task(receipt.id)["retry_count"] == 0
+    assert charged == ["called"]
+
+
+async def test_a_result_outlives_its_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is cancelled while the result of its effect cannot be written: it is written later,
-    and the next attempt has it."""
+    however late, and the next attempt has it."""
+    monkeypatch.setattr(patience, "WAIT_S", 0.0)
     app = await lab.open()
     outage = Outage(app)
     outage.is_over.set()

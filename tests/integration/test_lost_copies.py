@@ -12,7 +12,7 @@ import pytest
 from holdfast import App, Context
 from holdfast.admin.dead_letters import DeadLetters
 from holdfast.config import Config, Queue
-from holdfast.core.broker import Delivery, Shows
+from holdfast.core.broker import Delivery, Shows, Subscription
 from holdfast.core.errors import BrokerError, ParkMessage
 from holdfast.core.records import DeadLetter, LetterFilter
 from holdfast.core.store import Answer, Worker
@@ -124,6 +124,29 @@ async def test_a_copy_that_was_sent_again_and_waits_unread_counts(
     await scene.app.send("n", {"a": 1}, queue="jobs", id=sent.id, priority=2)
     await scene.look()
     assert await scene.status() == {"open": 1}
+
+
+async def test_a_copy_that_is_claimed_after_the_look_is_not_lost(
+    scene: Scene, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = await scene.app.send("n", {"a": 1}, queue="jobs")
+    await scene.run_and_leave()
+    client.flushall()
+    copies = scene.app.storage.copies(scene.app.store)
+    ended = await copies.end(
+        scene.sub.name, [("default", sent.id)], for_s=60.0, worker=scene.worker
+    )
+    assert ended == 0, "it has not waited for so long"
+
+    class ComesLate:
+        async def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
+            yield []
+            await scene.app.send("n", {"a": 1}, queue="jobs", id=sent.id)
+            assert await scene.claim(await scene.received(), scene.worker) == [Answer.RUN]
+
+    await LostCopies(copies, ComesLate(), [scene.sub], after_s=0.0).step(scene.worker)
+    assert await scene.status() == {"running": 1}
+    assert "lost its copies" not in caplog.text
 
 
 async def test_a_backlog_that_is_too_long_to_look_through_ends_nothing(

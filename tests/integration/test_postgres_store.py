@@ -978,6 +978,86 @@ async def test_a_jump_moves_what_waits_once(
     assert len(await second.claim_ready(SUB, limit=9, worker=workers[1])) == 1
 
 
+async def test_a_process_that_looks_after_days_takes_drift_for_no_jump(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    clock, (store, idle, _) = clocked
+    worker = await store.register("first")
+    await idle.register("idle")
+    (verdict,) = await store.claim(SUB, [candidate("m")], worker=worker)
+    assert verdict.run is not None
+    for _ in range(10):
+        clock.advance(86_400)
+        clock.jump_wall(0.5)
+        await store.reap(worker=worker, lease_s=10.0, crash_budget=3)
+    again = Finished(run=verdict.run, outcome=Retry(60.0, "again"), result=None)
+    await store.finish([again], worker=worker)
+    await idle.register("again")
+    assert (waits_s(postgres_url, clock), idle.clock_jumps) == (60.0, 0)
+    clock.jump_wall(-30)
+    await idle.register("at once")
+    assert (waits_s(postgres_url, clock), idle.clock_jumps) == (60.0, 1)
+
+
+class SetMeanwhile:
+    """The server's clock is set once, right after the next transaction was begun."""
+
+    def __init__(self, clock: ServerClock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        begin = database.Tx.begin
+
+        async def begun(tx: database.Tx, worker_id: int, *, durable: bool) -> None:
+            await begin(tx, worker_id, durable=durable)
+            await tx.moment()
+            monkeypatch.setattr(database.Tx, "begin", begin)
+            clock.jump_wall(seconds)
+
+        monkeypatch.setattr(database.Tx, "begin", begun)
+
+
+async def test_what_a_transaction_wrote_while_the_clock_was_set_is_due_as_before(
+    clocked: tuple[ServerClock, list[PostgresStore]],
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was begun before the jump, so what it wrote moves: by the new clock it would be a day
+    late."""
+    clock, (store, *_) = clocked
+    worker = await store.register("first")
+    (verdict,) = await store.claim(SUB, [candidate("m")], worker=worker)
+    assert verdict.run is not None
+    SetMeanwhile(clock, 86_400, monkeypatch)
+    again = Finished(run=verdict.run, outcome=Retry(5.0, "again"), result=None)
+    await store.finish([again], worker=worker)
+    await store.reap(worker=worker, lease_s=10.0, crash_budget=3)
+    assert waits_s(postgres_url, clock) == 5.0
+
+
+async def test_a_key_is_not_forgotten_by_a_claim_while_the_clock_is_set(
+    clocked: tuple[ServerClock, list[PostgresStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, (store, *_) = clocked
+    worker = await store.register("first")
+    (first,) = await store.claim(SUB, [candidate("m", idempotency_key="k")], worker=worker)
+    assert first.run is not None
+    await store.finish([done(first.run)], worker=worker)
+    SetMeanwhile(clock, 365 * 86_400, monkeypatch)
+    (second,) = await store.claim(SUB, [candidate("n", idempotency_key="k")], worker=worker)
+    assert second.answer is Answer.DUPLICATE
+
+
+async def test_a_chain_goes_on_though_the_clock_was_set_back_before_its_first_event(
+    clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
+) -> None:
+    """After a lost connection its end is looked for among events since the worker registered."""
+    clock, (store, *_) = clocked
+    worker = await store.register("first")
+    clock.jump_wall(-3600)
+    await store.claim(SUB, [candidate("a")], worker=worker)
+    store._ledger._doubt()
+    await store.claim(SUB, [candidate("b")], worker=worker)
+    assert rows(postgres_url, "SELECT seq FROM event_log ORDER BY seq") == [(1,), (2,)]
+
+
 async def test_send_windows_move_with_the_clock(
     clocked: tuple[ServerClock, list[PostgresStore]], postgres_url: str
 ) -> None:

@@ -1,7 +1,8 @@
-"""A server whose clock a test moves: `clock_timestamp()` of one database, for all its connections.
+"""A server whose clock a test moves: `clock_timestamp()` and `transaction_timestamp()` of one
+database, for all its connections.
 
-Nothing of the store is changed for it: in that database its statements find another function of the
-same name first.
+Nothing of the store is changed for it: in that database its statements find other functions of the
+same names first.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from holdfast.testing.clock import FakeClock
 
 _SETUP = """
 CREATE SCHEMA fake;
-CREATE TABLE fake.clock (at timestamptz NOT NULL);
-INSERT INTO fake.clock VALUES ('{at}');
+CREATE TABLE fake.clock (at timestamptz NOT NULL, since timestamptz PRIMARY KEY);
+INSERT INTO fake.clock VALUES ('{at}', '-infinity');
 CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
-  AS 'SELECT at FROM fake.clock';
+  AS 'SELECT at FROM fake.clock ORDER BY since DESC LIMIT 1';
+CREATE FUNCTION fake.transaction_timestamp() RETURNS timestamptz LANGUAGE sql STABLE
+  AS 'SELECT at FROM fake.clock WHERE since <= pg_catalog.transaction_timestamp()
+      ORDER BY since DESC LIMIT 1';
 CREATE FUNCTION fake.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql STABLE
   AS $$SELECT timestamptz 'epoch'$$;
 DO $$BEGIN
@@ -51,7 +55,10 @@ class ServerClock(FakeClock):
         self.on_advance(self._move)
 
     def _move(self) -> None:
-        self._conn.execute("UPDATE fake.clock SET at = %s", (from_us(self.now_us()),))
+        self._conn.execute(
+            "INSERT INTO fake.clock VALUES (%s, pg_catalog.clock_timestamp())",
+            (from_us(self.now_us()),),
+        )
 
     def close(self) -> None:
         self._conn.close()

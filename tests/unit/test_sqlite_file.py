@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -311,6 +311,31 @@ async def test_who_shares_a_transaction_with_a_failure_is_undone_and_done_again(
     roles = file.read_sync(lambda conn: conn.execute("SELECT role FROM roles").fetchall())
     assert ("test",) in roles
     assert ("bad",) not in roles
+
+
+async def test_a_failure_that_was_undone_is_no_failure_of_what_is_committed(bench: Bench):
+    """The whole transaction runs again, because the clock was set; now another one fails."""
+    runs: dict[str, int] = {"first": 0, "second": 0}
+
+    def fails(name: str, after: int, until: int) -> Callable[[sqlite3.Connection], int]:
+        def op(conn: sqlite3.Connection) -> int:
+            runs[name] += 1
+            if after < runs[name] <= until:
+                if name == "second" and runs[name] == until:
+                    bench.clock.jump_wall(3600)
+                raise ValueError(name)
+            return runs[name]
+
+        return op
+
+    file = bench.store.file
+    # Each runs twice, once more by itself; then the clock is set, and all of it runs again.
+    ops = (fails("first", 2, 4), fails("second", 0, 2))
+    async with Neighbours(file):
+        asked = [asyncio.ensure_future(file.write(op)) for op in ops]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert str(done[0]) == "first"
+    assert done[1] == 3
 
 
 async def test_a_neighbours_failure_shows_in_no_event_and_no_number(bench: Bench):

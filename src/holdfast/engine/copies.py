@@ -48,6 +48,8 @@ class LostCopies:
         if not lost:
             return
         ended = await self._store.end(sub.name, sorted(lost), for_s=self._after_s, worker=worker)
+        if not ended:  # they came back meanwhile
+            return
         log.error(
             "%s: the broker lost its copies of %d messages, %s among them, while no worker had"
             " finished them. They are dead letters now: holdfast dlq list --reason copy_lost",

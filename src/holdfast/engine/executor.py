@@ -443,12 +443,19 @@ class Executor:
 
     def _timed_out(self, active: Active, handler: Handler) -> None:
         self._cancel(active, "store" if self._store.is_waiting(active.run) else "timeout")
+        self._expect_end(active, handler)
+
+    def _expect_end(self, active: Active, handler: Handler) -> None:
         at = asyncio.get_running_loop().time() + self._recycle_grace_s
         self._deadlines.add(at, lambda: self._stuck(active, handler))
 
     def _stuck(self, active: Active, handler: Handler) -> None:
         """Past its timeout and its grace: nothing here can end it, so this process must go."""
-        if id(active) in self._active and self._on_stuck is not None:
+        if id(active) not in self._active:
+            return
+        if self._store.is_waiting(active.run):  # it ends when the store answers
+            self._expect_end(active, handler)
+        elif self._on_stuck is not None:
             log.error(
                 "message %s: %s did not stop %.1f s after its timeout; this worker is replaced",
                 active.run.message.id,

@@ -77,7 +77,7 @@ class Children:
                 store = context._store
                 if isinstance(store, PatientStore) and store.is_waiting(context._run):
                     raise StoreUnavailable(
-                        f"{handler.name} waited for it past its timeout and was killed"
+                        f"{handler.name} waited for the store past its timeout and was killed"
                     ) from None
                 raise HandlerTimeout(
                     f"{handler.name} ran longer than {handler.timeout_s} s and was killed"

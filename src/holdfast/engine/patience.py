@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,8 +25,20 @@ WAIT_S = 60.0
 """A run waits this long for its store. After that it is handed back and runs again later."""
 LAST_WAIT_S = 5.0
 """A worker that stops waits this long for results of effects that are not written yet."""
+SLOW_S = 1.0
+"""A write without an answer for this long waits for the store, too: servers and disks may hang."""
 PAUSE_S = 0.05
 """The first pause between two tries. Each one is twice as long as the last, up to a second."""
+
+
+class _Write:
+    """A write of a run that has not succeeded yet."""
+
+    __slots__ = ("run", "since")
+
+    def __init__(self, run: Run, since: float) -> None:
+        self.run = run
+        self.since = since
 
 
 class PatientStore:
@@ -35,13 +46,13 @@ class PatientStore:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._waiting: Counter[int] = Counter()
-        """How many writes of a run wait, by the identity of the run."""
+        self._writes: set[_Write] = set()
         self._unwritten: set[asyncio.Task[None]] = set()
 
     def is_waiting(self, run: Run) -> bool:
-        """Does this run wait for the store just now?"""
-        return self._waiting[id(run)] > 0
+        """Does this run wait for the store just now, after an error or for a late answer?"""
+        slow = asyncio.get_running_loop().time() - SLOW_S
+        return any(each.run is run and each.since <= slow for each in self._writes)
 
     async def effect_begin(
         self, run: Run, name: str, *, again: bool = False
@@ -105,15 +116,17 @@ class PatientStore:
         self, run: Run, call: Callable[[bool], Awaitable[T]], *, for_ever: bool = False
     ) -> T:
         """`call` is told whether an earlier one of its calls may have been committed."""
-        try:
-            return await call(False)
-        except StoreUnavailable as error:
-            log.warning("message %s waits for the store: %s", run.message.id, error)
         loop = asyncio.get_running_loop()
-        deadline = math.inf if for_ever else loop.time() + WAIT_S
-        pause = PAUSE_S
-        self._waiting[id(run)] += 1
+        write = _Write(run, loop.time())
+        self._writes.add(write)
         try:
+            try:
+                return await call(False)
+            except StoreUnavailable as error:
+                log.warning("message %s waits for the store: %s", run.message.id, error)
+            write.since = -math.inf
+            deadline = math.inf if for_ever else loop.time() + WAIT_S
+            pause = PAUSE_S
             while True:
                 await asyncio.sleep(pause)
                 try:
@@ -123,6 +136,4 @@ class PatientStore:
                         raise
                 pause = min(1.0, pause * 2)
         finally:
-            self._waiting[id(run)] -= 1
-            if not self._waiting[id(run)]:
-                del self._waiting[id(run)]
+            self._writes.discard(write)

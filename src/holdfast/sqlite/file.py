@@ -361,6 +361,7 @@ class SqliteFile:
     def _savepoint(self, conn: sqlite3.Connection, job: _Job) -> None:
         """One operation: its failure undoes it alone, unless SQLite gave up the transaction."""
         conn.execute("SAVEPOINT op")
+        job.error = None  # of an earlier run
         try:
             job.result = job.op(conn)
         except BaseException as error:

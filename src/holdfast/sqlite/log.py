@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sqlite3
@@ -58,7 +57,7 @@ class WriteAheadLog:
             self._long_frames = LONG_BYTES // _page_size(os.pread(self._fd, _HEADER, 0))
         if frames >= self._long_frames:
             self._reported = True
-            long = long_log(self._path)
+            long = _long(self._path, os.pread(self._fd, _HEADER, 0))
             if long is not None:
                 log.warning("%s; %s", *long)
 
@@ -70,9 +69,17 @@ class WriteAheadLog:
 
 def long_log(path: Path) -> tuple[str, str] | None:
     """What is wrong with the log of the database, and what to do; None while it is short."""
-    shm = b""
-    with contextlib.suppress(OSError), open(f"{path}-shm", "rb") as file:
-        shm = file.read(_HEADER)
+    try:
+        if os.stat(f"{path}-wal").st_size < LONG_BYTES:
+            return None
+        # Kept open: closing any handle of this file would release the locks on it that SQLite
+        # holds for other connections of this process.
+        return _long(path, os.pread(os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC), _HEADER, 0))
+    except OSError:
+        return None
+
+
+def _long(path: Path, shm: bytes) -> tuple[str, str] | None:
     if len(shm) < _HEADER:
         return None
     size = int.from_bytes(shm[16:20], "little") * _page_size(shm)

@@ -90,15 +90,15 @@ class Fleet:
 
     def update(self, texts: Iterable[str | None]) -> None:
         """Take over the `offers` of all workers that count."""
-        self._read_at = time.monotonic()
+        read_at = time.monotonic()
         found = frozenset(text for text in texts if text is not None)
-        if found == self._texts:
-            return
-        types: dict[str, frozenset[str]] = {}
-        for offers in map(read_offers, found):
-            for name, some in (offers.types if offers is not None else {}).items():
-                types[name] = types.get(name, frozenset()) | some
-        self._texts, self._types = found, types
+        if found != self._texts:
+            types: dict[str, frozenset[str]] = {}
+            for offers in map(read_offers, found):
+                for name, some in (offers.types if offers is not None else {}).items():
+                    types[name] = types.get(name, frozenset()) | some
+            self._texts, self._types = found, types
+        self._read_at = read_at  # last: another thread may ask meanwhile
 
     def handles(self, subscription: str, message_type: str) -> bool:
         offered = self._types.get(subscription, frozenset())

@@ -46,7 +46,8 @@ KNOWN_EFFECT = (
     "q.status = 'parked' AND q.parked_kind = 'effect_unknown' AND EXISTS (SELECT 1 FROM effects e"
     " WHERE e.tenant_id = q.tenant_id AND e.subscription = q.subscription"
     " AND e.message_id = q.message_id AND e.state = 'done' AND"
-    " substr(q.error_message, 1, length(e.name) + 9) = 'effect ''' || e.name || '''')"
+    " substr(q.error_message, 1, length(e.name) + 9)"
+    " IN ('effect ''' || e.name || '''', 'effect \"' || e.name || '\"'))"
 )
 """A message that is parked for an effect whose result was recorded later, by a worker that had
 stood still."""

@@ -79,5 +79,8 @@ class GovernanceConformance(StoreHarness):
     async def test_a_backlog_is_spread(self) -> None:
         await self.check(checks.a_backlog_is_spread)
 
+    async def test_nobody_waits_for_a_window_of_the_old_clock(self) -> None:
+        await self.check(checks.nobody_waits_for_a_window_of_the_old_clock)
+
     async def test_changed_quotas_are_looked_at_again(self) -> None:
         await self.check(checks.changed_quotas_are_looked_at_again)

@@ -234,6 +234,9 @@ class StoreConformance(StoreHarness):
     async def test_the_types_of_a_worker_that_is_gone(self) -> None:
         await self.check(store_fleet.the_types_of_a_worker_that_is_gone)
 
+    async def test_a_worker_that_is_gone_does_not_come_back_with_the_clock(self) -> None:
+        await self.check(store_fleet.a_worker_that_is_gone_does_not_come_back_with_the_clock)
+
     async def test_a_copy_that_comes_back_to_the_wrong_worker(self) -> None:
         await self.check(store_fleet.a_copy_that_comes_back_to_the_wrong_worker)
 

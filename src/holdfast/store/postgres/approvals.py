@@ -34,7 +34,7 @@ from . import arrays, parked
 from .arrays import moment
 from .change import Change
 from .database import Tx
-from .tasks import NOW, PK, Identity
+from .tasks import BEGUN, NOW, PK, Identity
 from .views import us
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ _ASK = (
     " VALUES ($1::uuid, $2, $3, $4, $5, $6, $7::bytea, $8, $9, $10::int, $11::int,"
     f" {moment('$12::bigint')}, {moment('$13::bigint')})"
 )
-_OPEN = (
-    " WHERE id = $1::uuid AND state = 'pending' AND (expires_at > clock_timestamp() OR $2::bool)"
-)
+_OPEN = f" WHERE id = $1::uuid AND state = 'pending' AND (expires_at > {BEGUN} OR $2::bool)"
 _ANSWER = (
     "UPDATE approvals SET state = $3, answered_by = $4, answered_at = clock_timestamp(), note = $5"
 )
@@ -69,7 +67,7 @@ FIRST_YES = (
 OVERDUE = f"SELECT 1 FROM approvals WHERE state = 'pending' AND expires_at <= {NOW} LIMIT 1"
 _EXPIRE = (
     "UPDATE approvals SET state = 'expired', answered_at = clock_timestamp() WHERE id IN (SELECT id"
-    f" FROM approvals WHERE state = 'pending' AND expires_at <= {NOW} ORDER BY expires_at"
+    f" FROM approvals WHERE state = 'pending' AND expires_at <= {BEGUN} ORDER BY expires_at"
     f" LIMIT $1::int FOR UPDATE SKIP LOCKED) RETURNING {COLUMNS}, keep_rejected"
 )
 _APPROVED = (

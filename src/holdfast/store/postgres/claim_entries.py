@@ -9,11 +9,11 @@ from holdfast.store.claimed import reclaimed
 from holdfast.store.fleet import no_handler, parked
 
 from .claiming import Claiming
-from .tasks import PK, Identity
+from .tasks import BEGUN, PK, Identity
 from .wake import WORK
 
 _PASS_ON = (
-    "UPDATE queue_executions SET status = 'ready', due_at = coalesce(due_at, clock_timestamp()),"
+    f"UPDATE queue_executions SET status = 'ready', due_at = least(due_at, {BEGUN}),"
     f" worker_id = NULL, attempt = attempt - 1 WHERE {PK}"
 )
 _PARK = (

@@ -47,7 +47,7 @@ from .database import Tx
 from .keys import KEEP, free_keys
 from .ledger import Entry
 from .letters import bury
-from .tasks import Identity
+from .tasks import BEGUN, Identity
 from .wake import OUTGOING, WORK
 
 _encode = msgspec.json.Encoder().encode
@@ -85,7 +85,7 @@ OTHERS = (
     " body_crc = CASE WHEN u.hold THEN coalesce(t.body_crc, u.crc) ELSE t.body_crc END,"
     " completed_at = CASE WHEN u.ended THEN clock_timestamp() ELSE t.completed_at END,"
     " due_at = CASE WHEN u.wait_us IS NULL THEN t.due_at"
-    " ELSE clock_timestamp() + u.wait_us * interval '1 microsecond' END,"
+    f" ELSE {BEGUN} + u.wait_us * interval '1 microsecond' END,"
     " duration_ms = coalesce(u.duration, t.duration_ms),"
     " retry_count = coalesce(u.failures, t.retry_count),"
     " error_message = coalesce(u.error, t.error_message),"

@@ -17,6 +17,7 @@ from holdfast.store.outcomes import final_data
 from . import arrays, lanes
 from .database import Tx
 from .ledger import Entry
+from .tasks import BEGUN
 
 Key = tuple[str, str, str]
 """tenant_id, subscription, key"""
@@ -28,7 +29,7 @@ _TAKE = (
     " ON CONFLICT (tenant_id, subscription, key) DO UPDATE SET message_id = excluded.message_id,"
     " state = 'running', value = NULL, expires_at = NULL"
     " WHERE k.message_id = excluded.message_id OR (k.state = 'done' AND $2::bool"
-    " AND k.expires_at <= clock_timestamp()) RETURNING tenant_id, key, message_id"
+    f" AND k.expires_at <= {BEGUN}) RETURNING tenant_id, key, message_id"
 )
 """Sorted by key; one row per key."""
 _HOLDERS = (
@@ -38,7 +39,7 @@ _HOLDERS = (
 )
 KEEP = (
     "UPDATE idempotency_keys k SET state = 'done', value = u.value,"
-    " expires_at = clock_timestamp() + u.window_us * interval '1 microsecond'"
+    f" expires_at = {BEGUN} + u.window_us * interval '1 microsecond'"
     " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[])"
     " u(tenant, sub, key, message, value, window_us) WHERE k.tenant_id = u.tenant"
     " AND k.subscription = u.sub AND k.key = u.key AND k.message_id = u.message"
@@ -68,7 +69,7 @@ _DUPLICATES = (
     " AND q.subscription = u.sub AND q.message_id = u.message"
 )
 _READY = (
-    "UPDATE queue_executions q SET status = 'ready', due_at = clock_timestamp()"
+    f"UPDATE queue_executions q SET status = 'ready', due_at = {BEGUN}"
     " FROM unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, message)"
     " WHERE q.tenant_id = u.tenant AND q.subscription = u.sub AND q.message_id = u.message"
     " AND q.status = 'waiting_key'"

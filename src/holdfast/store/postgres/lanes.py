@@ -46,7 +46,7 @@ _APPEND = (
     "INSERT INTO queue_executions (subscription, queue_name, held, started_at, due_at, id,"
     " tenant_id, message_id, event_name, priority, idem_key, created_at, expires_at,"
     " correlation_id, trace_id, body_sha256, status, lane, lane_seq, body, body_info, body_crc)"
-    " SELECT $1, $2, 'store', clock_timestamp(), clock_timestamp(), u.id, u.tenant, u.message,"
+    f" SELECT $1, $2, 'store', clock_timestamp(), {tasks.BEGUN}, u.id, u.tenant, u.message,"
     f" u.type, u.priority, u.key, {moment('u.created')}, {moment('u.expires')}, u.correlation,"
     " u.trace, u.sha, u.status, u.lane, u.lane_seq, u.body, u.info, u.crc"
     " FROM unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::int[], $8::text[],"
@@ -58,7 +58,7 @@ _APPEND = (
     " RETURNING tenant_id, message_id"
 )
 _ADVANCE = (
-    "UPDATE queue_executions q SET status = 'ready', due_at = clock_timestamp()"
+    f"UPDATE queue_executions q SET status = 'ready', due_at = {tasks.BEGUN}"
     " FROM unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, lane)"
     " CROSS JOIN LATERAL (SELECT f.message_id, f.status FROM queue_executions f"
     " WHERE f.tenant_id = u.tenant AND f.subscription = u.sub AND f.lane = u.lane"

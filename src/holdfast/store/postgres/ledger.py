@@ -73,6 +73,7 @@ class Ledger:
     def begin(self, worker_id: int, now_us: int) -> None:
         """A number that was given out just now has no chains."""
         self._begun_us[worker_id] = now_us
+        self._last_us = max(self._last_us, now_us)  # a clock may be set back; its events come after
 
     def is_blank(self, worker_id: int) -> bool:
         """Is it certain that nothing was ever written under this number?"""

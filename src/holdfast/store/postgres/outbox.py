@@ -14,7 +14,7 @@ from .change import Change
 from .database import Tx
 from .letters import bury
 from .store import PostgresStore
-from .tasks import NOW
+from .tasks import BEGUN, NOW
 from .wake import OUTGOING
 
 DUE = (
@@ -24,7 +24,7 @@ DUE = (
 )
 _DELETE = "DELETE FROM outbox WHERE id = ANY($1::uuid[])"
 _WAIT = (
-    "UPDATE outbox SET due_at = clock_timestamp() + $2::float8 * interval '1 second'"
+    f"UPDATE outbox SET due_at = {BEGUN} + $2::float8 * interval '1 second'"
     " WHERE id = ANY($1::uuid[])"
 )
 

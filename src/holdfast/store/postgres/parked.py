@@ -17,12 +17,12 @@ from .change import Change
 from .database import Tx
 from .keys import free_keys
 from .letters import bury
-from .tasks import PK, Identity
+from .tasks import BEGUN, PK, Identity
 from .wake import WORK
 
 _KIND = f"SELECT status, parked_kind FROM queue_executions WHERE {PK} FOR UPDATE"
 _RESUME = (
-    "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(), parked_kind = NULL"
+    f"UPDATE queue_executions SET status = 'ready', due_at = {BEGUN}, parked_kind = NULL"
     f" WHERE {PK} AND status = 'parked'"
 )
 _WAITING_FOR_HANDLER = (
@@ -31,12 +31,12 @@ _WAITING_FOR_HANDLER = (
 )
 FOR_A_HANDLER = f"SELECT 1 FROM queue_executions{_WAITING_FOR_HANDLER} LIMIT 1"
 _HANDLER_CAME = (
-    "UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp(),"
+    f"UPDATE queue_executions SET status = 'ready', due_at = {BEGUN},"
     f" parked_kind = NULL{_WAITING_FOR_HANDLER} RETURNING tenant_id, subscription, message_id"
 )
 KNOWN = f"SELECT 1 FROM queue_executions q WHERE {KNOWN_EFFECT} LIMIT 1"
 _EFFECT_KNOWN = (
-    "UPDATE queue_executions q SET status = 'ready', due_at = clock_timestamp(),"
+    f"UPDATE queue_executions q SET status = 'ready', due_at = {BEGUN},"
     f" parked_kind = NULL WHERE {KNOWN_EFFECT} RETURNING tenant_id, subscription, message_id"
 )
 _END = (

@@ -16,6 +16,7 @@ from holdfast.store.quota_book import COLUMNS, QuotaBook
 from . import arrays
 from .arrays import moment
 from .database import Tx
+from .tasks import BEGUN
 from .views import us
 
 _SEEN = (
@@ -41,8 +42,8 @@ _WRITE = (
     " WHERE q.tenant_id = u.tenant AND q.name = u.name"
 )
 LOOK_AGAIN = (
-    "UPDATE queue_executions SET due_at = clock_timestamp() WHERE status = 'ready'"
-    f" AND due_at > clock_timestamp() AND starts_with(error_message, '{WAITS_FOR}') RETURNING 1"
+    f"UPDATE queue_executions SET due_at = {BEGUN} WHERE status = 'ready'"
+    f" AND due_at > {BEGUN} AND starts_with(error_message, '{WAITS_FOR}') RETURNING 1"
 )
 FORGET_WAITS = "UPDATE quotas SET deferred_until = NULL, deferred = 0"
 USE = (

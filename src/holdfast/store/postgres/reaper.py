@@ -19,7 +19,7 @@ from .database import Tx
 from .keys import free_keys
 from .letters import bury
 from .roll import FREE_SOURCES, LEFT, Sign
-from .tasks import Identity
+from .tasks import BEGUN, Identity
 from .timebase import MOVED
 from .wake import WORK
 
@@ -70,7 +70,7 @@ RUNNING_OF_THE_GONE = _RUNNING.format("")
 _GIVE_BACK = (
     "UPDATE queue_executions q SET status = CASE q.held WHEN 'store' THEN 'ready' ELSE 'open' END,"
     " worker_id = NULL, epoch = q.epoch + 1, crashes = u.crashes, attempt = u.attempt,"
-    " due_at = clock_timestamp(), history = coalesce(u.history, q.history::text)::json,"
+    f" due_at = {BEGUN}, history = coalesce(u.history, q.history::text)::json,"
     " lost_by = coalesce(u.lost_by, q.lost_by)"
     " FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[],"
     " $7::text[]) u(tenant, sub, message, crashes, attempt, history, lost_by)"

@@ -17,13 +17,13 @@ from holdfast.store.stored import FINAL_WORDS
 from .change import Change
 from .database import Tx
 from .store import PostgresStore
-from .tasks import NOW
+from .tasks import BEGUN
 from .views import QUEUES
 
 log = logging.getLogger("holdfast.store")
 
 BATCH = 500
-_BEFORE = f"({NOW} - $1::float8 * interval '1 day')"
+_BEFORE = f"({BEGUN} - $1::float8 * interval '1 day')"
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ _KEY_TENANTS = (
 )
 _KEYS_GO = (
     "WITH gone AS (DELETE FROM idempotency_keys k USING (SELECT tenant_id, subscription, key"
-    f" FROM idempotency_keys WHERE tenant_id = $1 AND expires_at <= {NOW} AND state = 'done'"
+    f" FROM idempotency_keys WHERE tenant_id = $1 AND expires_at <= {BEGUN} AND state = 'done'"
     f" ORDER BY expires_at LIMIT {BATCH} FOR UPDATE SKIP LOCKED) o WHERE k.tenant_id = o.tenant_id"
     " AND k.subscription = o.subscription AND k.key = o.key RETURNING 1) SELECT count(*) FROM gone"
 )

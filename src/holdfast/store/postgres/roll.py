@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import psycopg
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.store import Worker
 
@@ -33,8 +33,10 @@ LEFT = (
 )
 OFFERS = (
     "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN ('alive', 'leaving')"
-    " OR ended_at > clock_timestamp() - $1::float8 * interval '1 second')"
+    " OR ended_at BETWEEN clock_timestamp() - $1::float8 * interval '1 second'"
+    " AND clock_timestamp())"
 )
+"""After the clock was set back, an end in the future is no recent one."""
 FREE_SOURCES = "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint"
 FORGET = "DELETE FROM workers WHERE worker_id = $1::bigint AND state = 'left'"
 _RENEW = (
@@ -42,6 +44,8 @@ _RENEW = (
     " + %s::float8 * interval '1 second' WHERE worker_id = %s AND state IN ('alive', 'leaving')"
 )
 _STATE = "SELECT state FROM workers WHERE worker_id = %s"
+_steady_s = SystemClock().monotonic
+"""Counts while the machine sleeps: then all of its workers missed their signs of life."""
 
 
 class Sign(NamedTuple):
@@ -108,12 +112,12 @@ class Pulse:
         self._lease_s = lease_s
         self._conn: psycopg.Connection[Any] | None = None
         self._lock = threading.Lock()
-        self._taken = time.monotonic()
+        self._taken = _steady_s()
         self._missed = -math.inf
 
     def begin(self) -> None:
         """A worker was registered: its lease is new."""
-        self._taken = time.monotonic()
+        self._taken = _steady_s()
 
     def beat(self, worker: Worker) -> None:
         """Raises StoreUnavailable if it could not be given."""
@@ -121,9 +125,9 @@ class Pulse:
             with self._connection() as conn:
                 conn.execute(_RENEW, (self._lease_s, worker.worker_id))
         except BaseException:
-            self._missed = time.monotonic()
+            self._missed = _steady_s()
             raise
-        now = time.monotonic()
+        now = _steady_s()
         if self._is_late(now):
             self._missed = now
         self._taken = now
@@ -131,7 +135,7 @@ class Pulse:
     @property
     def is_steady(self) -> bool:
         """For a whole lease no sign of life was missed or late: who gave none was free to."""
-        now = time.monotonic()
+        now = _steady_s()
         return not self._is_late(now) and now - self._missed >= self._lease_s
 
     def _is_late(self, now: float) -> bool:

@@ -30,6 +30,11 @@ Identity = tuple[str, str, str]
 """tenant_id, subscription, message_id"""
 NOW = "(SELECT clock_timestamp())"
 """Once per statement: asked for each row, no index could be searched by it."""
+BEGUN = "transaction_timestamp()"
+"""For transactions that write when something is due, or act on what is over. Each is compared with
+what this process knows of the clock as of its begin, and what it wrote moves if the clock is set
+later: by `clock_timestamp()` it would move although it was written by the new clock.
+"""
 PK = "tenant_id = $1 AND subscription = $2 AND message_id = $3"
 CLAIM = (
     # A copy of what is there changes nothing, but locks its row: what is said of it stays true.
@@ -60,8 +65,7 @@ HOLD = (
     f" body_crc = $6::bigint WHERE {PK} AND held = 'broker'"
 )
 KEEP_SUSPECT = (
-    f"UPDATE queue_executions SET status = 'ready', due_at = clock_timestamp() WHERE {PK}"
-    " AND status = 'open'"
+    f"UPDATE queue_executions SET status = 'ready', due_at = {BEGUN} WHERE {PK} AND status = 'open'"
 )
 RUN_COLUMNS = (
     "q.tenant_id, q.message_id, q.epoch, q.attempt, q.crashes, q.lane, q.idem_key, q.expires_at,"

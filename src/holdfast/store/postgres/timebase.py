@@ -30,6 +30,8 @@ log = logging.getLogger("holdfast.store")
 
 SHARP_S = 0.5
 """A look at the server's clock that took longer does not tell its time well enough."""
+DRIFT_US = 1_000
+"""A clock may run fast or slow by this many microseconds in a second, without being set."""
 LIMIT_S = 600.0
 """Moving millions of keys may take longer than other calls do."""
 MOVED = "coalesce((SELECT (state ->> 'moved_us')::bigint FROM roles WHERE role = 'clock'), 0)"
@@ -77,6 +79,12 @@ class _Based(NamedTuple):
     """The server's clock minus this machine's steady one."""
     moved_us: int
     """How far the waiting times had been moved in all at that look."""
+    looked_s: float
+    """When that was, by the steady clock."""
+
+    def tolerance_us(self, look: Look) -> int:
+        """A process may look for the first time in days: by then the clocks have drifted apart."""
+        return TOLERANCE_US + int((look.after_s - self.looked_s) * DRIFT_US)
 
 
 class TimeBase:
@@ -110,8 +118,9 @@ class TimeBase:
         base = self._base
         if base is None:
             return True
-        earliest = base.ahead_us + int(look.before_s * 1e6) - TOLERANCE_US
-        latest = base.ahead_us + int(look.after_s * 1e6) + TOLERANCE_US
+        tolerance_us = base.tolerance_us(look)
+        earliest = base.ahead_us + int(look.before_s * 1e6) - tolerance_us
+        latest = base.ahead_us + int(look.after_s * 1e6) + tolerance_us
         return earliest <= look.server_us <= latest
 
     def see(self, look: Look, moved_us: int | None = None) -> bool:
@@ -121,10 +130,13 @@ class TimeBase:
         """
         if not self.agrees(look):
             return False
-        base = self._base or (None if moved_us is None else _Based(look.ahead_us, moved_us))
+        base = self._base
+        if base is None and moved_us is not None:
+            base = _Based(look.ahead_us, moved_us, look.after_s)
         if base is not None:
-            ahead_us = look.ahead_us if look.took_s < SHARP_S else base.ahead_us
-            self._base = _Based(ahead_us, base.moved_us if moved_us is None else moved_us)
+            if look.took_s < SHARP_S:
+                base = base._replace(ahead_us=look.ahead_us, looked_s=look.after_s)
+            self._base = base if moved_us is None else base._replace(moved_us=moved_us)
         return True
 
     async def follow(self, database: Database) -> None:
@@ -155,8 +167,8 @@ class TimeBase:
             raise StoreUnavailable("the server's clock was set, and it answers too slowly to tell")
         step_us = look.ahead_us - base.ahead_us
         by_us = step_us - (moved_us - base.moved_us)
-        if abs(by_us) <= TOLERANCE_US:
-            return _Based(look.ahead_us, moved_us)
+        if abs(by_us) <= base.tolerance_us(look):
+            return _Based(look.ahead_us, moved_us, look.after_s)
         await tx.send(_LOCK)
         n = sum([(await tx.rows(statement, str(by_us)))[0][0] for statement in WAITING])
         await tx.send(_KEEP, str(moved_us + by_us))
@@ -165,4 +177,4 @@ class TimeBase:
             step_us / 1e6,
             n,
         )
-        return _Based(look.ahead_us, moved_us + by_us)
+        return _Based(look.ahead_us, moved_us + by_us, look.after_s)

@@ -43,8 +43,8 @@ def pass_on(
         delivery = candidate.delivery
     if claim.is_handled(run.message.type):
         claim.conn.execute(
-            "UPDATE queue_executions SET status = 'ready', due_at = coalesce(due_at, ?),"
-            " worker_id = NULL, attempt = attempt - 1 WHERE rowid = ?",
+            "UPDATE queue_executions SET status = 'ready', due_at = min(coalesce(due_at, ?1), ?1),"
+            " worker_id = NULL, attempt = attempt - 1 WHERE rowid = ?2",
             (claim.now_us, run.row),
         )
         return Verdict(answer=Answer.PASSED_ON, delivery=delivery)

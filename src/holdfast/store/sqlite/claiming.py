@@ -14,8 +14,9 @@ from .quotas import SqliteQuotaBook
 
 OFFERS = (
     "SELECT offers FROM workers WHERE offers IS NOT NULL"
-    " AND (state IN ('alive', 'leaving') OR ended_at > ?)"
+    " AND (state IN ('alive', 'leaving') OR ended_at BETWEEN ? AND ?)"
 )
+"""After the clock was set back, an end in the future is no recent one."""
 
 
 class Claiming(msgspec.Struct, frozen=True):
@@ -57,4 +58,4 @@ class Claiming(msgspec.Struct, frozen=True):
         if self.fleet.age_s < old_s:
             return
         since = self.now_us - int(GRACE_S * 1e6)
-        self.fleet.update(text for (text,) in self.conn.execute(OFFERS, (since,)))
+        self.fleet.update(text for (text,) in self.conn.execute(OFFERS, (since, self.now_us)))

@@ -449,7 +449,8 @@ class SqliteStore:
         found = await self.file.read(lambda conn: conn.execute(_SUSPECTS, values).fetchall())
         if found and self._fleet.age_s >= LOOK_S:
             since = now_us - int(GRACE_S * 1e6)
-            offers = await self.file.read(lambda conn: conn.execute(OFFERS, (since,)).fetchall())
+            span = (since, now_us)
+            offers = await self.file.read(lambda conn: conn.execute(OFFERS, span).fetchall())
             self._fleet.update(text for (text,) in offers)
         return self._fleet.suspects(worker, found)
 

@@ -103,12 +103,23 @@ async def the_types_of_a_worker_that_is_gone(trial: StoreTrial) -> None:
     expect("b2" in {run.message.id for run in await trial.ready(again)}, "it has the handler")
 
 
+async def a_worker_that_is_gone_does_not_come_back_with_the_clock(trial: StoreTrial) -> None:
+    """Set back by a day, the clock says that it ended tomorrow. Its messages must not wait."""
+    one, other = await _worker(trial, "a"), await _worker(trial, "b")
+    await trial.committed(other, await trial.run(other, "b1", type="b"), Done())
+    await trial.store.leave(other)
+    trial.clock.jump_wall(-86_400)
+    await _worker(trial, "a")
+    expect_answers(await trial.claim(one, trial.candidate("b2", type="b")), Answer.PARKED)
+
+
 async def a_copy_that_comes_back_to_the_wrong_worker(trial: StoreTrial) -> None:
     """Its row is open, because the worker that ran it died while the broker had the body."""
     one, dead = await _worker(trial, "a"), await _worker(trial, "b")
     await trial.run(dead, "b1", type="b")
     await trial.die(dead)
     await trial.reap(one)
+    trial.clock.jump_wall(-3600)  # it need not wait until the time of its worker's death
     other = await _worker(trial, "b", name="other")
     expect_answers(await trial.claim(one, trial.candidate("b1", type="b")), Answer.PASSED_ON)
     run = await trial.one_ready(other)

@@ -263,6 +263,19 @@ async def a_backlog_is_spread(trial: StoreTrial, office: Office) -> None:
         expect(len(verdicts) == 2, f"hour {hour} moved {len(verdicts)}")
 
 
+async def nobody_waits_for_a_window_of_the_old_clock(trial: StoreTrial, office: Office) -> None:
+    """The clock is set back by a day, while messages wait for the next window."""
+    worker = await trial.worker()
+    _count(trial, runs=1)
+    await trial.claim(worker, trial.candidate("m0"), trial.candidate("m1"))
+    trial.clock.jump_wall(-24 * HOUR_S)
+    await trial.claim(worker, trial.candidate("m2"), trial.candidate("m3"))
+    trial.clock.advance(HOUR_S)
+    verdicts = await trial.store.claim_ready(trial.sub, limit=100, worker=worker)
+    got = sorted(verdict.answer for verdict in verdicts)
+    expect(got == [Answer.RUN, Answer.WAITING], f"an hour later: {got}")
+
+
 async def changed_quotas_are_looked_at_again(trial: StoreTrial, office: Office) -> None:
     worker = await trial.worker()
     _count(trial, runs=1)

@@ -309,26 +309,26 @@ async def a_repeated_intent_is_its_own(trial: StoreTrial) -> None:
 
 async def a_late_result_resumes_its_message(trial: StoreTrial) -> None:
     """A worker that stood still records what it did after the message was parked for that."""
-    still, worker = await trial.worker(), await trial.worker()
+    still, worker, name = await trial.worker(), await trial.worker(), "pay O'Neill"
     first = await trial.run(still, "m")
     await trial.store.adopt([first], worker=still)
-    await trial.store.effect_begin(first, "pay")
+    await trial.store.effect_begin(first, name)
     await trial.die(still)
     await trial.reap(worker)
     second = await trial.one_ready(worker)
-    state, _ = await trial.store.effect_begin(second, "pay")
+    state, _ = await trial.store.effect_begin(second, name)
     expect(state is EffectState.UNKNOWN, f"{state}")
-    reason = str(EffectUnknown("pay"))
+    reason = str(EffectUnknown(name))
     await trial.committed(worker, second, Park(kind=ParkKind.EFFECT_UNKNOWN, reason=reason))
     await trial.store.resolve(worker=worker)
     expect(await trial.ready(worker) == [], "nobody knows yet")
     await trial.store.effect_done(first, "mail", b"1")
     await trial.store.resolve(worker=worker)
     expect(await trial.ready(worker) == [], "that was another effect")
-    await trial.store.effect_done(first, "pay", b"7")
+    await trial.store.effect_done(first, name, b"7")
     await trial.store.resolve(worker=worker)
     third = await trial.one_ready(worker)
-    found = await trial.store.effect_begin(third, "pay")
+    found = await trial.store.effect_begin(third, name)
     expect(found == (EffectState.DONE, b"7"), f"{found}")
     await trial.committed(worker, third, Done())
 
