@@ -425,7 +425,8 @@ def _store_config(given: Config | Path | str, worker: Worker) -> Config:
         except ValueError as error:
             raise ConfigError([f"store: {error}"]) from None
     elif not isinstance(given, Config):
-        given = Config(home=Path(given).parent, store=f"sqlite:///{given}")
+        path = os.path.abspath(given)
+        given = Config(home=Path(path).parent, store=f"sqlite:///{path}")
     store = f"sqlite:///{given.store_file}" if given.store_kind == "sqlite" else given.store
     return msgspec.structs.replace(given, broker="memory://", store=store, worker=worker)
 

@@ -123,6 +123,47 @@ async def test_a_queue_that_cannot_be_reached_is_named_without_its_password(
     await trigger.stop()
 
 
+async def test_messages_without_an_id_are_no_copies_of_one_another() -> None:
+    kit = Kit()
+    kit.keys = ClaimingStore()
+    trigger = kit.trigger()
+    await trigger.start()
+    for body in (b"1", b"2", b"3"):
+        kit.adapter.enqueue(raw("", body))
+    await kit.settled(3)
+    await trigger.stop()
+    assert sorted(e.context["message"] for e in kit.runtime.get_triggered_events()) == [1, 2, 3]
+    assert not await kit.keys.exists("")
+
+
+async def test_what_was_read_before_the_adapter_failed_runs() -> None:
+    class Breaks(MockQueueAdapter):
+        async def consume(self) -> AsyncIterator[RawMessage]:
+            yield raw("a")
+            yield raw("b")
+            raise ConnectionError("the connection is gone")
+
+    kit = Kit(concurrency=5)
+    kit.adapter = Breaks()
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert {"a", "b"} <= set(kit.adapter.get_acked())
+
+
+@pytest.mark.parametrize("path", ["var/orders.db", "orders.db"])
+async def test_the_path_of_its_store_is_taken_as_it_is(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/var exists, and a folder of that name here is meant, which does not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    trigger = Kit().trigger(store=Path(path))
+    await trigger.start()
+    await trigger.stop()
+    assert Path(path).exists()
+
+
 def test_wrong_settings_are_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         Kit(concurrency=0, parser_type="xml", ack_policy="maybe").trigger()
