@@ -47,12 +47,14 @@ from .guard import Guard, asking
 from .handlers import Handler, Handlers
 from .patience import PatientStore
 from .results import LOST, as_failure, call_plain, outcome_of, run_id_of
-from .tracebacks import Mask, user_trace, warn
+from .tracebacks import Mask, bounded, user_trace, warn
 
 log = logging.getLogger("holdfast.engine")
 
 REMIND_S = 10.0
 """How often whoever waits for threads says so."""
+LOOK_AGAIN_S = 1.0
+"""How often a run past its time limit is looked at while it waits for the store."""
 CallNext = Callable[[Context], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 """Wraps the handler's call. Folded once, the first registered outermost."""
@@ -106,7 +108,7 @@ class Executor:
         on_stuck: Callable[[Run], None] | None = None,
         mask: Mask = mask_line,
     ) -> None:
-        """`mask` takes secrets out of the tracebacks that are kept."""
+        """`mask` takes secrets out of the errors and tracebacks that are kept."""
         self._mask = mask
         self._handlers = handlers
         self._store = PatientStore(store)
@@ -244,7 +246,7 @@ class Executor:
             outcome = None
         except BaseException as error:
             log.exception("message %s: the engine failed", active.run.message.id)
-            outcome = Retry(after_s=5.0, reason=f"engine: {describe(error)}")
+            outcome = Retry(after_s=5.0, reason=f"engine: {describe(error, self._mask)}")
         finally:
             self._active.pop(id(active), None)
         if active.cause != "given up":
@@ -279,9 +281,9 @@ class Executor:
                 active.result = result_bytes(outcome.result)
             return outcome
         except ParkMessage as error:
-            return Park(kind=error.kind, reason=str(error))
+            return Park(kind=error.kind, reason=self._mask(str(error)))
         except EffectUnknown as error:
-            return Park(kind=ParkKind.EFFECT_UNKNOWN, reason=str(error))
+            return Park(kind=ParkKind.EFFECT_UNKNOWN, reason=self._mask(str(error)))
         except LeaseLost:
             raise
         except BaseException as error:
@@ -374,11 +376,11 @@ class Executor:
         self, handler: Handler, active: Active, error: BaseException, trace: str
     ) -> Outcome:
         run = active.run
-        active.trace = self._mask(trace)
+        active.trace = bounded(self._mask(trace))
         if isinstance(error, HandlerCrashed):
             log.warning("message %s: %s", run.message.id, error)
-            return Retry(after_s=0.0, reason=describe(error), crashed=True)
-        decision = decide(handler.retry, failures=run.failures + 1, error=error)
+            return Retry(after_s=0.0, reason=describe(error, self._mask), crashed=True)
+        decision = decide(handler.retry, failures=run.failures + 1, error=error, mask=self._mask)
         warn(
             log,
             "message %s: attempt %d of %d of %s failed: %s; %s",
@@ -386,7 +388,7 @@ class Executor:
             run.failures + 1,
             handler.retry.max_retries + 1,
             handler.name,
-            describe(error),
+            describe(error, self._mask),
             f"retry in {decision.after_s:.1f} s"
             if isinstance(decision, Retry)
             else f"to dead letters (holdfast dlq show {run.message.id})",
@@ -443,12 +445,21 @@ class Executor:
 
     def _timed_out(self, active: Active, handler: Handler) -> None:
         self._cancel(active, "store" if self._store.is_waiting(active.run) else "timeout")
-        at = asyncio.get_running_loop().time() + self._recycle_grace_s
+        self._stuck_later(active, handler, self._recycle_grace_s)
+
+    def _stuck_later(self, active: Active, handler: Handler, after_s: float) -> None:
+        at = asyncio.get_running_loop().time() + after_s
         self._deadlines.add(at, lambda: self._stuck(active, handler))
 
     def _stuck(self, active: Active, handler: Handler) -> None:
-        """Past its timeout and its grace: nothing here can end it, so this process must go."""
-        if id(active) in self._active and self._on_stuck is not None:
+        """Past its timeout and its grace: nothing here can end it, so this process must go.
+
+        Not while it waits for the store: it ends when the store is back, and may have a result of
+        an effect that only this process knows.
+        """
+        if self._store.is_waiting(active.run):
+            self._stuck_later(active, handler, LOOK_AGAIN_S)
+        elif id(active) in self._active and self._on_stuck is not None:
             log.error(
                 "message %s: %s did not stop %.1f s after its timeout; this worker is replaced",
                 active.run.message.id,
