@@ -83,6 +83,20 @@ async def test_a_second_start_is_refused_and_a_second_stop_is_nothing() -> None:
     assert (await trigger.health_check())["status"] == "unhealthy"
 
 
+async def test_a_caller_that_does_not_wait_for_its_stop_leaves_nothing_behind() -> None:
+    kit = Kit()
+    kit.runtime.block()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(shutdown_timeout_s=0.2)
+    await trigger.start()
+    await kit.runtime.events.wait(1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(trigger.stop(), 0.01)
+    await trigger.stop()
+    assert kit.adapter.get_nacked() == ["a"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast")]
+
+
 async def test_it_can_be_started_again_and_remembers() -> None:
     kit = Kit()
     trigger = kit.trigger()
