@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ from holdfast.observe.observers import Observers
 from holdfast.observe.redact import redact
 from holdfast.registrations import Registrations, formed
 from holdfast.storage import Storage, storage_of
-from holdfast.sync_loop import LoopThread, beside_the_loop
+from holdfast.sync_loop import LoopLock, LoopThread, beside_the_loop
 
 log = logging.getLogger("holdfast.app")
 
@@ -109,8 +110,9 @@ class App:
         self._broker: Broker | None = None
         self._store: Store | None = None
         self._sync: LoopThread | None = None
+        self._syncing = threading.Lock()
         self._users = 0
-        self._entering = asyncio.Lock()
+        self._entering = LoopLock()
         self._opened_before = False
         self._consumer = ""
         """The name of its worker in the store, and of its consumer where the broker has those."""
@@ -326,6 +328,10 @@ class App:
 
         `connect=False`: for work on the store alone. A broker that is a server may be away then.
         """
+        async with self._entering.here():
+            await self._open(connect=connect)
+
+    async def _open(self, *, connect: bool = True) -> None:
         if self._store is not None:
             return
         self._renew_config()
@@ -384,10 +390,10 @@ class App:
 
     async def __aenter__(self) -> App:
         """Open the app. `async with` blocks may overlap, as a worker's and an orchestrator's do."""
-        async with self._entering:
+        async with self._entering.here():
             if not self._users:
                 self._opened_before = self._store is not None
-            await self.open()
+            await self._open()
             self._users += 1
         return self
 
@@ -398,7 +404,7 @@ class App:
         trace: TracebackType | None,
     ) -> None:
         """Close the app with the last block, unless it was open before the first one."""
-        async with self._entering:
+        async with self._entering.here():
             self._users -= 1
             if not self._users and not self._opened_before:
                 await self.close()
@@ -472,9 +478,11 @@ class App:
 
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
         """`send` for plain code: a thread with a loop of its own does the work."""
-        if self._sync is None:
-            self._sync = LoopThread()
-        return self._sync.run(self._open_and_send(type, payload, options))
+        with self._syncing:
+            if self._sync is None:
+                self._sync = LoopThread()
+            sync = self._sync
+        return sync.run(self._open_and_send(type, payload, options))
 
     def close_sync(self) -> None:
         """End what `send_sync` began."""

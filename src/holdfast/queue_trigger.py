@@ -126,6 +126,7 @@ class QueueTrigger:
         self._state = State.STOPPED
         self._store: Store | None = None
         self._engine: _Engine | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._listens = False
 
     # -- life -------------------------------------------------------------------------------------
@@ -158,12 +159,18 @@ class QueueTrigger:
     async def stop(self) -> None:
         """Let what runs finish, hand the rest back to the queue, let go of everything. Idempotent.
 
-        Waits up to `shutdown_timeout_s` for running messages.
+        Waits up to `shutdown_timeout_s` for running messages. A caller that gives up earlier leaves
+        it stopping.
         """
-        engine = self._engine
-        if engine is None or self._state is State.STOPPING:
-            return
-        self._state = State.STOPPING
+        if self._state is State.STOPPING and self._stopping is not None:
+            await asyncio.shield(self._stopping)
+        elif self._engine is not None:
+            self._state = State.STOPPING
+            stopping = self._stop(self._engine)
+            self._stopping = asyncio.create_task(stopping, name="holdfast-trigger-stop")
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self, engine: _Engine) -> None:
         try:
             drained = await engine.worker.drain(self._shutdown_timeout_s)
             engine.announcer.finish()
@@ -178,6 +185,7 @@ class QueueTrigger:
                 )
         finally:
             engine.forget_clock()
+            engine.announcing.cancel()
             self._engine = None
             await self._close_adapter()
             await self._close_store()
@@ -425,7 +433,8 @@ def _store_config(given: Config | Path | str, worker: Worker) -> Config:
         except ValueError as error:
             raise ConfigError([f"store: {error}"]) from None
     elif not isinstance(given, Config):
-        given = Config(home=Path(given).parent, store=f"sqlite:///{given}")
+        path = os.path.abspath(given)
+        given = Config(home=Path(path).parent, store=f"sqlite:///{path}")
     store = f"sqlite:///{given.store_file}" if given.store_kind == "sqlite" else given.store
     return msgspec.structs.replace(given, broker="memory://", store=store, worker=worker)
 

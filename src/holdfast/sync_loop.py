@@ -40,6 +40,21 @@ async def beside_the_loop(work: Callable[[], T]) -> T:
     return await future
 
 
+class LoopLock:
+    """A lock among the tasks of a loop, for an object that outlives its loop: an `asyncio.Lock`
+    that somebody has waited for belongs to that loop for ever."""
+
+    def __init__(self) -> None:
+        self._made: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    def here(self) -> asyncio.Lock:
+        """The lock of the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._made is None or self._made[0] is not loop:
+            self._made = loop, asyncio.Lock()
+        return self._made[1]
+
+
 class LoopThread:
     """A loop in a thread, for callers without one."""
 

@@ -801,13 +801,17 @@ def test_an_unforeseen_error_is_one_sentence_unless_debugging(
     from holdfast.store.sqlite.records import SqliteRecords
 
     async def broken(self):
-        raise ZeroDivisionError("oh")
+        raise ZeroDivisionError("oh, redis://u:hunter2@host")
 
     monkeypatch.setattr(SqliteRecords, "queues", broken)
     result = call("queues", "list", code=Exit.FAILURE)
     assert "internal error: ZeroDivisionError" in result.stderr
     assert "Traceback" not in result.stderr
-    assert "Traceback" in call("queues", "list", "--debug", code=Exit.FAILURE).stderr
+    debugged = call("queues", "list", "--debug", code=Exit.FAILURE)
+    assert "Traceback" in debugged.stderr
+    for said in (result.stderr, debugged.stderr):
+        assert "redis://***@host" in said
+        assert "hunter2" not in said
 
 
 def test_many_cannot_act_at_once_on_one_letter(database: Path):

@@ -11,7 +11,7 @@ import pytest
 from holdfast.app import App
 from holdfast.core.errors import StoreUnavailable
 from holdfast.engine import patience
-from holdfast.engine.context import Context
+from holdfast.engine.context import Context, SyncContext
 from holdfast.engine.executor import Executor
 from tests.integration.lab import ONE_FILE, Lab
 
@@ -204,6 +204,33 @@ async def test_a_result_outlives_its_run(lab: Lab, monkeypatch: pytest.MonkeyPat
     assert await lab.ends(receipt.id) == ["succeeded"]
     assert charged == ["called"]
     assert lab.task(receipt.id)["result"] == b'"paid"'
+
+
+async def test_a_plain_handler_that_waits_for_the_store_costs_no_worker(lab: Lab) -> None:
+    """Past its time limit and its grace: only this process knows the result of its effect."""
+    app = await lab.open(worker={"recycle_grace_s": 0.1})
+    outage = Outage(app)
+    outage.is_over.set()
+    charged: list[str] = []
+
+    @app.on("pay", retries=0, timeout_s=0.2)
+    def pay(ctx: SyncContext) -> Any:
+        def effect() -> str:
+            charged.append("called")
+            outage.is_over.clear()
+            return "paid"
+
+        return ctx.once("charge", effect)
+
+    worker = await lab.start(app)
+    receipt = await app.send("pay")
+    while not charged:  # noqa: ASYNC110 - another thread writes it
+        await asyncio.sleep(0.01)
+    await after_calls(outage, outage.calls + 4)  # 0.05 + 0.1 + 0.2 + 0.4 s
+    assert not worker.recycle
+    outage.is_over.set()
+    assert await lab.ends(receipt.id) == ["succeeded"]
+    assert charged == ["called"]
 
 
 async def test_a_second_call_in_one_run_is_not_taken_for_a_repeat(lab: Lab) -> None:

@@ -151,12 +151,14 @@ def test_a_plain_handler_shows_where_the_library_raised() -> None:
     assert "concurrent/futures" not in failed["exception"]
 
 
-def test_a_password_in_a_traceback_is_masked() -> None:
+def test_a_password_in_an_error_is_masked() -> None:
     message_id = send("leaks")
     (failed,) = [line for line in about(work(), message_id) if "exception" in line]
     letter = json.loads(command("dlq", "show", message_id, "--json"))
     kept = letter["history"][-1]["traceback"]
-    for text in (json.dumps(failed), kept):
+    traced = command("trace", message_id, "--json")
+    events = command("tail", "--no-follow", "-n", "100", "--json")
+    for text in (json.dumps(failed), json.dumps(letter), traced, events):
         assert CANARY not in text
     assert "postgresql://***@db/shop is away" in kept
 

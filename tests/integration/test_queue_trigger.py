@@ -83,6 +83,20 @@ async def test_a_second_start_is_refused_and_a_second_stop_is_nothing() -> None:
     assert (await trigger.health_check())["status"] == "unhealthy"
 
 
+async def test_a_caller_that_does_not_wait_for_its_stop_leaves_nothing_behind() -> None:
+    kit = Kit()
+    kit.runtime.block()
+    kit.adapter.enqueue(raw("a"))
+    trigger = kit.trigger(shutdown_timeout_s=0.2)
+    await trigger.start()
+    await kit.runtime.events.wait(1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(trigger.stop(), 0.01)
+    await trigger.stop()
+    assert kit.adapter.get_nacked() == ["a"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast")]
+
+
 async def test_it_can_be_started_again_and_remembers() -> None:
     kit = Kit()
     trigger = kit.trigger()
@@ -121,6 +135,47 @@ async def test_a_queue_that_cannot_be_reached_is_named_without_its_password(
     await trigger.start()
     await kit.settled(1)
     await trigger.stop()
+
+
+async def test_messages_without_an_id_are_no_copies_of_one_another() -> None:
+    kit = Kit()
+    kit.keys = ClaimingStore()
+    trigger = kit.trigger()
+    await trigger.start()
+    for body in (b"1", b"2", b"3"):
+        kit.adapter.enqueue(raw("", body))
+    await kit.settled(3)
+    await trigger.stop()
+    assert sorted(e.context["message"] for e in kit.runtime.get_triggered_events()) == [1, 2, 3]
+    assert not await kit.keys.exists("")
+
+
+async def test_what_was_read_before_the_adapter_failed_runs() -> None:
+    class Breaks(MockQueueAdapter):
+        async def consume(self) -> AsyncIterator[RawMessage]:
+            yield raw("a")
+            yield raw("b")
+            raise ConnectionError("the connection is gone")
+
+    kit = Kit(concurrency=5)
+    kit.adapter = Breaks()
+    trigger = kit.trigger()
+    await trigger.start()
+    await kit.settled(2)
+    await trigger.stop()
+    assert {"a", "b"} <= set(kit.adapter.get_acked())
+
+
+@pytest.mark.parametrize("path", ["var/orders.db", "orders.db"])
+async def test_the_path_of_its_store_is_taken_as_it_is(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/var exists, and a folder of that name here is meant, which does not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    trigger = Kit().trigger(store=Path(path))
+    await trigger.start()
+    await trigger.stop()
+    assert Path(path).exists()
 
 
 def test_wrong_settings_are_refused_all_at_once() -> None:

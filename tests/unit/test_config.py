@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 import subprocess
 import sys
@@ -754,6 +755,23 @@ def test_the_queue_trigger_file_loads_as_it_stands(load, text):
     assert rows["triggers[0].adapter.connection.sasl_password"].value == "***"
     assert rows["triggers[0].concurrency"][1:] == (4, "file")
     assert "queue_trigger" not in "".join(rows)
+
+
+@pytest.mark.parametrize(
+    "password", ["hunter2 x", "x hunter2", "hunter2'x", 'x"hunter2', "hunter2/x"]
+)
+def test_a_password_in_a_url_is_masked_whatever_it_holds(load, problems, password):
+    url = json.dumps(f"redis://u:{password}@host/0")
+    connection = f"{{type: redis, connection: {{url: {url}}}}}"
+    config = load(
+        f"broker: {url}\nstore: {url.replace('redis', 'postgresql')}\ndedup_url: {url}\n"
+        f"channels: {{a: {{kind: webhook, connection: {{url: {url}}}}}}}\n"
+        f"queue_trigger: {{queue_name: q, consumer_group: g, adapter: {connection}}}\n"
+    )
+    shown = [str(row.value) for row in config.describe()]
+    assert shown.count("redis://***@host/0") == 4
+    assert "hunter2" not in "".join(shown)
+    assert "hunter2" not in "".join(problems(f"broker: {url.replace('redis', 'rdis')}\n"))
 
 
 def test_an_adapter_that_this_version_lacks_is_named_when_it_is_started(load):

@@ -1,9 +1,11 @@
 """The documents say what the code does: every table that can drift is compared with its source."""
 
+import ast
 import importlib.util
 import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -334,3 +336,24 @@ def test_every_property_is_mapped_once_to_a_module_and_a_test() -> None:
             _, module, test = (cell.strip() for cell in line.strip("|").split(" | "))
             assert "`" in module, line
             assert "::test_" in test, line
+
+
+# ── code ─────────────────────────────────────────────────────────────────────────────────────────
+
+BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_can_be_pasted_into_a_file(page: Path) -> None:
+    """Only what says that it is a fragment may await outside of a function."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        block = textwrap.dedent(found[2])
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if block.startswith("# A fragment") else 0
+        compile("\n" * text.count("\n", 0, found.start(2)) + block, str(page), "exec", flags)
+
+
+def test_there_are_blocks_to_paste() -> None:
+    found = [block for page in PAGES for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) > 40

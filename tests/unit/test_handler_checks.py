@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,43 @@ class Agent:
     def __call__(self, ctx: Context, extra: int = 0) -> None: ...
 
 
+@dataclass
+class Unhashable:
+    name: str = "agent"
+
+    async def __call__(self, ctx: Context) -> None: ...
+
+
 def rest(*args: Any) -> None: ...
+
+
+@functools.wraps(two)
+async def fills_in(ctx: Context) -> None:
+    await two(ctx, {})
 
 
 @pytest.mark.parametrize(
     "fine",
-    [Agent().method, Agent(), rest, functools.partial(two, order={}), lambda message: None, print],
+    [
+        Agent().method,
+        Agent(),
+        Unhashable(),
+        rest,
+        functools.partial(two, order={}),
+        fills_in,
+        lambda message: None,
+        print,
+    ],
 )
 def test_whatever_takes_a_context_is_a_handler(app: App, fine: Callable[..., Any]) -> None:
     app.on("order")(fine)
     assert app.handlers.types("default") == ["order"]
+
+
+def test_an_object_that_cannot_be_hashed_is_known_by_its_call(app: App) -> None:
+    app.on("order")(Unhashable())
+    (handler,) = app.handlers
+    assert handler.is_async
 
 
 def test_what_cannot_be_called_is_refused(app: App) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.brokers.redis.entries import delivery_of, fields_of
+from holdfast.brokers.redis.entries import LEVELS, delivery_of, fields_of
 from holdfast.core.broker import FLAT, Outgoing
 from holdfast.core.clock import from_us
 from holdfast.core.codec import CODECS, stored_form
@@ -49,6 +49,12 @@ def test_a_value_that_looks_like_our_mark_makes_no_entry_ours():
     assert found.fields == {"task_id": "hf", "hf": "2", "body": "x"}
     ours = delivery_of("q", 1, b"5-1", [b"id", b"m-1", b"body", b"x", b"hf", b"1"], 1)
     assert (ours.identity, ours.body, ours.fields) == ("m-1", b"x", None)
+
+
+@pytest.mark.parametrize("fields", [[b"page", b"/"], [b"hf", b"1", b"body", b"x"]])
+def test_entries_of_two_priorities_are_two_messages_whatever_their_ids_are(fields: list[bytes]):
+    found = {delivery_of("q", level, b"5-1", fields, 1).identity for level in LEVELS}
+    assert len(found) == len(LEVELS)
 
 
 def test_fields_that_hold_a_nul_stay_apart():

@@ -67,6 +67,15 @@ async def test_after_a_jump_a_time_to_live_begins_anew(jump_s: float) -> None:
     assert await server.left_s(server.entry(age_s=10, ttl_s=60)) == 50
 
 
+async def test_what_seems_to_be_over_is_not_before_the_server_was_asked() -> None:
+    """Read within a second of the last look, and sent after a jump that nobody has seen yet."""
+    server = Server()
+    await server.left_s(server.entry(age_s=10, ttl_s=60))
+    server.behind_s += 3600.0
+    server.clock.advance(0.1)
+    assert await server.left_s(server.entry(age_s=0, ttl_s=60)) == 60
+
+
 async def test_a_server_is_asked_only_for_what_expires() -> None:
     server = Server()
     await server.time.look([PLAIN] * 3)

@@ -107,6 +107,14 @@ def test_every_mistake_of_a_redis_url_is_named_at_once() -> None:
     assert len(caught.value.problems) == 4
 
 
+@pytest.mark.parametrize("password", ["4711/s3cret", "4711#s3cret", "s3cret#4711", "4711?s3cret"])
+def test_a_password_that_is_not_escaped_is_no_host_and_port(password: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_address(f"redis://user:{password}@host:6379/0")
+    for part in ("4711", "s3cret"):
+        assert part not in str(caught.value)
+
+
 WITHOUT_DRIVER = """
 import sys
 sys.modules["redis"] = None  # what an installation without the extra looks like to an import

@@ -9,8 +9,11 @@ import pytest
 
 from holdfast.core.json_text import dumps
 from holdfast.core.origin import is_ours, is_users
+from holdfast.core.retry import describe
+from holdfast.core.secret import Secret
 from holdfast.engine.frames import error_of, fault_of
-from holdfast.engine.tracebacks import LONGEST, user_line, user_trace, warn
+from holdfast.engine.tracebacks import LONGEST, bounded, user_line, user_trace, warn
+from holdfast.observe.redact import redact
 
 
 def caught(call) -> BaseException:
@@ -86,16 +89,35 @@ def _from_stdlib() -> BaseException:
 
 
 def test_it_is_bounded_and_keeps_both_ends() -> None:
-    trace = user_trace(caught(lambda: dumps({"x" * 100: ValueError})))
+    trace = bounded(user_trace(caught(lambda: dumps({"x" * 100: ValueError}))))
     assert len(trace) <= LONGEST
 
     def endless() -> None:
         raise ValueError("x" * 100_000 + " the end")
 
-    trace = user_trace(caught(endless))
+    trace = bounded(user_trace(caught(endless)))
     assert len(trace) == LONGEST
     assert trace.startswith("Traceback")
     assert trace.endswith("the end")
+
+
+def test_no_cut_goes_through_a_secret() -> None:
+    secret = "c4nary-" + "s3cret" * 20
+    Secret(secret)
+
+    def leaks(before: int) -> None:
+        raise ValueError("x" * before + secret + "y" * (LONGEST - LONGEST // 4 - 10))
+
+    for before in range(0, 1100, 40):
+        error = caught(lambda before=before: leaks(before))
+        for each in (error, error_of(fault_of(error))):
+            assert "s3cret" not in bounded(redact(user_trace(each)))
+
+
+def test_an_error_is_masked_before_it_is_cut() -> None:
+    secret = "c4nary-" + "s3cret" * 20
+    Secret(secret)
+    assert "s3cret" not in describe(ValueError("x" * 1950 + secret), redact)
 
 
 class Mute(Exception):

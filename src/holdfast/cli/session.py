@@ -29,6 +29,7 @@ from holdfast.core.errors import (
     PublishUnknown,
     StoreUnavailable,
 )
+from holdfast.core.secret import mask_line
 from holdfast.engine.sender import MESSAGE_OPTIONS
 
 from .output import Output, safe
@@ -268,17 +269,17 @@ def _environment(**places: Path | None) -> Iterator[None]:
 def report(error: Exception, *, debug: bool) -> Exit:
     """Say what went wrong, in one or two sentences; the exit code that it means."""
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        click.echo(mask_line("".join(traceback.format_exception(error))), err=True, nl=False)
     if not isinstance(error, HoldfastError):
         hint = "" if debug else " Run it again with --debug and report what you see."
-        _complain(f"internal error: {type(error).__name__}: {error}.{hint}")
+        _complain(mask_line(f"internal error: {type(error).__name__}: {error}.{hint}"))
         return Exit.FAILURE
     if isinstance(error, ConfigError):
         _complain("the configuration is wrong:")
         for problem in error.problems:
             click.echo(f"  {safe(problem)}", err=True)
     elif isinstance(error, AppNotLoaded):
-        first, *where = str(error).splitlines()
+        first, *where = mask_line(str(error)).splitlines()
         _complain(first)
         for line in where:
             click.echo(safe(line), err=True)

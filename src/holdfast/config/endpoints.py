@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from .secret import mask_text
+from .secret import mask_value
 
 STORES = {"postgresql": "postgresql", "postgres": "postgresql"}
 """URL schemes of stores on a server, and the store behind each."""
@@ -73,7 +73,7 @@ def read_url(setting: str, url: str, folder: Path) -> str:
         raise ValueError(lacks_adapter(scheme, forms))
     near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *STORES, *_LATER], 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    found = mask_text(url) if separator else url
+    found = mask_value(url) if separator else url
     raise ValueError(f"{found[:60]!r} is no {setting} known here; {hint}write one of: {forms}")
 
 

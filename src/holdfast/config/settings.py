@@ -29,7 +29,7 @@ from .endpoints import (
 )
 from .queues import Queue, Retry, Tasks
 from .ranges import YEAR, Days, Span, Time
-from .secret import Secret, mask_text, masked
+from .secret import Secret, mask_value, masked
 from .tree import join
 
 
@@ -436,7 +436,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return (
             f"adapter.connection is not used: workers read the queue from `broker` "
-            f"({mask_text(self.broker)}). Leave adapter.connection out, or write that address as "
+            f"({mask_value(self.broker)}). Leave adapter.connection out, or write that address as "
             "`broker`; a queue of another server is read by a QueueTrigger in a program of its own"
         )
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .secret import is_secret_name, mask_text
+from .secret import is_secret_name, mask_value
 
 Origin = Literal["file", "env", "argument"]
 
@@ -117,5 +117,5 @@ def plain_words(value: Any) -> str:
         if isinstance(value, int) and abs(value) > 10**30:
             return "a number with very many digits"
         return f"the number {value!r}"
-    text = mask_text(str(value))
+    text = mask_value(str(value))
     return f"the text {text if len(text) <= 60 else text[:57] + '...'!r}"

@@ -74,10 +74,14 @@ def decide(
     failures: int,
     error: BaseException,
     chance: Callable[[], float] = random.random,
+    mask: Callable[[str], str] = str,
 ) -> Retry | Dead:
-    """What follows a failed attempt. `failures` counts this one (1 after the first failure)."""
+    """What follows a failed attempt. `failures` counts this one (1 after the first failure).
+
+    `mask` takes secrets out of the reason, which is kept.
+    """
     applied = policy.for_error(error)
-    reason = describe(error)
+    reason = describe(error, mask)
     if not applied.is_retryable(error):
         return Dead(reason="final_error", error=reason)
     if failures > applied.max_retries:
@@ -98,11 +102,11 @@ def retry_after(error: BaseException) -> float | None:
         return None
 
 
-def describe(error: BaseException) -> str:
-    """One line for ledgers and people: the type and what it said."""
+def describe(error: BaseException, mask: Callable[[str], str] = str) -> str:
+    """One line for ledgers and people: the type and what it said, masked before it is cut."""
     name = type(error).__name__
     try:
         text = str(error).strip()
     except Exception:  # an error that cannot even say what it is
         text = ""
-    return f"{name}: {text}"[:2000] if text else name
+    return f"{name}: {mask(text[:20_000])}"[:2000] if text else name

@@ -97,13 +97,17 @@ def is_count(name: str, value: object) -> bool:
 def mask_text(text: str) -> str:
     """The text without user and password of a URL, and without secret parameters."""
     if "://" in text and "@" in text:
-        text = _TOKEN.sub(_without_userinfo, text)
+        text = _TOKEN.sub(lambda token: _without_userinfo(token[0]), text)
     return _QUERY.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
 
 
-def _without_userinfo(token: re.Match[str]) -> str:
+def mask_value(value: str) -> str:
+    """The same of a value that may be one URL, whose password may hold spaces and quotes."""
+    return mask_text(_without_userinfo(value))
+
+
+def _without_userinfo(found: str) -> str:
     """By hand: an expression for "from :// to the last @" looks at a long token over and over."""
-    found = token[0]
     start, end = found.find("://"), found.rfind("@")
     return f"{found[: start + 3]}{MASK}{found[end:]}" if 0 <= start < end else found
 

@@ -16,6 +16,7 @@ from holdfast.core.errors import EffectUnknown, InvalidMessage
 from holdfast.core.json_text import dumps, is_model
 from holdfast.core.message import Message
 from holdfast.core.retry import describe
+from holdfast.core.secret import mask_line
 from holdfast.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
 from holdfast.core.text import storable
 
@@ -227,7 +228,9 @@ class Context:
                 await self._store.effect_clear(self._run, name)
                 self._begun.discard(name)
             elif on_unknown == "park" and isinstance(error, Exception):
-                await self._store.effect_raised(self._run, name, storable(describe(error)))
+                await self._store.effect_raised(
+                    self._run, name, storable(describe(error, mask_line))
+                )
             raise
         await self._store.effect_done(self._run, name, dumps(result))
         return result

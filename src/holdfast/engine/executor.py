@@ -47,7 +47,7 @@ from .guard import Guard, asking
 from .handlers import Handler, Handlers
 from .patience import PatientStore
 from .results import LOST, as_failure, call_plain, outcome_of, run_id_of
-from .tracebacks import Mask, user_trace, warn
+from .tracebacks import Mask, bounded, user_trace, warn
 
 log = logging.getLogger("holdfast.engine")
 
@@ -106,7 +106,7 @@ class Executor:
         on_stuck: Callable[[Run], None] | None = None,
         mask: Mask = mask_line,
     ) -> None:
-        """`mask` takes secrets out of the tracebacks that are kept."""
+        """`mask` takes secrets out of the errors and tracebacks that are kept."""
         self._mask = mask
         self._handlers = handlers
         self._store = PatientStore(store)
@@ -244,7 +244,7 @@ class Executor:
             outcome = None
         except BaseException as error:
             log.exception("message %s: the engine failed", active.run.message.id)
-            outcome = Retry(after_s=5.0, reason=f"engine: {describe(error)}")
+            outcome = Retry(after_s=5.0, reason=f"engine: {describe(error, self._mask)}")
         finally:
             self._active.pop(id(active), None)
         if active.cause != "given up":
@@ -279,9 +279,9 @@ class Executor:
                 active.result = result_bytes(outcome.result)
             return outcome
         except ParkMessage as error:
-            return Park(kind=error.kind, reason=str(error))
+            return Park(kind=error.kind, reason=self._mask(str(error)))
         except EffectUnknown as error:
-            return Park(kind=ParkKind.EFFECT_UNKNOWN, reason=str(error))
+            return Park(kind=ParkKind.EFFECT_UNKNOWN, reason=self._mask(str(error)))
         except LeaseLost:
             raise
         except BaseException as error:
@@ -374,11 +374,11 @@ class Executor:
         self, handler: Handler, active: Active, error: BaseException, trace: str
     ) -> Outcome:
         run = active.run
-        active.trace = self._mask(trace)
+        active.trace = bounded(self._mask(trace))
         if isinstance(error, HandlerCrashed):
             log.warning("message %s: %s", run.message.id, error)
-            return Retry(after_s=0.0, reason=describe(error), crashed=True)
-        decision = decide(handler.retry, failures=run.failures + 1, error=error)
+            return Retry(after_s=0.0, reason=describe(error, self._mask), crashed=True)
+        decision = decide(handler.retry, failures=run.failures + 1, error=error, mask=self._mask)
         warn(
             log,
             "message %s: attempt %d of %d of %s failed: %s; %s",
@@ -386,7 +386,7 @@ class Executor:
             run.failures + 1,
             handler.retry.max_retries + 1,
             handler.name,
-            describe(error),
+            describe(error, self._mask),
             f"retry in {decision.after_s:.1f} s"
             if isinstance(decision, Retry)
             else f"to dead letters (holdfast dlq show {run.message.id})",
@@ -450,10 +450,14 @@ class Executor:
         self._deadlines.add(at, lambda: self._stuck(active, handler))
 
     def _stuck(self, active: Active, handler: Handler) -> None:
-        """Past its timeout and its grace: nothing here can end it, so this process must go."""
+        """Past its timeout and its grace: nothing here can end it, so this process must go.
+
+        Not while it waits for the store: it ends when the store is back, and may have a result of
+        an effect that only this process knows.
+        """
         if id(active) not in self._active:
             return
-        if self._store.is_waiting(active.run):  # it ends when the store answers
+        if self._store.is_waiting(active.run):
             self._expect_end(active, handler)
         elif self._on_stuck is not None:
             log.error(

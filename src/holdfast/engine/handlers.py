@@ -31,7 +31,10 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_async(self) -> bool:
-        return _is_async(self.call)
+        try:
+            return _is_async(self.call)
+        except TypeError:  # an object that cannot be hashed, as most dataclasses
+            return _is_async.__wrapped__(self.call)
 
     @property
     def name(self) -> str:
@@ -49,7 +52,8 @@ def _is_async(call: Callable[..., Any]) -> bool:
 def _check_call(handler: Handler) -> None:
     """Found here, and not by the first message."""
     try:
-        signature = inspect.signature(handler.call)
+        # As it is called: a decorator may fill in arguments of the function that it wraps.
+        signature = inspect.signature(handler.call, follow_wrapped=False)
     except (TypeError, ValueError):  # some built-in callables do not tell
         if callable(handler.call):
             return

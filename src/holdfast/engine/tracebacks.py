@@ -13,13 +13,15 @@ from holdfast.core.retry import describe
 
 LONGEST = 4000
 """Characters that are kept of one traceback."""
-_HEAD = 1000
+UNMASKED = 10 * LONGEST
+"""Characters that are masked. The text is cut to what is kept only after that: a cut through a
+secret would leave a part of it."""
 _CARRIED = "_holdfast_trace"
 """Attribute of an error that came from a child process: the traceback it had there."""
 
 
 def user_trace(error: BaseException) -> str:
-    """The traceback of an error with the frames of the user's code.
+    """The traceback of an error with the frames of the user's code, to be masked and bounded.
 
     Frames of holdfast are left out. Frames of libraries are left out, too, except for the one that
     raised; if no frame is the user's, they are all shown.
@@ -30,7 +32,7 @@ def user_trace(error: BaseException) -> str:
     try:
         found = traceback.TracebackException.from_exception(error, lookup_lines=False, compact=True)
         _keep_user_frames(found)
-        return bounded("".join(found.format()).rstrip())
+        return bounded("".join(found.format()).rstrip(), UNMASKED)
     except Exception:  # an error that cannot be formatted must not become another failure
         return describe(error)
 
@@ -40,12 +42,12 @@ def carry(error: BaseException, trace: str) -> None:
     setattr(error, _CARRIED, trace)
 
 
-def bounded(text: str) -> str:
-    """At most LONGEST characters: the beginning, and the end, where the error is named."""
-    if len(text) <= LONGEST:
+def bounded(text: str, longest: int = LONGEST) -> str:
+    """At most so many characters: the beginning, and the end, where the error is named."""
+    if len(text) <= longest:
         return text
-    cut = "\n  [...]\n"
-    return f"{text[:_HEAD]}{cut}{text[_HEAD + len(cut) - LONGEST :]}"
+    cut, head = "\n  [...]\n", longest // 4
+    return f"{text[:head]}{cut}{text[head + len(cut) - longest :]}"
 
 
 def user_line(frame: FrameType | None) -> str:

@@ -88,6 +88,8 @@ class AdapterBroker:
             await asyncio.wait([task], timeout=patience)
             if not task.done() or not self._flowing.is_set():
                 break
+            if deliveries and (task.cancelled() or task.exception() is not None):
+                break  # what was read before goes first; the next call finds the error
             self._next = None
             try:
                 raw = task.result()

@@ -71,7 +71,7 @@ class MessageEnvelope:
 
     @property
     def key(self) -> str:
-        """What the message is deduplicated by."""
+        """What the message is deduplicated by; empty: by nothing."""
         return self.dedup_key or self.message_id
 
     @property

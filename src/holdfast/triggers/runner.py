@@ -64,10 +64,10 @@ class AgentRunner:
             try:
                 outcome = await self._permitted_run(ctx, envelope)
             except BaseException:
-                await self._release(envelope)
+                await self._release(ctx, envelope)
                 raise
             if isinstance(outcome, Rejected):
-                await self._release(envelope)
+                await self._release(ctx, envelope)
             return outcome
         except Exception as error:
             scrub(error)
@@ -126,15 +126,13 @@ class AgentRunner:
     ) -> Duplicate | Done | Released | None:
         """What the foreign memory says of this key; None: run it."""
         keys = self._keys
-        if keys is None:
+        if keys is None or not envelope.key:
             return None
         key = envelope.shared_key
         try:
             claimed = None
             if isinstance(keys, IdempotencyStore):  # one with just the three simple methods is fine
-                claimed = await keys.claim(
-                    key, envelope.message_id, self._config.idempotency_window
-                )
+                claimed = await keys.claim(key, ctx.message.id, self._config.idempotency_window)
             recorded = await keys.exists(key)
             # Recorded, and ours: an earlier attempt died before the store heard of its end.
             result = await keys.get(key) if recorded and claimed else None
@@ -166,7 +164,7 @@ class AgentRunner:
         return self.dedup_works
 
     async def _remember(self, envelope: MessageEnvelope, result: Any) -> None:
-        if self._keys is not None:
+        if self._keys is not None and envelope.key:
             try:
                 await self._keys.set(envelope.shared_key, result, self._config.idempotency_window)
             except Exception as error:
@@ -176,11 +174,11 @@ class AgentRunner:
             else:
                 self.dedup_works = True
 
-    async def _release(self, envelope: MessageEnvelope) -> None:
+    async def _release(self, ctx: Context, envelope: MessageEnvelope) -> None:
         """A failed run must not keep its key."""
-        if isinstance(self._keys, IdempotencyStore):
+        if isinstance(self._keys, IdempotencyStore) and envelope.key:
             try:
-                await self._keys.release(envelope.shared_key, envelope.message_id)
+                await self._keys.release(envelope.shared_key, ctx.message.id)
             except Exception as error:
                 then = (
                     _GOES_ON

@@ -40,6 +40,8 @@ def read_address(url: str) -> Address:
     parts = urlsplit(url)
     try:
         _ = parts.port
+        if parts.fragment:  # what stands before the # is then a part of the password
+            raise ValueError
     except ValueError:
         raise ConfigError(
             [

@@ -40,9 +40,11 @@ class ServerTime:
     async def look(self, deliveries: Iterable[Delivery]) -> None:
         """Ask for the time, if any of these expires."""
         before = self._steady_s()
-        if before - self._looked_at < LOOK_S:
+        mortal = [each for each in deliveries if each.expires_at_us is not None]
+        if not mortal:
             return
-        if all(delivery.expires_at_us is None for delivery in deliveries):
+        # One that seems to be past its time may have come after a jump that is not known yet.
+        if before - self._looked_at < LOOK_S and not any(map(self._is_over, mortal)):
             return
         (answer,) = await self._wire.ask(("TIME",))
         after = self._steady_s()
@@ -63,6 +65,10 @@ class ServerTime:
     def timed(self, deliveries: list[Delivery]) -> list[Delivery]:
         """The same; what expires says when, by this machine's steady clock."""
         return [self._timed(d) if d.expires_at_us is not None else d for d in deliveries]
+
+    def _is_over(self, delivery: Delivery) -> bool:
+        steady_s = self._timed(delivery).expires_steady_s
+        return steady_s is not None and steady_s <= self._steady_s()
 
     def _timed(self, delivery: Delivery) -> Delivery:
         sent_us, expires_us = delivery.sent_at_us, delivery.expires_at_us
