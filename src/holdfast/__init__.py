@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from holdfast.delivery.channels import Channels
     from holdfast.delivery.discord_channel import DiscordChannel
     from holdfast.delivery.email_channel import EmailChannel
-    from holdfast.delivery.file_deliveries import FileDeliveries
     from holdfast.delivery.file_queue import DeliveryQueue
     from holdfast.delivery.folder_channel import FolderChannel
-    from holdfast.delivery.folder_sender import FolderSender
     from holdfast.delivery.queued import QueuedDelivery
     from holdfast.delivery.recovery import recovery_report, recovery_scan
     from holdfast.delivery.runner import DeliveryRunner
@@ -119,9 +117,7 @@ _HOME = {
     "SlackChannel": "holdfast.delivery.slack_channel",
     "TelegramChannel": "holdfast.delivery.telegram_channel",
     "DeliveryQueue": "holdfast.delivery.file_queue",
-    "FileDeliveries": "holdfast.delivery.file_deliveries",
     "FolderChannel": "holdfast.delivery.folder_channel",
-    "FolderSender": "holdfast.delivery.folder_sender",
     "QueuedDelivery": "holdfast.delivery.queued",
     "recovery_report": "holdfast.delivery.recovery",
     "recovery_scan": "holdfast.delivery.recovery",
@@ -150,10 +146,8 @@ __all__ = [
     "DiscordChannel",
     "Done",
     "EmailChannel",
-    "FileDeliveries",
     "FinalError",
     "FolderChannel",
-    "FolderSender",
     "HoldfastError",
     "IdempotencyStore",
     "InvalidMessage",

@@ -77,4 +77,4 @@ class TestPostgresDeliveries(OnPostgres, DeliveryDeskConformance):
     async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
         assert isinstance(store, PostgresStore)
         async with PostgresOperations(store, by="suite") as operations:
-            yield Desk.of_store(operations, PostgresRecords(store))
+            yield Desk(operations, PostgresRecords(store))

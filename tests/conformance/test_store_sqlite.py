@@ -70,7 +70,7 @@ class TestSqliteDeliveries(OnSqlite, DeliveryDeskConformance):
     async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
         assert isinstance(store, SqliteStore)
         async with SqliteOperations(store, None, by="suite") as operations:
-            yield Desk.of_store(operations, SqliteRecords(store.file))
+            yield Desk(operations, SqliteRecords(store.file))
 
 
 class TestSqliteStoreWithItsQueue(TestSqliteStore):

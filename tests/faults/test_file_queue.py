@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -17,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.errors import FinalError, NotFound, SendUnknown, TemporaryError
+from holdfast.delivery import whole_files
 from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.recovery import recovery_scan
+from holdfast.delivery.runner import DeliveryRunner
 from tests.conftest import SOAK
 
 STEPS = ("open", "flock", "truncate", "write", "flush", "fsync", "replace", "unlink")
@@ -47,8 +51,11 @@ ACTS: dict[str, Act] = {
     "put off": lambda queue, delivery: queue.put_off(delivery, time.time() + 60, "slow down"),
     "retry": _retry,
     "edit": lambda queue, delivery: queue.edit(delivery.id, "mended"),
+    "discard": lambda queue, delivery: queue.discard(delivery.id),
     "ack": lambda queue, delivery: queue.ack(delivery.id),
 }
+GONE = ("discard", "ack")
+"""Acts that remove the file and write none."""
 
 
 Doom = Callable[[int], None]
@@ -104,7 +111,7 @@ def _kill_everywhere(tmp_path: Path, name: str, doom: Doom, *, every: int) -> in
         killed = _killed(doom, kills * every, ACTS[name], queue, delivery)
         again = DeliveryQueue(folder)
         found = [d for d in [*again.load_pending(), *again.load_failed()] if d.id == delivery.id]
-        expected = 0 if name == "ack" and not found else 1
+        expected = 0 if name in GONE and not found else 1
         assert len(found) == expected, (name, kills)
         for each in found:
             assert each.content in ("precious", "mended")
@@ -125,7 +132,7 @@ def test_killed_at_every_step(tmp_path: Path, name: str) -> None:
     assert kills >= 2, "the act made no step at which it could have been killed"
 
 
-@pytest.mark.parametrize("name", [name for name in ACTS if name != "ack"])
+@pytest.mark.parametrize("name", [name for name in ACTS if name not in GONE])
 def test_killed_in_the_middle_of_a_write(tmp_path: Path, name: str) -> None:
     """A file is written whole or not at all: not the first half of it in the old one's place."""
     kills = _kill_everywhere(tmp_path, name, _in_a_write, every=40)
@@ -237,3 +244,109 @@ def test_writers_in_many_processes(tmp_path: Path) -> None:
     assert sorted(d.id for d in queue.load_pending()) == sorted(promised)
     assert len(promised) == 200
     assert all(json.loads((folder / f"{i}.json").read_text())["id"] == i for i in promised[:5])
+
+
+class Witness:
+    """A `send_fn` that remembers what it was given, and fails now and then."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.taken: list[tuple[str, str, bool]] = []
+        """Id, text, and whether it was marked as a repeat."""
+
+    def __call__(
+        self, channel: str, recipient: str, content: str, *, delivery_id: str, in_doubt: bool
+    ) -> None:
+        time.sleep(self._chance.random() * 0.005)
+        mood = self._chance.random()
+        if mood < 0.1:
+            raise FinalError("refused")
+        if mood < 0.25:
+            raise TemporaryError("away")
+        self.taken.append((delivery_id, content, in_doubt))
+        if mood < 0.35:
+            raise SendUnknown("no answer")
+
+    def of(self, delivery_id: str) -> list[tuple[str, bool]]:
+        return [(text, again) for name, text, again in self.taken if name == delivery_id]
+
+
+class Person:
+    """Edits, retries and discards deliveries beside the runner, by a queue object of its own."""
+
+    def __init__(self, folder: Path, witness: Witness, chance: random.Random) -> None:
+        self._queue = DeliveryQueue(folder)
+        self._witness = witness
+        self._chance = chance
+        self.done: Counter[str] = Counter()
+        self.texts: dict[str, str | None] = {}
+        """What must go out; None: an attempt that was under way may have sent the text before."""
+        self.discarded: dict[str, int | None] = {}
+        """How often it had arrived by then; None: an attempt was under way."""
+
+    def act(self, name: str) -> None:
+        what = self._chance.choices(("edit", "retry", "discard"), (6, 3, 1))[0]
+        try:
+            if what == "edit":
+                text = f"edit {self._chance.random()}"
+                found = self._queue.edit(name, text)
+                self.texts[name] = None if found.sending_since else text
+            elif what == "retry":
+                failed = [each.id for each in self._queue.load_failed()]
+                self._queue.retry(self._chance.choice(failed or [name]))
+            else:
+                arrived = len(self._witness.of(name))
+                found = self._queue.discard(name)
+                self.discarded[name] = None if found.sending_since else arrived
+            self.done[what] += 1
+        except NotFound:
+            self.done["refused"] += 1
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between reading a file and writing it again there is time enough for another process."""
+    write = whole_files.write
+
+    def slow(path: Path, body: bytes, *, new: bool = False) -> bool:
+        time.sleep(random.random() * 0.004)
+        return write(path, body, new=new)
+
+    monkeypatch.setattr(whole_files, "write", slow)
+
+
+@pytest.mark.usefixtures("slow_disk")
+def test_a_person_and_a_runner_never_write_over_each_other(tmp_path: Path) -> None:
+    """An edit in time goes out, a discarded delivery does not come back, and nothing goes twice
+    without a mark."""
+    seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(1_000_000)))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    names = [f"r{n:04}" for n in range(2000 if SOAK else 150)]
+    witness = Witness(random.Random(seed))
+    person = Person(tmp_path, witness, chance)
+    feeder = DeliveryQueue(tmp_path)
+    runner = DeliveryRunner(DeliveryQueue(tmp_path), witness, wait_scale=0.01)
+    runner.start()
+    for at, name in enumerate(names):
+        feeder.put(QueuedDelivery(name, "chat", f"to {name}", "as it was", feeder.now()))
+        person.act(chance.choice(names[max(0, at - 5) : at + 1]))
+    deadline = time.monotonic() + 120
+    while left := [path.stem for path in tmp_path.glob("*.json")]:
+        assert time.monotonic() < deadline
+        person.act(chance.choice(left))
+    runner.stop()
+    assert runner.failure is None
+    failed = {each.id for each in feeder.load_failed()}
+    for name in names:
+        got = witness.of(name)
+        assert sum(not again for _, again in got) <= 1, f"{name} went twice without a mark"
+        if name in person.discarded:
+            assert name not in failed, f"{name} came back"
+            assert person.discarded[name] in (None, len(got)), f"{name} went all the same"
+        elif name not in failed:
+            assert got, f"{name} is lost"
+            wanted = person.texts.get(name, "as it was")
+            assert wanted in (None, got[-1][0]), f"{name} went out without its last edit"
+    assert min(person.done[what] for what in ("edit", "retry", "discard")) > 0, "they never met"
+    print(f"{len(names)} deliveries, {dict(person.done)}, {len(failed)} failed")

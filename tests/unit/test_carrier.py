@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.breaker import BreakerPolicy
-from holdfast.core.delivery import Limit, New, Outbound, Taken
+from holdfast.core.delivery import Channel, Limit, New, Outbound, Taken
 from holdfast.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
 from holdfast.core.events import Entry
 from holdfast.core.store import Worker
@@ -94,7 +94,7 @@ class Desk:
     async def hold_role(self, role: str) -> bool:
         return True
 
-    def carry(self, *channels: Script, policy: Policy = FAST, **options: Any) -> Carrier:
+    def carry(self, *channels: Channel, policy: Policy = FAST, **options: Any) -> Carrier:
         carried = [Carried(channel, policy) for channel in channels]
         carrier = Carrier(self.deliveries, carried, **options)
         relay = Relay(name="deliveries", every_s=3600.0, step=carrier.step, bell=carrier)

@@ -27,6 +27,7 @@ from holdfast.delivery import runner as runner_module
 from holdfast.delivery.channels import Channels
 from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.queued import QueuedDelivery
+from holdfast.delivery.recovery import recovery_report
 from holdfast.delivery.runner import DeliveryRunner, SendFn
 from holdfast.delivery.waits import due_at
 
@@ -478,41 +479,69 @@ def test_stop_waits_five_seconds_at_most(
     assert still_sends
 
 
-def test_a_start_settles_what_a_dead_one_was_sending(
+def test_what_a_dead_runner_was_sending_does_not_wait_once_more(
     queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
 ) -> None:
-    """From then on a mark in a file means that it is being sent; what waits is due, in doubt."""
-    first = queue.enqueue("telegram", "1", "first")
-    cut = queue.enqueue("telegram", "2", "cut off")
+    """Its wait was over when the attempt began, and the crash costs no retry."""
+    cut = queue.enqueue("telegram", "1", "cut off")
     queue.fail(cut, "away")
+    cut.last_attempt_at -= 60
+    queue._write_atomic(cut)
     queue.begin(cut.id)  # and then its process died
-    seen: list[QueuedDelivery | None] = []
-    channel = Channel()
-
-    def send(channel_name: str, recipient: str, content: str) -> None:
-        seen.append(queue.read(cut.id))
-        channel(channel_name, recipient, content)
-
-    run(send, wait_scale=1.0)
-    assert channel.wait_for(2) == ["first", "cut off"], "it does not wait once more"
-    marked = seen[0]
-    assert marked is not None
-    assert marked.sending_since == marked.last_attempt_at > 0
-    assert "nobody knows whether it arrived" in marked.last_error
-    assert first.id != cut.id
+    again: queues.Queue[QueuedDelivery | None] = queues.Queue()
+    begun = time.monotonic()
+    run(lambda channel, recipient, content: again.put(queue.read(cut.id)), wait_scale=1.0)
+    found = again.get(timeout=LIMIT_S)
+    assert time.monotonic() - begun < 4, "shorter than the shortest wait of the table"
+    assert found is not None
+    assert (found.retry_count, found.resent) == (1, 1)
+    emptied(queue)
 
 
-def test_a_paused_channel_is_left_alone(
+def test_what_expired_is_not_sent_and_goes_if_a_person_retries_it(
     queue: DeliveryQueue, run: Callable[..., DeliveryRunner]
 ) -> None:
-    assert queue.paused.add("telegram")
-    queue.enqueue("telegram", "1", "kept")
-    queue.enqueue("slack", "1", "sent")
+    over = QueuedDelivery("over", "telegram", "1", "over", queue.now(), expires_at=1.0)
+    waits = QueuedDelivery(
+        "waits", "telegram", "1", "in time", queue.now(), expires_at=time.time() + 3600
+    )
+    for each in (over, waits):
+        queue.put(each)
     channel = Channel()
     run(channel)
-    assert channel.wait_for(1) == ["sent"]
-    assert queue.paused.remove("telegram")
-    assert channel.wait_for(1) == ["kept"]
+    assert channel.wait_for(1) == ["in time"]
+    emptied(queue)
+    (failed,) = queue.load_failed()
+    assert (failed.id, failed.retry_count) == ("over", 0)
+    assert failed.last_error == "it expired before it could be sent"
+    queue.retry("over")
+    assert channel.wait_for(1) == ["over"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RateLimited("slow", retry_after_s=1), TemporaryError("away"), FinalError("no")],
+    ids=["put off", "failed", "refused"],
+)
+def test_a_doubt_stays_in_the_file_whatever_came_after_it(
+    queue: DeliveryQueue, run: Callable[..., DeliveryRunner], error: Exception
+) -> None:
+    waiting = queue.enqueue("telegram", "1", "a")
+    channel = Channel(SendUnknown("silence"), error)
+    runner = run(channel)
+    for _ in range(2):
+        channel.attempts.get(timeout=LIMIT_S)
+    runner.stop()
+    if isinstance(error, FinalError):
+        queue.retry(waiting.id)
+    told: queues.Queue[bool] = queues.Queue()
+
+    def send(channel: str, recipient: str, content: str, *, in_doubt: bool) -> None:
+        told.put(in_doubt)
+
+    assert "1 item may have arrived" in recovery_report(DeliveryQueue(queue.queue_dir))
+    run(send)
+    assert told.get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("kind", [TemporaryError, SendUnknown])

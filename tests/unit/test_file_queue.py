@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError, StoreFull
-from holdfast.delivery.file_deliveries import FileDeliveries
+from holdfast.delivery import whole_files
 from holdfast.delivery.file_queue import DeliveryQueue
 from holdfast.delivery.queued import QueuedDelivery
 from holdfast.delivery.recovery import recovery_report, recovery_scan
@@ -123,6 +123,44 @@ def test_a_delivery_goes_its_way(queue: DeliveryQueue) -> None:
     assert queue.load_pending() == []
     (given_up,) = queue.load_failed()
     assert (given_up.id, given_up.retry_count, given_up.last_error) == (second.id, 6, "attempt 6")
+
+
+def named(queue: DeliveryQueue, name: str, content: str = "hello") -> QueuedDelivery:
+    return QueuedDelivery(name, "telegram", "1", content, queue.now())
+
+
+def test_a_delivery_with_an_id_of_the_caller_is_put_once(queue: DeliveryQueue) -> None:
+    assert not queue.holds("a")
+    queue.put(named(queue, "a"))
+    queue.put(named(queue, "a", "another text"))
+    assert queue.holds("a")
+    (waiting,) = queue.load_pending()
+    assert (waiting.id, waiting.content) == ("a", "hello")
+    queue.fail_for_good(waiting, "no")
+    queue.put(named(queue, "a", "another text"))
+    assert queue.holds("a")
+    assert queue.load_pending() == []
+    queue.ack(queue.retry("a").id)
+    assert not queue.holds("a")
+
+
+@pytest.mark.parametrize("bad", ["", "../x", ".hidden", "a\nb", "x" * 201, "ü" * 101])
+def test_an_id_that_cannot_be_a_files_name_is_refused(queue: DeliveryQueue, bad: str) -> None:
+    with pytest.raises(InvalidMessage, match="cannot be a file's name"):
+        queue.put(named(queue, bad))
+    assert list(queue.queue_dir.glob("*.*")) == []
+
+
+def test_a_repeated_put_syncs_what_the_first_did_not(
+    queue: DeliveryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process was killed between the move of the file and the sync of the folder."""
+    path = queue.queue_dir / "a.json"
+    path.write_bytes(named(queue, "a").to_bytes())
+    synced: list[Path] = []
+    monkeypatch.setattr(whole_files, "sync", lambda *folders: synced.extend(folders))
+    queue.put(named(queue, "a"))
+    assert queue.queue_dir in synced
 
 
 def test_a_clock_that_is_set_back_changes_no_order(
@@ -449,7 +487,6 @@ def test_the_usual_folder_is_below_the_home(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     assert DeliveryQueue().queue_dir == tmp_path / "home" / "workspace" / "delivery-queue"
-    assert FileDeliveries().queue.queue_dir == DeliveryQueue().queue_dir
     monkeypatch.delenv("HOLDFAST_HOME")
     assert DeliveryQueue().queue_dir == Path(".holdfast/workspace/delivery-queue")
     assert DeliveryQueue(tmp_path / "own").queue_dir == tmp_path / "own"

@@ -11,18 +11,14 @@ import msgspec
 import pytest
 
 from holdfast.core import events
-from holdfast.core.delivery import New, Outbound, Reconciles, unlimited
+from holdfast.core.delivery import Outbound, Reconciles, unlimited
 from holdfast.core.errors import RateLimited, TemporaryError
-from holdfast.core.events import Event
 from holdfast.delivery.attempts import Policy
 from holdfast.delivery.carrier import Carried
-from holdfast.delivery.file_deliveries import FileDeliveries
-from holdfast.delivery.folder_sender import FolderSender
 from holdfast.delivery.slack_channel import SlackChannel
 from holdfast.delivery.slack_history import PAGES
-from holdfast.observe.observers import Observers
-from holdfast.testing import Signal
 from tests.servers.slack import Slack, slack
+from tests.unit.test_carrier import Desk
 
 NAME = "0d3f8a52-6d0b-4e0e-9c38-4f6f2f0f7a11"
 
@@ -137,63 +133,50 @@ async def test_questions_that_get_no_answer_are_asked_later(
             await away.arrived(reply())
 
 
-class Sending:
-    """A folder, and a sender of it that has Slack."""
-
-    def __init__(self, folder: Path) -> None:
-        self.deliveries = FileDeliveries(folder)
-        self.told: Signal[Event] = Signal("told")
-        observers = Observers()
-        observers.add(self.told.emit)
-        self.deliveries.on_events(observers.hear)
-
-    async def run(self, server: Slack, policy: Policy, kind: str) -> None:
-        async with FolderSender(self.deliveries, [made(server)], policy=policy):
-            await self.told.wait_for(lambda event: event.type == kind, what=kind)
-
-    @property
-    def kinds(self) -> list[str]:
-        return [event.type for event in self.told.seen]
+@pytest.fixture
+async def desk(home: Path) -> AsyncIterator[Desk]:
+    desk = Desk(home)
+    await desk.open()
+    yield desk
+    await desk.close()
 
 
-NEW = New(id=NAME, channel="slack", recipient="C1", content="hello")
+NEW = {"id": NAME, "channel": "slack", "recipient": "C1"}
 
 
 @pytest.mark.parametrize("hold", [False, True])
 async def test_a_lost_answer_makes_no_second_message(
-    server: Slack, tmp_path: Path, hold: bool
+    server: Slack, channel: SlackChannel, desk: Desk, hold: bool
 ) -> None:
     server.lost_answers = 1
-    sending = Sending(tmp_path)
-    await sending.deliveries.put([NEW])
-    policy = Policy(wait_scale=0.001, hold_unknown=hold)
-    await sending.run(server, policy, events.DELIVERY_SENT)
+    desk.carry(channel, policy=Policy(wait_scale=0.001, hold_unknown=hold))
+    await desk.put("hello", **NEW)
+    await desk.ends(NAME)
     assert [message["text"] for message in server.messages] == ["hello"]
-    assert events.DELIVERY_RESENT not in sending.kinds
-    assert events.DELIVERY_UNKNOWN not in sending.kinds
+    assert events.DELIVERY_RESENT not in desk.settled.seen
+    assert events.DELIVERY_UNKNOWN not in desk.settled.seen
 
 
 async def test_what_never_came_is_sent_although_it_was_to_be_held(
-    server: Slack, tmp_path: Path
+    server: Slack, channel: SlackChannel, desk: Desk
 ) -> None:
     server.dropped = 1
-    sending = Sending(tmp_path)
-    await sending.deliveries.put([NEW])
-    policy = Policy(wait_scale=0.001, hold_unknown=True)
-    await sending.run(server, policy, events.DELIVERY_SENT)
+    desk.carry(channel, policy=Policy(wait_scale=0.001, hold_unknown=True))
+    await desk.put("hello", **NEW)
+    await desk.ends(NAME)
     assert [message["text"] for message in server.messages] == ["(may be a repeat) hello"]
 
 
 async def test_a_sender_that_died_in_mid_send_is_no_reason_to_send_it_twice(
-    server: Slack, channel: SlackChannel, tmp_path: Path
+    server: Slack, channel: SlackChannel, desk: Desk
 ) -> None:
-    dead = FileDeliveries(tmp_path)
-    async with dead:
-        await dead.put([NEW])
-        worker = await dead.register("dead")
-        taken = await dead.take({"slack": unlimited}, limit=1, worker=worker)
-        await channel.send(taken.replies[0])
-    sending = Sending(tmp_path)
-    await sending.run(server, Policy(), events.DELIVERY_SENT)
+    dead = await desk.store.register("dead")
+    await desk.put("hello", **NEW)
+    taken = await desk.deliveries.take({"slack": unlimited}, limit=1, worker=dead)
+    await channel.send(taken.replies[0])
+    await desk.store.leave(dead)
+    before = desk.settled.count
+    desk.carry(channel, policy=Policy())
+    await desk.ends(NAME)
     assert [message["text"] for message in server.messages] == ["hello"]
-    assert sending.kinds == [events.DELIVERY_RECLAIMED, events.DELIVERY_SENT]
+    assert desk.settled.seen[before:] == [events.DELIVERY_RECLAIMED, events.DELIVERY_SENT]

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
-import pytest
-
-from holdfast.core.errors import StoreFull
 from holdfast.delivery import whole_files
-from holdfast.delivery.acts_log import ActsLog
-from holdfast.delivery.sent_log import SentLog
 
 
 def test_two_that_write_one_file_do_not_spoil_it(tmp_path: Path) -> None:
@@ -64,31 +58,3 @@ def test_one_of_many_that_write_a_new_one_did(tmp_path: Path) -> None:
 def test_gone_is_gone(tmp_path: Path) -> None:
     assert not whole_files.remove(tmp_path / "a.json")
     assert not whole_files.move(tmp_path / "a.json", tmp_path)
-    assert whole_files.stamp_of(tmp_path / "a.json") is None
-
-
-def test_a_disk_that_fills_up_in_the_middle_of_a_line_says_so_and_spoils_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = os.write
-    written: list[bytes] = []
-
-    def half(fd: int, data: bytes) -> int:
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(data)
-        return write(fd, data[: len(data) // 2])
-
-    sent, acts = SentLog(tmp_path / ".sent"), ActsLog(tmp_path / "acts.log")
-    for add in (
-        lambda name: sent.add([name]),
-        lambda name: acts.add([("t", "", "", "delivery.edited", {"delivery_id": name})], 1),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", half)
-            with pytest.raises(StoreFull):
-                add("first")
-        add("second")
-        written.clear()
-    assert "second" in SentLog(tmp_path / ".sent")
-    assert [act["delivery_id"] for act in acts.all()] == ["second"]

@@ -10,7 +10,6 @@ import click
 
 from .delivery_acts import discard, edit, retry
 from .delivery_choice import filters
-from .delivery_place import Place, place_option
 from .examples import examples
 from .output import Output, dump, plain, safe, span, when
 from .root import Group
@@ -34,8 +33,6 @@ def deliveries() -> None:
     A reply is pending until it is due (queued: behind an earlier one of its conversation), sending
     while somebody tries, and then sent or failed. Unknown is one that may have arrived and must
     not be repeated without asking: that takes your word.
-
-    With --folder, all of them work on a folder of files, whoever sends from it meanwhile.
     """
 
 
@@ -44,7 +41,6 @@ def deliveries() -> None:
     epilog=examples(
         "holdfast deliveries list --status failed --since 1d",
         "holdfast deliveries list --channel telegram --json",
-        "holdfast deliveries list --folder workspace/delivery-queue",
     ),
 )
 @filters()
@@ -52,17 +48,16 @@ def deliveries() -> None:
     "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
 )
 @command_options
-@place_option
-def list_(session: Session, place: Place, where: DeliveryFilter, limit: int) -> None:
+def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
     """List replies, the newest first."""
-    session.run(_list(session, place, where, limit))
+    session.run(_list(session, where, limit))
 
 
-async def _list(session: Session, place: Place, where: DeliveryFilter, limit: int) -> None:
+async def _list(session: Session, where: DeliveryFilter, limit: int) -> None:
     from holdfast.admin.deliveries import Deliveries, short_names
 
     out = session.out
-    async with place.reading() as records:
+    async with session.reading() as records:
         found = await Deliveries(records).listed(where, limit=limit + 1)
         paused = await records.paused_channels()
     shown = found[:limit]
@@ -77,7 +72,7 @@ async def _list(session: Session, place: Place, where: DeliveryFilter, limit: in
     if len(found) > limit:
         out.say("there are more: raise --limit, or choose more narrowly")
     for channel in sorted(paused):
-        resume = f"holdfast deliveries resume {channel}{place.option}"
+        resume = f"holdfast deliveries resume {channel}"
         out.say(f"{channel} is paused; '{resume}' lets it send again")
 
 
@@ -130,20 +125,19 @@ def next_attempt(record: DeliveryRecord) -> str:
 @click.argument("name", metavar="ID")
 @click.option("--tenant", help="Look at this tenant only.")
 @command_options
-@place_option
-def show(session: Session, place: Place, name: str, tenant: str | None) -> None:
+def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a reply with its attempts, its receipts and its text.
 
     ID is the reply's id or its beginning.
     """
-    session.run(_show(session, place, name, tenant))
+    session.run(_show(session, name, tenant))
 
 
-async def _show(session: Session, place: Place, name: str, tenant: str | None) -> None:
+async def _show(session: Session, name: str, tenant: str | None) -> None:
     from holdfast.admin.deliveries import Deliveries
 
     out = session.out
-    async with place.reading() as records:
+    async with session.reading() as records:
         record = await Deliveries(records).find(name, tenant_id=tenant)
         paused = record.channel in await records.paused_channels()
     out.data({**plain(record), "paused": paused})
@@ -186,10 +180,9 @@ def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
 )
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
 @command_options
-@place_option
-def pause(session: Session, place: Place, channels: Sequence[str]) -> None:
+def pause(session: Session, channels: Sequence[str]) -> None:
     """Send nothing more by channels; replies for them are kept, and wait."""
-    session.run(_each(session, place, channels, paused=True))
+    session.run(_each(session, channels, paused=True))
 
 
 @deliveries.command(
@@ -197,17 +190,17 @@ def pause(session: Session, place: Place, channels: Sequence[str]) -> None:
 )
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
 @command_options
-@place_option
-def resume(session: Session, place: Place, channels: Sequence[str]) -> None:
+def resume(session: Session, channels: Sequence[str]) -> None:
     """Send by paused channels again."""
-    session.run(_each(session, place, channels, paused=False))
+    session.run(_each(session, channels, paused=False))
 
 
-async def _each(session: Session, place: Place, channels: Sequence[str], *, paused: bool) -> None:
+async def _each(session: Session, channels: Sequence[str], *, paused: bool) -> None:
     from holdfast.admin.deliveries import Deliveries
 
-    async with place.acting() as (records, acts, known):
-        use = Deliveries(records, acts)
+    async with session.acting() as (_, records, operations):
+        use = Deliveries(records, operations)
+        known = {each.queue for each in await records.reply_counts()}
         act, word = (use.pause, "paused") if paused else (use.resume, "resumed")
         for channel in channels:
             changed = await act(channel)

@@ -14,7 +14,6 @@ from holdfast.core.errors import Conflict, HoldfastError
 
 from .choosing import confirm
 from .delivery_choice import choose, filters, refuse_unclear
-from .delivery_place import Place, place_option
 from .examples import examples
 from .output import safe
 from .session import Exit, Session, command_options, exit_code, stop
@@ -44,30 +43,26 @@ _STOPPED = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
 @click.option("--dry-run", is_flag=True, help="Show which ones, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @command_options
-@place_option
-def retry(
-    session: Session, place: Place, names: Sequence[str], where: DeliveryFilter, **options: Any
-) -> None:
+def retry(session: Session, names: Sequence[str], where: DeliveryFilter, **options: Any) -> None:
     """Send replies again, at once and with all their attempts.
 
     Name replies, or choose by options; --all takes all that failed. What is unknown may have
     arrived: it is sent again only if you name it or its state.
     """
     refuse_unclear(names, where, options["every"])
-    session.run(_retry(session, place, names, where, options))
+    session.run(_retry(session, names, where, options))
 
 
 async def _retry(
     session: Session,
-    place: Place,
     names: Sequence[str],
     where: DeliveryFilter,
     options: dict[str, Any],
 ) -> None:
     from holdfast.admin.deliveries import Deliveries, not_retriable
 
-    async with place.acting() as (records, acts, _):
-        use = Deliveries(records, acts)
+    async with session.acting() as (_, records, operations):
+        use = Deliveries(records, operations)
         ids = await choose(use, names, where, options["limit"])
         if options["dry_run"]:
             await _show_choice(session, use.read(ids), ids, not_retriable, "would be sent again")
@@ -123,22 +118,21 @@ async def _show_choice(
 @click.option("--retry", "again", is_flag=True, help="Send it at once.")
 @click.option("--tenant", help="Look at this tenant only.")
 @command_options
-@place_option
-def edit(session: Session, place: Place, name: str, **options: Any) -> None:
+def edit(session: Session, name: str, **options: Any) -> None:
     """Change the text of a reply that has not arrived.
 
     What waits is sent with its new text; what failed stays so until it is retried.
     """
     if options["content"] is not None and options["file"] is not None:
         raise click.UsageError("--content and --file are two texts; give one.")
-    session.run(_edit(session, place, name, options))
+    session.run(_edit(session, name, options))
 
 
-async def _edit(session: Session, place: Place, name: str, options: dict[str, Any]) -> None:
+async def _edit(session: Session, name: str, options: dict[str, Any]) -> None:
     from holdfast.admin.deliveries import Deliveries
 
-    async with place.acting() as (records, acts, _):
-        use = Deliveries(records, acts)
+    async with session.acting() as (_, records, operations):
+        use = Deliveries(records, operations)
         record = await use.find(name, tenant_id=options["tenant"])
         await use.edit(record, _new_text(record, options))
         error: HoldfastError | None = None
@@ -153,7 +147,7 @@ async def _edit(session: Session, place: Place, name: str, options: dict[str, An
     if error is not None:
         raise error
     if record.status in ("failed", "unknown") and not options["again"]:
-        session.out.say(f"it is sent after: holdfast deliveries retry {record.id}{place.option}")
+        session.out.say(f"it is sent after: holdfast deliveries retry {record.id}")
 
 
 def _new_text(record: DeliveryRecord, options: dict[str, Any]) -> str:
@@ -201,37 +195,33 @@ def _read(file: Path) -> str:
     "--why",
     "reason",
     default="",
-    help="Your reason, for the ledger, or for the acts.log of a folder.",
+    help="Your reason, for the ledger.",
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many, the oldest first.")
 @click.option("--all", "every", is_flag=True, help="All that failed.")
 @click.option("--dry-run", is_flag=True, help="Show which ones, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
 @command_options
-@place_option
-def discard(
-    session: Session, place: Place, names: Sequence[str], where: DeliveryFilter, **options: Any
-) -> None:
+def discard(session: Session, names: Sequence[str], where: DeliveryFilter, **options: Any) -> None:
     """Give replies up: they are not sent, and kept like those that were.
 
     Name replies, or choose by options; --all takes all that failed. What waits behind one in its
     conversation goes on.
     """
     refuse_unclear(names, where, options["every"])
-    session.run(_discard(session, place, names, where, options))
+    session.run(_discard(session, names, where, options))
 
 
 async def _discard(
     session: Session,
-    place: Place,
     names: Sequence[str],
     where: DeliveryFilter,
     options: dict[str, Any],
 ) -> None:
     from holdfast.admin.deliveries import Deliveries, not_discardable
 
-    async with place.acting() as (records, acts, _):
-        use = Deliveries(records, acts)
+    async with session.acting() as (_, records, operations):
+        use = Deliveries(records, operations)
         ids = await choose(use, names, where, options["limit"])
         if options["dry_run"]:
             await _show_choice(session, use.read(ids), ids, not_discardable, "would be discarded")

@@ -7,8 +7,6 @@ filled by the clock lets through what was delayed together with what comes after
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from .delivery import Limit, Outbound
@@ -92,8 +90,3 @@ def name_of(reply: Outbound) -> str:
 
 def call_name(delivery_id: str, call: int) -> str:
     return f"{delivery_id}.{call}"
-
-
-def next_free(windows: Sequence[tuple[Window, Limit]], now_us: int) -> int:
-    """When all of them are free."""
-    return max((window.free_at(limit, now_us) for window, limit in windows), default=now_us)

@@ -1,10 +1,10 @@
 """A queue of replies in a folder: one JSON file for each, readable and editable by people.
 
-`<id>.json` waits, `failed/<id>.json` was given up, `discarded/` holds what a person gave up and
-`broken/` what is no delivery. A file is written beside its place, synced, and put there in one
-step; it moves between folders in one step, too. So whenever this process is killed, every delivery
-is in exactly one place, old or new. Who reads a file to write it again does so alone: a sender and
-a person at a desk never write over each other.
+`<id>.json` waits, `failed/<id>.json` was given up, `broken/` holds files that are no deliveries. A
+file is written beside its place, synced, and put there in one step; it moves between folders in
+one step, too. So whenever this process is killed, every delivery is in exactly one place, old or
+new. A process holds the folder's lock while it reads a file and writes it again: a runner and
+another process that edits, retries or discards deliveries never overwrite each other's changes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from holdfast.core.delivery import DIRECT
 from holdfast.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError
 
 from . import whole_files
-from .filed import filed
-from .paused_channels import PausedChannels
 from .queued import QueuedDelivery
 
 log = logging.getLogger("holdfast.delivery")
@@ -36,6 +34,8 @@ log = logging.getLogger("holdfast.delivery")
 SETTLED_S = 2.0
 """A file that cannot be read is set aside when nobody has touched it for so long: before that, an
 editor may be writing it."""
+LONGEST_ID = 200
+"""Largest size of a delivery's id in bytes: the id is also the name of the file."""
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -49,9 +49,7 @@ class DeliveryQueue:
         """None: `workspace/delivery-queue` below `HOLDFAST_HOME`."""
         self.queue_dir = _usual_dir() if queue_dir is None else Path(queue_dir)
         self.failed_dir = self.queue_dir / "failed"
-        self.discarded_dir = self.queue_dir / "discarded"
         self.broken_dir = self.queue_dir / "broken"
-        self.paused = PausedChannels(self.queue_dir / "paused")
         for folder in (self.queue_dir, self.failed_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.added = threading.Event()
@@ -76,22 +74,45 @@ class DeliveryQueue:
             channel=channel,
             recipient=recipient,
             content=content,
-            created_at=self._now(),
+            created_at=self.now(),
             priority=priority,
         )
-        try:
-            self._write_atomic(delivery)
-        except BaseException:  # it may be in its place already, but nobody was promised that
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(delivery.id))
-            raise
-        self.added.set()
+        self.put(delivery)
         log.info("[delivery] enqueued: %s -> %s", delivery.short_id, channel)
         return delivery
 
-    def _now(self) -> float:
-        """A moment of its own for each that is put in: it orders conversations, and a clock that
-        was set back must not."""
+    def put(self, delivery: QueuedDelivery) -> None:
+        """Add a delivery whose id the caller chose; it is on the disk when this returns.
+
+        A delivery that waits or was given up is left as it is, so a call may be repeated. Raises,
+        and has taken nothing, otherwise: InvalidMessage for an id or a text that no file can hold.
+        """
+        path = self._path(_checked_id(delivery.id))
+        if self.holds(delivery.id):
+            return
+        wrote = whole_files.write(path, delivery.to_bytes(), new=True)
+        try:
+            whole_files.sync(self.queue_dir)
+        except BaseException:
+            if wrote:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            raise
+        self.added.set()
+
+    def holds(self, delivery_id: str) -> bool:
+        """Return True if the delivery waits or was given up, and is on the disk."""
+        name = self._path(delivery_id).name
+        # In the order in which a runner moves files: one that moves meanwhile is found.
+        if not any((folder / name).exists() for folder in (self.queue_dir, self.failed_dir)):
+            return False
+        # Whoever wrote the file may have been killed before the sync of the folder.
+        whole_files.sync(self.queue_dir, self.failed_dir)
+        return True
+
+    def now(self) -> float:
+        """Return a `created_at` that is later than any before it, whatever the clock says: it
+        orders conversations."""
         with self._putting:
             self._put_at = max(time.time(), self._put_at + 1e-6)
             return self._put_at
@@ -103,9 +124,7 @@ class DeliveryQueue:
             if delivery is None:
                 return None
             delivery.resent += delivery.sending_since > 0
-            # Later than the last one, whatever the clock says: a start must see a cut.
-            delivery.sending_since = max(time.time(), delivery.last_attempt_at + 1e-6)
-            delivery.extra.pop("status", None)  # the doubt that it told of has been counted
+            delivery.sending_since = time.time()
             self._write_atomic(delivery)
         return delivery
 
@@ -125,16 +144,15 @@ class DeliveryQueue:
         """It did not arrive: wait for the next attempt, or give up after the last one.
 
         The file decides, as it is now: somebody may have edited its numbers during the attempt.
-        `unknown`: it may have arrived; the next attempt is marked as a repeat. `not_before`: the
-        other side asked to be left alone until then, if that is later than the table says.
+        `unknown`: it may have arrived; the next attempt is marked as a repeat. `not_before`: when
+        the next attempt is due, if not by the table of waits.
         """
 
         def failed(now: QueuedDelivery) -> None:
             now.retry_count += 1
-            now.last_attempt_at = max(time.time(), now.sending_since)
+            now.last_attempt_at = time.time()
             now.last_error = _text(error)
             now.not_before = not_before
-            now.extra.pop("wait_s", None)  # of another sender's attempt
             if not unknown:
                 _end_attempt(now)
 
@@ -150,9 +168,9 @@ class DeliveryQueue:
         """No further attempt could help: it is given up at once. `unknown` as in `fail`."""
 
         def failed(now: QueuedDelivery) -> None:
-            now.last_attempt_at = max(time.time(), now.sending_since)
+            now.last_attempt_at = time.time()
             now.last_error = _text(error)
-            now.not_before = 0.0
+            now.not_before = now.expires_at = 0.0
             if not unknown:
                 _end_attempt(now)
 
@@ -169,31 +187,13 @@ class DeliveryQueue:
         def waits(now: QueuedDelivery) -> None:
             now.not_before = until
             # By this it shows if somebody sets the clock back meanwhile.
-            now.last_attempt_at = max(time.time(), now.sending_since)
+            now.last_attempt_at = time.time()
             now.last_error = _text(error)
             if not unknown:
                 _end_attempt(now)
-            if now.retry_count:
-                now.extra["wait_s"] = 0.0  # the wait of its last failure is over
 
         with whole_files.alone(self.queue_dir):
             self._change(delivery, waits)
-
-    def recover(self) -> int:
-        """What a sender that died was sending waits, in doubt; how many these were.
-
-        For the one who sends now: what says that it is being sent is being sent from here on.
-        """
-        with whole_files.alone(self.queue_dir):
-            left = 0
-            for delivery in self.load_pending():
-                with contextlib.suppress(ValueError):  # what it says besides is no matter of ours
-                    found = filed(delivery)
-                    if found.is_cut_off:
-                        found.cut_off()
-                        self._write_atomic(found.delivery)
-                        left += 1
-        return left
 
     # -- what is there ----------------------------------------------------------------------------
 
@@ -231,23 +231,16 @@ class DeliveryQueue:
         """One that waits, as it stands in its file now."""
         return self._load(self._path(delivery_id).name)
 
-    def set_aside(self, delivery_id: str, why: str) -> None:
-        """One that waits cannot be sent as it is: people mend it and move it back."""
-        self._set_aside(self._path(delivery_id), why)
-
     # -- what people do ---------------------------------------------------------------------------
 
     def retry(self, prefix: str) -> QueuedDelivery:
         """One that was given up waits again, with all its attempts before it."""
         with whole_files.alone(self.queue_dir):
             delivery = _one(self.load_failed(), prefix, "failed")
-            try:
-                again = filed(delivery)
-            except ValueError as error:
-                raise InvalidMessage(f"the file of {delivery.id} is not right: {error}") from None
-            again.retry()
+            delivery.retry_count = 0
+            delivery.last_attempt_at = delivery.not_before = delivery.expires_at = 0.0
             # In its own folder first: whatever happens between the two, it is in one place.
-            whole_files.write(self.failed_dir / f"{delivery.id}.json", again.to_bytes())
+            self._write_atomic(delivery, self.failed_dir)
             _move(self.failed_dir / f"{delivery.id}.json", self.queue_dir)
         self.added.set()
         return delivery
@@ -281,8 +274,7 @@ class DeliveryQueue:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
-                with whole_files.alone(self.queue_dir):  # who only asks holds it for a moment, too
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(
                     f"another process delivers from {self.queue_dir} already; stop it first, or "
@@ -291,21 +283,6 @@ class DeliveryQueue:
             yield
         finally:
             os.close(fd)
-
-    def has_runner(self) -> bool:
-        """Somebody sends from this folder. To be asked by who is alone in it."""
-        path = self.queue_dir / ".runner.lock"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -407,6 +384,18 @@ def parsed(path: Path) -> QueuedDelivery | str | None:
     return delivery
 
 
+def _checked_id(delivery_id: str) -> str:
+    """The id, if it can be a file's name. Raises InvalidMessage."""
+    size = len(delivery_id.encode("utf-8", "replace"))
+    is_name = delivery_id.isprintable() and "/" not in delivery_id and delivery_id[:1] != "."
+    if not is_name or not 0 < size <= LONGEST_ID:
+        raise InvalidMessage(
+            f"{delivery_id!r:.60} cannot be a file's name: an id has 1 to {LONGEST_ID} printable"
+            " characters, no slash, and no dot in front"
+        )
+    return delivery_id
+
+
 def _one(found: list[QueuedDelivery], prefix: str, what: str) -> QueuedDelivery:
     matches = [delivery for delivery in found if prefix and delivery.id.startswith(prefix)]
     if not matches:
@@ -418,8 +407,8 @@ def _one(found: list[QueuedDelivery], prefix: str, what: str) -> QueuedDelivery:
 
 
 def _end_attempt(delivery: QueuedDelivery) -> None:
-    """It did not arrive this time. That it may have arrived before stays in its file: whoever sends
-    it next, of whatever kind, has to mark it."""
+    """It did not arrive this time. That it may have arrived before stays in its file, so that the
+    next attempt is marked as a repeat."""
     if not delivery.resent:
         delivery.sending_since = 0.0
 

@@ -25,11 +25,13 @@ class QueuedDelivery:
     max_retries: int = 5
     priority: int = DIRECT
     not_before: float = 0.0
-    """The channel asked to be left alone until then; that wait costs no retry."""
+    """When the next attempt is due, if not by the table of waits: the other side asked for it."""
     sending_since: float = 0.0
     """An attempt is under way. Found at a start: a crash hid the answer, it may have arrived."""
     resent: int = 0
     """How often it was sent again although it may have arrived before."""
+    expires_at: float = 0.0
+    """No attempt begins after this time; 0: it never expires."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What else somebody wrote into the file; it is kept."""
 
@@ -73,12 +75,12 @@ class QueuedDelivery:
                 expected = "a text" if kind is str else "a number"
                 raise TypeError(f"{name} is {expected}, not {value!r:.60}")
             if kind is not str:
-                check_number(name, value)
+                _check_number(name, value)
         extra = {name: value for name, value in d.items() if name not in known}
         return QueuedDelivery(**known, extra=extra)
 
 
-def check_number(name: str, value: float) -> None:
+def _check_number(name: str, value: float) -> None:
     """Raises ValueError for one that is not finite, which JSON's readers let pass, or too large."""
     if not -_LARGEST < value < _LARGEST:
         raise ValueError(f"{name} is a number within reason, not {value!s:.60}")
@@ -92,6 +94,7 @@ _RARE: dict[str, Any] = {
     "not_before": 0.0,
     "sending_since": 0.0,
     "resent": 0,
+    "expires_at": 0.0,
 }
 _KINDS: dict[str, Any] = {
     "id": str,
@@ -107,4 +110,5 @@ _KINDS: dict[str, Any] = {
     "not_before": (int, float),
     "sending_since": (int, float),
     "resent": int,
+    "expires_at": (int, float),
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.core.errors import FinalError, RateLimited, SendUnknown, StoreError
+from holdfast.core.parcels import EXPIRED
 
 from .channels import Channels
 from .file_queue import DeliveryQueue
@@ -77,14 +78,10 @@ class DeliveryRunner:
             self._thread = None
 
     def _run(self, lock: Any) -> None:
-        recovered = False
         try:
             while not self._stop.is_set():
                 self.queue.added.clear()
                 try:
-                    if not recovered:
-                        self.queue.recover()
-                        recovered = True
                     wait_s = self._round()
                 except StoreError as error:  # the disk is full, say: what waits goes on waiting
                     log.warning("[delivery] %s", error)
@@ -106,10 +103,7 @@ class DeliveryRunner:
     def _round(self) -> float:
         """Send what is due; returns in how many seconds the next one is."""
         conversations: dict[tuple[str, str, int], deque[QueuedDelivery]] = {}
-        paused = self.queue.paused.names()
         for delivery in self.queue.load_pending():
-            if delivery.channel in paused:
-                continue
             conversations.setdefault(delivery.conversation, deque()).append(delivery)
         heads = [_place(waiting[0]) for waiting in conversations.values()]
         heapq.heapify(heads)
@@ -159,11 +153,12 @@ class DeliveryRunner:
             log.error("[delivery] FAILED: %s (%s), moved to failed/", name, error)
         except (Exception, asyncio.CancelledError) as error:
             more_s = asked_s(error)
+            table_s = compute_backoff_ms(delivery.retry_count + 1) / 1000 * self._scale
             self.queue.fail(
                 delivery,
                 str(error) or type(error).__name__,
                 unknown=isinstance(error, SendUnknown) or self._sent_in_part(delivery),
-                not_before=time.time() + more_s if more_s else 0.0,
+                not_before=time.time() + max(more_s, table_s) if more_s else 0.0,
             )
             if delivery.retry_count <= delivery.max_retries:
                 wait_s = max(compute_backoff_ms(delivery.retry_count) / 1000, more_s)
@@ -193,6 +188,8 @@ class DeliveryRunner:
         return isinstance(self.send_fn, Channels) and self.send_fn.sent_in_part(delivery.id)
 
     def _call(self, delivery: QueuedDelivery) -> None:
+        if 0 < delivery.expires_at <= time.time():
+            raise FinalError(EXPIRED)
         known = {"delivery_id": delivery.id, "in_doubt": delivery.resent > 0}
         more = {name: value for name, value in known.items() if name in self._takes}
         result = self.send_fn(delivery.channel, delivery.recipient, delivery.content, **more)

@@ -31,16 +31,12 @@ def is_ready_for_retry(delivery: QueuedDelivery) -> bool:
 
 
 def due_at(delivery: QueuedDelivery, *, scale: float = 1.0) -> float:
-    """When it is tried next (seconds since 1970), jitter included. `scale` shortens all waits."""
-    due = delivery.not_before
-    if delivery.retry_count > 0:
-        wait_s = compute_backoff_ms(delivery.retry_count) / 1000 * scale
-        wait_s *= 1 + JITTER * _share(delivery)
-        known = delivery.extra.get("wait_s")  # another sender's, which has it from elsewhere
-        if isinstance(known, int | float):
-            wait_s = float(known)
-        due = max(due, delivery.last_attempt_at + wait_s if wait_s else 0.0)
-    return due
+    """When it is tried next (seconds since 1970), jitter included. `scale` multiplies the waits of
+    the table."""
+    if delivery.not_before > 0 or delivery.retry_count <= 0:
+        return delivery.not_before
+    wait_s = compute_backoff_ms(delivery.retry_count) / 1000 * scale
+    return delivery.last_attempt_at + wait_s * (1 + JITTER * _share(delivery))
 
 
 def asked_s(error: BaseException) -> float:

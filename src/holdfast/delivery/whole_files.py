@@ -35,26 +35,8 @@ def write(path: Path, body: bytes, *, new: bool = False) -> bool:
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise translated(error, path) from error
+        raise _translated(error, path) from error
     return True
-
-
-def append(path: Path, lines: bytes) -> None:
-    """Lines at the end of a file, on the disk when it returns. Half a line that a kill or a full
-    disk left there stays one by itself."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            end = os.fstat(fd).st_size
-            if end and os.pread(fd, 1, end - 1) != b"\n":
-                lines = b"\n" + lines
-            while lines:  # a disk that fills up takes a part, and says no to the rest
-                lines = lines[os.write(fd, lines) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise translated(error, path) from error
 
 
 def remove(path: Path) -> bool:
@@ -64,7 +46,7 @@ def remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise translated(error, path) from error
+        raise _translated(error, path) from error
     return True
 
 
@@ -75,7 +57,7 @@ def move(path: Path, folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise translated(error, path) from error
+        raise _translated(error, path) from error
     return True
 
 
@@ -89,7 +71,7 @@ def sync(*folders: Path) -> None:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise translated(error, folder) from error
+            raise _translated(error, folder) from error
 
 
 def listed(folder: Path, ending: str = ".json") -> list[tuple[str, Stamp]]:
@@ -108,29 +90,11 @@ def listed(folder: Path, ending: str = ".json") -> list[tuple[str, Stamp]]:
     return found
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """None: it is gone."""
-    try:
-        return _stamp(path.stat())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(error, path) from error
-
-
-def listed_at(folder: Path) -> int:
-    """Changes when a name in it comes, goes, or stands for another file."""
-    try:
-        return folder.stat().st_mtime_ns
-    except OSError as error:
-        raise unreadable(error, folder) from error
-
-
 def unreadable(error: OSError, path: Path) -> StoreError:
     return StoreError(f"{path} cannot be read: {error.strerror}")
 
 
-def translated(error: OSError, path: Path) -> StoreError:
+def _translated(error: OSError, path: Path) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"no room left for {path}; nothing was taken")
     return StoreError(f"{path} cannot be written: {error.strerror}")
@@ -151,7 +115,7 @@ def alone(folder: Path) -> Iterator[None]:
         except FileNotFoundError as error:
             raise unreadable(error, folder) from error
         except OSError as error:
-            raise translated(error, path) from error
+            raise _translated(error, path) from error
         yield
     finally:
         if fd >= 0:

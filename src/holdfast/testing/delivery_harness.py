@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, cast
+from typing import Any
 
 from holdfast.core.delivery import (
     Again,
@@ -18,7 +18,7 @@ from holdfast.core.delivery import (
     Taken,
     unlimited,
 )
-from holdfast.core.events import Entry, Event, Listener
+from holdfast.core.events import Entry, Event
 from holdfast.core.store import Worker
 
 from .harness import expect
@@ -27,54 +27,12 @@ from .store_harness import CRASH_BUDGET, LEASE_S, Store, StoreHarness, StoreTria
 CHANNEL = "c"
 
 
-class Home(Protocol):
-    """What a queue of replies lives in: a store, or a folder."""
-
-    expiry_paused: bool
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def register(self, name: str) -> Worker: ...
-
-    async def leave(self, worker: Worker) -> None: ...
-
-    def on_events(self, listener: Listener) -> None: ...
-
-
 class DeliveryHarness(StoreHarness):
-    """How the suite gets at a queue, and what that queue says of itself.
-
-    A queue of a store is made by `make_store`, `let_die` and `make_deliveries`; one that has no
-    store defines `make_home`, `let_die_at` and `notice_dead_at` instead of the first two.
-    """
-
-    many_processes = True
-    """Several processes may send from it. False: a second one is refused."""
-    with_runs = True
-    """Runs of a store write replies into it. False: nobody but `put` does."""
-    keeps_sent = True
-    """What was sent can be looked at. False: nothing of it is kept but that it was."""
-    made_for = 30_000
-    """So many may wait without making it slow."""
-
-    async def make_home(self) -> Home:
-        """Not open, with its time from `self.clock`. Called again, it is another process's."""
-        return await self.make_store()
+    """How the suite gets at a queue: by `make_store`, `let_die` and `make_deliveries`."""
 
     def make_deliveries(self, store: Store) -> Deliveries:
-        """The queue of an open store, or of another home."""
+        """The queue of an open store."""
         raise NotImplementedError("a suite of deliveries must define make_deliveries()")
-
-    async def let_die_at(self, home: Home, worker: Worker) -> None:
-        """Make this worker look as if its process had been killed."""
-        await self.let_die(cast(Store, home), worker)
-
-    async def notice_dead_at(self, home: Home, worker: Worker) -> None:
-        """This worker finds out who died."""
-        store = cast(Store, home)
-        await store.reap(worker=worker, lease_s=LEASE_S, crash_budget=CRASH_BUDGET)
 
 
 DeliveryCheck = Callable[["DeliveryTrial"], Awaitable[None]]
@@ -84,49 +42,47 @@ DeliveryCheck = Callable[["DeliveryTrial"], Awaitable[None]]
 async def run_delivery_check(harness: DeliveryHarness, check: DeliveryCheck) -> None:
     """Run one check on a fresh queue and clean up behind it."""
     async with AsyncExitStack() as stack:
-        home = await harness.make_home()
-        await home.open()
-        stack.push_async_callback(home.close)
-        await check(DeliveryTrial(harness, home, stack))
+        store = await harness.make_store()
+        await store.open()
+        stack.push_async_callback(store.close)
+        await check(DeliveryTrial(harness, store, stack))
 
 
 class DeliveryTrial:
     """One run of one check: the queue, and the steps that all checks share."""
 
-    def __init__(self, harness: DeliveryHarness, home: Home, stack: AsyncExitStack) -> None:
+    def __init__(self, harness: DeliveryHarness, store: Store, stack: AsyncExitStack) -> None:
         self.harness = harness
-        self.home = home
+        self.store = store
         self.clock = harness.clock
-        self.queue = harness.make_deliveries(cast(Store, home))
+        self.queue = harness.make_deliveries(store)
         self.limits: dict[str, Limits] = {CHANNEL: unlimited}
         self.events: list[Event] = []
         self._stack = stack
-        home.on_events(self._written)
+        store.on_events(self._written)
 
     def _written(self, entries: Sequence[Entry]) -> None:
         self.events += heard(entries)
 
     async def another(self) -> DeliveryTrial:
-        """Another process's, as far as it can tell; where there can be but one, the same again."""
-        if not self.harness.many_processes:
-            return self
-        home = await self.harness.make_home()
-        await home.open()
-        self._stack.push_async_callback(home.close)
-        return DeliveryTrial(self.harness, home, self._stack)
+        """Another process's, as far as it can tell."""
+        store = await self.harness.make_store()
+        await store.open()
+        self._stack.push_async_callback(store.close)
+        return DeliveryTrial(self.harness, store, self._stack)
 
     def runs(self) -> StoreTrial:
         """The steps of runs that write replies."""
-        return StoreTrial(self.harness, cast(Store, self.home))
+        return StoreTrial(self.harness, self.store)
 
     async def worker(self) -> Worker:
-        return await self.home.register("suite")
+        return await self.store.register("suite")
 
     async def die(self, worker: Worker) -> None:
-        await self.harness.let_die_at(self.home, worker)
+        await self.harness.let_die(self.store, worker)
 
     async def reap(self, worker: Worker) -> None:
-        await self.harness.notice_dead_at(self.home, worker)
+        await self.store.reap(worker=worker, lease_s=LEASE_S, crash_budget=CRASH_BUDGET)
 
     async def put(self, *ids: str, **fields: Any) -> None:
         """Replies to `ann`, unless `fields` say otherwise."""

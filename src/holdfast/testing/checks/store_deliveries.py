@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from holdfast.core import events
-from holdfast.core.delivery import DIRECT, SCHEDULED, Failed, Held, New, Outbound, Sent
-from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.outcome import Done
 from holdfast.core.store import Reply, Worker
 from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
@@ -157,9 +157,9 @@ async def what_expired_is_not_sent(trial: DeliveryTrial) -> None:
     expect(names(taken) == ["a", "in time"], f"{names(taken)}")
     await trial.again(worker, taken.replies[0], 5.0)
     trial.clock.advance(5)
-    trial.home.expiry_paused = True
+    trial.store.expiry_paused = True
     await trial.again(worker, await trial.one(worker), 0.0)
-    trial.home.expiry_paused = False
+    trial.store.expiry_paused = False
     expect((await trial.one(worker)).id == "c", "the others of its conversation are over")
     expect(trial.told_ids(events.DELIVERY_FAILED) == ["a", "b"], f"{trial.events}")
 
@@ -209,7 +209,7 @@ async def the_dead_lose_what_they_were_sending(trial: DeliveryTrial) -> None:
 async def who_left_or_died_takes_nothing(trial: DeliveryTrial) -> None:
     left, dead, worker = [await trial.worker() for _ in range(3)]
     await trial.put("a")
-    await trial.home.leave(left)
+    await trial.store.leave(left)
     await trial.die(dead)
     await trial.reap(worker)
     for gone in (left, dead):
@@ -236,55 +236,35 @@ async def a_reply_is_put_once(trial: DeliveryTrial) -> None:
 
 
 async def replies_come_as_they_are(trial: DeliveryTrial) -> None:
-    """Those of runs, where a store writes them; and those that are put in."""
     worker = await trial.worker()
     url = "https://example.org/" + "x" * 2000
     wanted: list[dict[str, Any]] = [
         {"recipient": url, "content": "hi", "options": {"buttons": ["yes"]}},
         {"recipient": "ann", "content": "ho", "conversation": "k", "expires_s": 5.0},
     ]
-    subscription: str = ""
-    task_id: str | None = None
-    if trial.harness.with_runs:
-        subscription, task_id = "s", "m"
-        runs = trial.runs()
-        replies = [Reply(channel=CHANNEL, **fields) for fields in wanted]
-        await runs.committed(worker, await runs.run(worker, "m"), Done(), replies=replies)
-    else:
-        new = [New(id=f"r{n}", channel=CHANNEL, **fields) for n, fields in enumerate(wanted)]
-        await trial.queue.put(new)
+    runs = trial.runs()
+    replies = [Reply(channel=CHANNEL, **fields) for fields in wanted]
+    await runs.committed(worker, await runs.run(worker, "m"), Done(), replies=replies)
     first, second = (await trial.take(worker)).replies
-    expect((first.recipient, first.content, first.task_id) == (url, "hi", task_id), f"{first}")
+    expect((first.recipient, first.content, first.task_id) == (url, "hi", "m"), f"{first}")
     expect(dict(first.options) == {"buttons": ["yes"]}, f"{first}")
     expect((second.conversation, dict(second.options)) == ("k", {}), f"{second}")
     await trial.again(worker, second, 6.0)
     trial.clock.advance(6)
     await trial.none(worker)
     (failed,) = [event for event in trial.events if event.type == events.DELIVERY_FAILED]
-    expect((failed.subscription, failed.task_id) == (subscription, task_id or ""), f"{failed}")
+    expect((failed.subscription, failed.task_id) == ("s", "m"), f"{failed}")
 
 
-async def a_second_process_sends_or_is_refused(trial: DeliveryTrial) -> None:
+async def a_second_process_sends(trial: DeliveryTrial) -> None:
     """Two that did not know of each other would send everything twice."""
     await trial.put("a")
-    if trial.harness.many_processes:
-        other = await trial.another()
-        await other.one(await other.worker())
-        expect(await trial.none(await trial.worker()) is None, "the other sends it")
-        return
-    second = await trial.harness.make_home()
-    try:
-        await second.open()
-    except StoreError:
-        await trial.one(await trial.worker())
-        return
-    await second.close()
-    fail("`many_processes` is not claimed, and a second process may send")
+    other = await trial.another()
+    await other.one(await other.worker())
+    expect(await trial.none(await trial.worker()) is None, "the other sends it")
 
 
 async def a_reply_is_told_when_it_is_made(trial: DeliveryTrial) -> None:
-    if not trial.harness.with_runs:
-        return  # all of them are put in: the next check
     worker = await trial.worker()
     runs = trial.runs()
     run = await runs.run(worker, "m")
