@@ -123,9 +123,6 @@ class StoreConformance(StoreHarness):
     async def test_keys_are_of_one_tenant_and_subscription(self) -> None:
         await self.check(store_waiting.keys_are_of_one_tenant_and_subscription)
 
-    async def test_keys_that_another_memory_has(self) -> None:
-        await self.check(store_waiting.keys_that_another_memory_has)
-
     async def test_a_key_is_free_after_its_window(self) -> None:
         await self.check(store_waiting.a_key_is_free_after_its_window)
 
