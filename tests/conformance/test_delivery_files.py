@@ -9,8 +9,9 @@ from holdfast.core import events
 from holdfast.core.delivery import Deliveries
 from holdfast.core.store import Worker
 from holdfast.delivery.file_deliveries import FileDeliveries
-from holdfast.testing import DeliveryDeskConformance, Desk
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, Home
+from tests.suites.checks.delivery_desk import Desk
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, Home
+from tests.suites.delivery_suite import DeliveryDeskConformance
 
 
 class TestFileDeliveries(DeliveryDeskConformance):

@@ -8,7 +8,7 @@ from holdfast.core.events import DUPLICATE
 from holdfast.core.outcome import Dead, Done, Park, Released, Retry
 from holdfast.core.store import Answer, Run, Worker
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
+from tests.suites.store_harness import StoreTrial, answers, expect_answers
 
 
 async def a_key_has_one_run_at_a_time(trial: StoreTrial) -> None:

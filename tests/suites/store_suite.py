@@ -1,6 +1,6 @@
 """The store suite: one class, the same for every store.
 
-    from holdfast.testing import StoreConformance
+    from tests.suites.store_suite import StoreConformance
 
     class TestMyStore(StoreConformance):
         async def make_store(self) -> MyStore:
@@ -16,8 +16,14 @@ adoption, effects, roles and the fence of ordered sources. Time is a `FakeClock`
 
 from __future__ import annotations
 
-from .checks import store_claims, store_finish, store_fleet, store_waiting, store_workers
-from .store_harness import StoreCheck, StoreHarness, run_store_check
+from tests.suites.checks import (
+    store_claims,
+    store_finish,
+    store_fleet,
+    store_waiting,
+    store_workers,
+)
+from tests.suites.store_harness import StoreCheck, StoreHarness, run_store_check
 
 
 class StoreConformance(StoreHarness):
