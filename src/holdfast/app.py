@@ -47,10 +47,8 @@ from holdfast.engine.handlers import Handlers
 from holdfast.engine.isolation import Children
 from holdfast.engine.relays import Relay
 from holdfast.engine.sender import Receipt, Sender, SendPolicy
-from holdfast.engine.shared_keys import SharedKeys
 from holdfast.engine.worker import Drained, EngineWorker, WorkerSettings
 from holdfast.governance.rulebook import RuleFile, ask_in_turn
-from holdfast.key_memory import check_key_memory, shared_keys_of
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.observers import Observers
 from holdfast.observe.redact import redact
@@ -175,7 +173,6 @@ class App:
             lambda: self.storage,
             lambda: make_broker(self.config.broker_url, clock=self.clock),
             self.subscriptions,
-            lambda: check_key_memory(self.subscriptions(), self.config),
             lambda: self.rule_file,
             lambda: self._subscribers,
             self.carried,
@@ -366,11 +363,9 @@ class App:
         self._store = store
 
     def _broker_url_now(self) -> str:
-        return self._config_now().broker_url
-
-    def _config_now(self) -> Config:
-        """As it is by now: a password in a file may have been changed."""
-        return self.config if self.config.file is None else load_config(self.config.file)
+        """Return the broker's URL as the configuration file has it now, with a changed password."""
+        config = self.config if self.config.file is None else load_config(self.config.file)
+        return config.broker_url
 
     @functools.cached_property
     def storage(self) -> Storage:
@@ -584,7 +579,6 @@ class App:
         config = self.config
         settings = config.worker
         subscriptions = [] if warden else self.subscriptions()
-        shared_keys = shared_keys_of(subscriptions, self._config_now, self.metrics)
         self.store.governed = self._guards is not None
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
@@ -598,7 +592,7 @@ class App:
             subscriptions=subscriptions,
             slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
             paused=self._kept_paused,
-            make_executor=functools.partial(self._executor, self._children(), shared_keys),
+            make_executor=functools.partial(self._executor, self._children()),
             clock=self.clock,
             settings=WorkerSettings(
                 slots=settings.slots,
@@ -615,7 +609,6 @@ class App:
             ),
             relays=relays,
             meter=self.metrics,
-            shared_keys=shared_keys,
             end_process=end_process,
             on_work=on_work,
         )
@@ -651,18 +644,15 @@ class App:
         """The name under which a worker in this process of this machine registers."""
         return f"{self.name}@{socket.gethostname()}:{pid}"
 
-    def _executor(
-        self, isolated: Children | None, shared_keys: SharedKeys | None, **hooks: Any
-    ) -> Executor:
+    def _executor(self, isolated: Children | None, **hooks: Any) -> Executor:
         settings, breaker = self.config.worker, self.config.breaker
-        around = () if shared_keys is None else (shared_keys.around,)
         return Executor(
             handlers=self.handlers,
             store=self.store,
             make_send=self._follow_up,
             clock=self.clock,
             guard=self._guards,
-            middleware=(*around, *self._middleware),
+            middleware=tuple(self._middleware),
             breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
             # A thread for each slot of each queue: who waits for one sees its time pass meanwhile.
             threads=sum(self.config.slots(sub.queue) for sub in self.subscriptions()),

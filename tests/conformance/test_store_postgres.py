@@ -13,16 +13,13 @@ from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
 from holdfast.store.postgres.store import PostgresStore
-from holdfast.testing import (
-    DeliveryDeskConformance,
-    Desk,
-    GovernanceConformance,
-    Office,
-    StoreConformance,
-    StoreHarness,
-)
-from holdfast.testing.store_harness import LEASE_S, Store
 from tests.servers.postgres_clock import ServerClock, silence
+from tests.suites.checks.delivery_desk import Desk
+from tests.suites.checks.store_governance import Office
+from tests.suites.delivery_suite import DeliveryDeskConformance
+from tests.suites.governance_suite import GovernanceConformance
+from tests.suites.store_harness import LEASE_S, Store, StoreHarness
+from tests.suites.store_suite import StoreConformance
 
 pytestmark = pytest.mark.xdist_group("postgres")
 

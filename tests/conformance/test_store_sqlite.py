@@ -14,15 +14,12 @@ from holdfast.store.sqlite.deliveries import SqliteDeliveries
 from holdfast.store.sqlite.operations import SqliteOperations
 from holdfast.store.sqlite.records import SqliteRecords
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import (
-    DeliveryDeskConformance,
-    Desk,
-    GovernanceConformance,
-    Office,
-    StoreConformance,
-    StoreHarness,
-)
-from holdfast.testing.store_harness import Store
+from tests.suites.checks.delivery_desk import Desk
+from tests.suites.checks.store_governance import Office
+from tests.suites.delivery_suite import DeliveryDeskConformance
+from tests.suites.governance_suite import GovernanceConformance
+from tests.suites.store_harness import Store, StoreHarness
+from tests.suites.store_suite import StoreConformance
 
 
 class OnSqlite(StoreHarness):

@@ -7,7 +7,6 @@ import pytest
 
 from holdfast.testing.checker import Sent
 from tests.faults.conftest import MakeFleet, on_each_broker
-from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 
@@ -33,22 +32,8 @@ asyncio.run(main(*map(int, sys.argv[1:])))
 
 @on_each_broker
 def test_duplicate_storm(make_fleet: MakeFleet, soak: bool) -> None:
-    storm(make_fleet(WORKER__SLOTS=50), 2_000 if soak else 300)
-
-
-@pytest.mark.parametrize("broker", ["redis"], indirect=True)
-@pytest.mark.parametrize("dedup", ["cached", "redis-only"])
-@pytest.mark.xdist_group("faults-redis")
-def test_duplicate_storm_with_keys_in_redis(make_fleet: MakeFleet, soak: bool, dedup: str) -> None:
-    """Where nobody is killed, Redis alone does it, too."""
-    fleet = make_fleet(WORKER__SLOTS=50, QUEUES__DEFAULT__DEDUP=dedup)
-    storm(fleet, 2_000 if soak else 200)
-    kept = fleet.one("SELECT count(*) FROM idempotency_keys")
-    assert bool(kept) is (dedup == "cached")
-
-
-def storm(fleet: Fleet, keys: int) -> None:
-    copies, producers = 20, 10
+    fleet = make_fleet(WORKER__SLOTS=50)
+    keys, copies, producers = 2_000 if soak else 300, 20, 10
     fleet.start(2)
     each = copies // producers
     sending = [

@@ -18,7 +18,7 @@ from holdfast.store.postgres import migrate
 from holdfast.store.postgres.migrate import current_revision, ensure_schema, upgrade
 from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.wall import TABLES
-from holdfast.store.schema import tables_of
+from tests.schema import tables_of
 from tests.servers.postgres import OutsidePostgres, PostgresServer
 
 pytestmark = pytest.mark.xdist_group("postgres")

@@ -158,7 +158,7 @@ async def test_what_never_ran_is_given_back(one_file: Lab) -> None:
 
 
 async def test_a_result_that_is_known_already_uses_up_nothing(one_file: Lab) -> None:
-    """As one that a memory beside the store tells of (`dedup: cached`)."""
+    """As one that a trigger finds in its `idempotency_store`."""
     app, _ = await governed(one_file, quota(runs=1), clock=clock_at(1))
 
     @app.on("known")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from holdfast.core.events import FINAL_EVENTS, Entry
 from tests.integration.test_queue_trigger import Kit, raw
 from tests.servers.redis import RedisServer
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 
 
@@ -102,6 +105,26 @@ def test_no_address_and_a_wrong_one_are_said_without_a_password(monkeypatch: pyt
 def test_a_client_that_blocks_is_refused_at_once(server: RedisServer):
     with redis.Redis.from_url(server.url) as blocking, pytest.raises(TypeError, match="asyncio"):
         RedisIdempotencyStore(blocking)
+
+
+async def test_the_rights_of_the_guide_are_enough(server: RedisServer, client: Any):
+    guide = (ROOT / "docs/guides/redis.md").read_text()
+    (rights,) = re.findall(r"`(~idempotency[^`]*)`", guide)
+    client.execute_command(
+        "ACL", "SETUSER", "keeper", "reset", "on", ">secret", "-@all", *rights.split()
+    )
+    url = server.url.replace("unix://", "unix://keeper:secret@")
+    async with Redis.from_url(url) as theirs:
+        keys = RedisIdempotencyStore(theirs)
+        assert await keys.claim("k", "m-1", 60) is True
+        assert await keys.claim("k", "m-2", 60) is False
+        await keys.release("k", "m-1")
+        assert await keys.claim("k", "m-2", 60) is True
+        await keys.set("k", 1, 60)
+        assert await keys.exists("k") is True
+        assert await keys.get("k") == 1
+        assert await keys.health_check() is True
+    client.execute_command("ACL", "DELUSER", "keeper")
 
 
 # -- in a trigger ---------------------------------------------------------------------------------

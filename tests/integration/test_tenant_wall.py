@@ -12,10 +12,10 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.core.message import DEFAULT_TENANT
-from holdfast.store import schema
 from holdfast.store.postgres import wall
 from holdfast.store.postgres.migrate import tend
 from holdfast.store.postgres.partitions import make_partitions
+from tests import schema
 from tests.integration.tenancy import Estate, Rows, bind, estate
 from tests.servers.postgres import PostgresServer
 

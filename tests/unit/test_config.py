@@ -249,12 +249,14 @@ def test_a_queue_gets_its_own_settings_and_inherits_the_rest(load):
         "retry: {max_retries: 5, jitter: 0}\n"
         "queues:\n"
         "  orders: {codec: json, tenant: acme, waits_s: [5, 25], dedup_window_s: 60}\n"
+        "  letters: {dedup: false}\n"
         "  empty:\n"
     )
     policy = config.retry_policy("orders")
     assert (policy.max_retries, policy.jitter, policy.table) == (5, 0, (5.0, 25.0))
     sub = config.subscription("orders")
     assert (sub.queue, sub.codec, sub.tenant, sub.dedup_window_s) == ("orders", "json", "acme", 60)
+    assert [config.subscription(name).dedup for name in ("orders", "letters")] == [True, False]
     assert config.queue("empty") == config.queue("not in the file")
     assert config.subscription("empty").ack_policy == "dlq"
 

@@ -70,7 +70,7 @@ def allowed(declared: Any) -> str:
     origin = get_origin(declared)
     if origin in (Union, UnionType):
         inner = [allowed(each) for each in get_args(declared) if each is not NoneType]
-        return ", ".join(inner) + (" or null" if NoneType in get_args(declared) else "")
+        return f"{', '.join(inner)} or null"
     if origin is Annotated:
         kind, *notes = get_args(declared)
         meta = next(note for note in notes if isinstance(note, Meta))

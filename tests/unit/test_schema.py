@@ -20,8 +20,9 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from holdfast.core.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
-from holdfast.store import migrate, schema
+from holdfast.store import migrate
 from holdfast.store.migrate import HEAD, current_revision, ensure_schema
+from tests import schema
 
 NEXT = f"{int(HEAD) + 1:04}"
 VICTIM = Path(__file__).with_name("migration_victim.py")
@@ -350,7 +351,7 @@ def test_head_is_the_newest_revision() -> None:
 
 def test_revisions_say_which_tables_are_exceptions() -> None:
     (first,) = (migrate.MIGRATIONS / "versions").glob("0001_*.py")
-    for place in (first, Path(schema.__file__)):
+    for place in (first, Path(migrate.__file__)):
         text = place.read_text(encoding="utf-8")
         for table in ("idempotency_keys", "queue_executions", "event_log", "alembic_version"):
             assert re.search(rf"^\d\. `{table}`", text, re.M), (place, table)

@@ -24,9 +24,8 @@ from holdfast.core.store import (
 )
 from holdfast.store.migrate import ensure_schema
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import StoreCheck, StoreHarness, run_store_check
-from holdfast.testing.checks import store_claims, store_finish, store_waiting, store_workers
-from holdfast.testing.store_harness import Store
+from tests.suites.checks import store_claims, store_finish, store_waiting, store_workers
+from tests.suites.store_harness import Store, StoreCheck, StoreHarness, run_store_check
 
 
 class SaysYesToEverything(SqliteStore):

@@ -143,10 +143,8 @@ def check_serving(uncarried: Mapping[str, int], unserved: Mapping[str, int]) -> 
     return findings
 
 
-def check_settings(
-    *, in_memory: bool, dedup_may_stop: bool, keys_in_redis: Sequence[str] = ()
-) -> list[Check]:
-    """Settings that give up a promise. `keys_in_redis`: queues whose keys no store remembers."""
+def check_settings(*, in_memory: bool, dedup_may_stop: bool) -> list[Check]:
+    """Settings that give up a promise."""
     findings = []
     if in_memory:
         findings.append(
@@ -164,14 +162,6 @@ def check_settings(
                 "write on_dedup_unavailable: stop",
             )
         )
-    findings += [
-        warning(
-            "dedup",
-            f"queue {queue}: redis-only dedup does not commit with the outcome (P4 off)",
-            f"write queues.{queue}.dedup: true",
-        )
-        for queue in keys_in_redis
-    ]
     return findings or [ok("settings", "none gives up a promise")]
 
 

@@ -1,16 +1,14 @@
-"""Brokers and memories of dedup keys by URL scheme; a driver is imported when a URL asks for it."""
+"""Brokers by URL scheme; a driver is imported when a URL asks for it."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Protocol
 
 from holdfast.core.broker import Broker
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ConfigError
-from holdfast.core.key_memory import KeyMemory
 
 _BROKERS = {
     "memory": "holdfast.brokers.memory:MemoryBroker",
@@ -19,9 +17,6 @@ _BROKERS = {
     "rediss": "holdfast.brokers.redis:RedisBroker",
     "unix": "holdfast.brokers.redis:RedisBroker",
 }
-_KEY_MEMORIES = dict.fromkeys(
-    ("redis", "rediss", "unix"), "holdfast.brokers.redis.key_memory:RedisKeyMemory"
-)
 _LATER = {
     "amqp": "RabbitMQ",
     "amqps": "RabbitMQ",
@@ -59,31 +54,11 @@ def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
     return _adapter(url).from_url(url, clock=clock or SystemClock())
 
 
-def make_key_memory(url: str, *, url_now: Callable[[], str] | None = None) -> KeyMemory:
-    """The memory of dedup keys at `url`. Raises ConfigError, without the URL."""
-    scheme = _scheme(url)
-    target = _KEY_MEMORIES.get(scheme)
-    if target is None:
-        known = ", ".join(f"{name}:" for name in _KEY_MEMORIES)
-        raise ConfigError([f"dedup_url: {scheme}: keeps no dedup keys; use one of {known}"])
-    found: KeyMemory = _imported(scheme, target)(url, url_now=url_now)
-    return found
-
-
 def _adapter(url: str) -> type[Adapter]:
-    scheme = _scheme(url)
+    scheme = url.partition(":")[0].strip().lower()
     target = _BROKERS.get(scheme)
     if target is None:
         raise ConfigError([_refusal(scheme)])
-    found: type[Adapter] = _imported(scheme, target)
-    return found
-
-
-def _scheme(url: str) -> str:
-    return url.partition(":")[0].strip().lower()
-
-
-def _imported(scheme: str, target: str) -> Any:
     module, _, name = target.partition(":")
     try:
         adapter = importlib.import_module(module)
@@ -92,7 +67,8 @@ def _imported(scheme: str, target: str) -> Any:
         if package not in _EXTRAS:
             raise
         raise ConfigError([_without_driver(scheme, _EXTRAS[package])]) from None
-    return getattr(adapter, name)
+    found: type[Adapter] = getattr(adapter, name)
+    return found
 
 
 def _without_driver(scheme: str, extra: str) -> str:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.core.errors import HoldfastError
-
 from .bodies import show_body
-from .choosing import confirm
 from .examples import examples
+from .many import confirm, on_each
 from .output import plain, safe, span, when
 from .root import Group
-from .session import Exit, Session, command_options, exit_code, operator_name, stop
+from .session import Session, command_options, operator_name
 
 if TYPE_CHECKING:
     from holdfast.core.approvals import Approval
@@ -193,22 +191,15 @@ async def _answer(
     from holdfast.admin.approvals import Approvals
 
     by = options["by"] or operator_name()
-    errors: list[HoldfastError] = []
     async with session.acting() as (_, records, operations):
         use = Approvals(records, operations, codec_of=session.codec_of)
         say = use.approve if word == "approve" else use.reject
-        for name in names:
-            try:
-                found = await use.find(name, tenant_id=options["tenant"])
-                found = await say(found, by=by, note=options["note"])
-            except HoldfastError as error:
-                if len(names) == 1:
-                    raise
-                errors.append(error)
-                session.out.say(f"holdfast: {error}")
-                continue
+
+        async def act(name: str) -> tuple[object, str]:
+            found = await use.find(name, tenant_id=options["tenant"])
+            found = await say(found, by=by, note=options["note"])
             waits = "; a second person has to say yes, too" if found.is_pending else ""
             state = "first yes" if found.is_pending else found.state
-            session.out.data(found, f"{safe(found.message_id)} {state}{waits}")
-    if errors:
-        stop(Exit.PARTIAL if len(errors) < len(names) else exit_code(errors[0]))
+            return found, f"{safe(found.message_id)} {state}{waits}"
+
+        await on_each(session, names, act)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from holdfast.core.records import LetterFilter
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
+OPTIONS = "--queue, --type, --reason, --error, --since, --before"
+"""The options of `filters` that choose letters by themselves."""
 
 
 def filters(fn: Fn) -> Fn:
@@ -45,18 +46,6 @@ def filters(fn: Fn) -> Fn:
     return wrapped  # type: ignore[return-value]
 
 
-def refuse_unclear(names: Sequence[str], where: LetterFilter, every: bool) -> None:
-    """Ids, or a choice by options, or --all: exactly one of them."""
-    told = (where.queue, where.type, where.reason, where.error, where.since_us, where.before_us)
-    chosen = any(value is not None for value in told) or (where.tenant_id is not None and not names)
-    if names and (every or chosen):
-        raise click.UsageError("Give ids, or choose by options; not both.")
-    if not names and not every and not chosen:
-        raise click.UsageError(
-            "Which ones? Give ids, --queue, --type, --reason, --error, --since, --before, or --all."
-        )
-
-
 async def choose(
     letters: DeadLetters, names: Sequence[str], where: LetterFilter, limit: int | None
 ) -> list[str]:
@@ -65,10 +54,3 @@ async def choose(
         return await letters.chosen(where, limit=limit)
     found = [await letters.find(name, tenant_id=where.tenant_id) for name in names]
     return await letters.chosen(found)
-
-
-def confirm(question: str) -> None:
-    """Ask; without a terminal to ask on, --yes is needed."""
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say so with --yes.")
-    click.confirm(question, abort=True, err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -12,17 +11,17 @@ import click
 
 from holdfast.core.errors import Conflict, HoldfastError
 
-from .choosing import confirm
 from .delivery_choice import choose, filters, refuse_unclear
 from .examples import examples
+from .many import Ended, Words, on_many
 from .output import safe
-from .session import Exit, Session, command_options, exit_code, stop
+from .session import Session, command_options
 
 if TYPE_CHECKING:
     from holdfast.admin.deliveries import Treated
     from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord
 
-_STOPPED = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
+_NOTHING = "no reply fits"
 
 
 @click.command(
@@ -64,15 +63,19 @@ async def _retry(
     async with session.acting() as (_, records, operations):
         use = Deliveries(records, operations)
         ids = await choose(use, names, where, options["limit"])
-        if options["dry_run"]:
-            await _show_choice(session, use.read(ids), ids, not_retriable, "would be sent again")
-            return
-        if ids and not names and not options["yes"]:
-            confirm(f"Send {len(ids)} {_replies(len(ids))} again?")
-        tally = _Tally(session, "due again", len(ids))
-        with session.signals.gently() as asked:
-            await tally.take(use.retry(ids, stop=asked))
-    tally.finish()
+        question = f"Send {len(ids)} {_replies(len(ids))} again?"
+        await on_many(
+            session,
+            ids,
+            lambda asked: use.retry(ids, stop=asked),
+            ended=_ended,
+            words=Words("due again", _NOTHING),
+            preview=lambda: _show_choice(
+                session, use.read(ids), ids, not_retriable, "would be sent again"
+            ),
+            dry_run=options["dry_run"],
+            question=None if names or options["yes"] else question,
+        )
 
 
 async def _show_choice(
@@ -223,53 +226,23 @@ async def _discard(
     async with session.acting() as (_, records, operations):
         use = Deliveries(records, operations)
         ids = await choose(use, names, where, options["limit"])
-        if options["dry_run"]:
-            await _show_choice(session, use.read(ids), ids, not_discardable, "would be discarded")
-            return
-        asks = len(ids) > 1 if names else bool(ids)
-        if asks and not options["yes"]:
-            confirm(f"Discard {len(ids)} {_replies(len(ids))}?")
-        tally = _Tally(session, "discarded", len(ids))
-        with session.signals.gently() as asked:
-            await tally.take(use.discard(ids, reason=options["reason"], stop=asked))
-    tally.finish()
+        is_clear = options["yes"] or (names and len(ids) == 1)
+        await on_many(
+            session,
+            ids,
+            lambda asked: use.discard(ids, reason=options["reason"], stop=asked),
+            ended=_ended,
+            words=Words("discarded", _NOTHING),
+            preview=lambda: _show_choice(
+                session, use.read(ids), ids, not_discardable, "would be discarded"
+            ),
+            dry_run=options["dry_run"],
+            question=None if is_clear else f"Discard {len(ids)} {_replies(len(ids))}?",
+        )
 
 
-class _Tally:
-    """Shows what became of each reply, and ends with the code that the sum means."""
-
-    def __init__(self, session: Session, word: str, total: int) -> None:
-        self._session = session
-        self._word = word
-        self._total = total
-        self._done = 0
-        self._errors: list[HoldfastError] = []
-
-    async def take(self, treated: AsyncIterator[Treated]) -> None:
-        out = self._session.out
-        async for each in treated:
-            record = {"id": each.id, "error": each.error}
-            if each.error is not None:
-                self._errors.append(each.error)
-                out.data(record)
-                out.say(f"holdfast: {each.error}")
-                continue
-            self._done += 1
-            out.data(record, f"{safe(each.id)} {self._word}")
-
-    def finish(self) -> None:
-        out, asked_by = self._session.out, self._session.signals.number
-        left = self._total - self._done - len(self._errors)
-        failed = f", {len(self._errors)} not" if self._errors else ""
-        if asked_by is not None and left > 0:
-            out.say(f"stopped: {self._done} {self._word}{failed}, {left} left as they were")
-            stop(_STOPPED[asked_by])
-        if not self._total:
-            out.say("no reply fits")
-        elif self._total > 1:
-            out.say(f"{self._done} {self._word}{failed}")
-        if self._errors:
-            stop(Exit.PARTIAL if self._done else exit_code(self._errors[0]))
+def _ended(treated: Treated) -> Ended:
+    return Ended(treated.id, {"id": treated.id}, treated.error)
 
 
 def _replies(number: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from . import many
 from .parameters import Moment
 
 if TYPE_CHECKING:
@@ -47,14 +48,7 @@ def filters(
 
 def refuse_unclear(names: Sequence[str], where: DeliveryFilter, every: bool) -> None:
     """Ids, or a choice by options, or --all: exactly one of them."""
-    told = (where.status, where.channel, where.since_us)
-    chosen = any(value is not None for value in told) or (where.tenant_id is not None and not names)
-    if names and (every or chosen):
-        raise click.UsageError("Give ids, or choose by options; not both.")
-    if not names and not every and not chosen:
-        raise click.UsageError(
-            "Which ones? Give ids, --status, --channel, --tenant, --since, or --all."
-        )
+    many.refuse_unclear(names, where, every, options="--status, --channel, --tenant, --since")
 
 
 async def choose(

@@ -45,7 +45,6 @@ def doctor(session: Session, deep: bool) -> None:
 
 def _findings(session: Session, *, deep: bool) -> list[Check]:
     from holdfast.admin import doctor as use
-    from holdfast.core.broker import Keys
     from holdfast.core.checks import Finding, refused
 
     try:
@@ -58,9 +57,6 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
         *use.check_settings(
             in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
-            keys_in_redis=[
-                name for name in config.queues if config.queue(name).keys is Keys.REDIS_ONLY
-            ],
         ),
         *use.check_subscribers(
             {name: each.channel for name, each in config.subscribers.items()}, config.channels

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.core.errors import HoldfastError
-
 from .bodies import show_body
-from .choosing import confirm
 from .dead_letters import show_history
 from .examples import examples
+from .many import confirm, on_each
 from .output import plain, safe, when
 from .parameters import EffectState
 from .root import Group
-from .session import Exit, Session, command_options, exit_code, stop
+from .session import Session, command_options
 
 if TYPE_CHECKING:
     from holdfast.core.records import EffectWord, Task
@@ -192,23 +190,16 @@ async def _each(
 ) -> None:
     from holdfast.admin.parked import Parked
 
-    errors: list[HoldfastError] = []
     async with session.acting() as (_, records, operations):
         use = Parked(records, operations, codec_of=session.codec_of)
-        for name in names:
-            try:
-                task = await use.find(name, tenant_id=tenant)
-                if word == "resumed":
-                    await use.resume(task, effects=effects)
-                else:
-                    await use.discard(task, reason=reason)
-            except HoldfastError as error:
-                if len(names) == 1:
-                    raise
-                errors.append(error)
-                session.out.say(f"holdfast: {error}")
-                continue
+
+        async def act(name: str) -> tuple[object, str]:
+            task = await use.find(name, tenant_id=tenant)
+            if word == "resumed":
+                await use.resume(task, effects=effects)
+            else:
+                await use.discard(task, reason=reason)
             record = {"message_id": task.message_id, "queue": task.queue, "status": word}
-            session.out.data(record, f"{safe(task.message_id)} {word}")
-    if errors:
-        stop(Exit.PARTIAL if len(errors) < len(names) else exit_code(errors[0]))
+            return record, f"{safe(task.message_id)} {word}"
+
+        await on_each(session, names, act)

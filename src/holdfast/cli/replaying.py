@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,12 +11,13 @@ import click
 
 from holdfast.core.errors import Conflict
 
-from .choosing import choose, confirm, filters, refuse_unclear
+from .causes import show_causes
+from .choosing import OPTIONS, choose, filters
 from .examples import examples
-from .output import dump
+from .many import Ended, Words, on_many, refuse_unclear
+from .output import dump, iso
 from .parameters import Assignment, Header, Json, Place, Rate
 from .session import Exit, Session, command_options, encoder, stop
-from .tally import Tally, show_causes
 
 if TYPE_CHECKING:
     from holdfast.admin.causes import Cause, Handled
@@ -88,7 +90,7 @@ def replay(session: Session, names: Sequence[str], where: LetterFilter, **option
     or choose by options; --all takes all that are open. A repair is tried on all of them before
     the first one is sent. Ctrl+C stops between two letters and says what is left.
     """
-    refuse_unclear(names, where, options["every"])
+    refuse_unclear(names, where, options["every"], options=OPTIONS)
     session.run(_replay(session, names, where, options))
 
 
@@ -101,16 +103,59 @@ async def _replay(
     async with session.acting() as (app, records, operations):
         letters = DeadLetters(records, operations, encode=encoder(app), codec_of=session.codec_of)
         ids = await choose(letters, names, where, options["limit"])
-        if options["dry_run"]:
-            causes = await _causes(letters.replay(ids, edits=edits, dry_run=True))
-            show_causes(session.out, causes, _REPLAY, edited=bool(edits.changed))
-            return
-        if edits.changed and not options["skip_unfit"]:
+        if edits.changed and not options["skip_unfit"] and not options["dry_run"]:
             await _refuse_unfit(session, letters, ids, edits)
-        tally = Tally(session, "replayed", len(ids))
-        with session.signals.gently() as asked:
-            await tally.take(letters.replay(ids, rate=options["rate"], edits=edits, stop=asked))
-    tally.finish()
+        await _send_again(session, letters, ids, edits, options)
+
+
+async def _send_again(
+    session: Session,
+    letters: DeadLetters,
+    ids: Sequence[str],
+    edits: Edits,
+    options: dict[str, Any],
+) -> None:
+    await on_many(
+        session,
+        ids,
+        lambda asked: letters.replay(ids, rate=options.get("rate"), edits=edits, stop=asked),
+        ended=_ended,
+        words=_words("replayed"),
+        preview=lambda: _preview(
+            session,
+            letters.replay(ids, edits=edits, dry_run=True),
+            _REPLAY,
+            edited=bool(edits.changed),
+        ),
+        dry_run=options["dry_run"],
+    )
+
+
+def _words(done: str) -> Words:
+    now = iso(time.time_ns() // 1000)
+    return Words(
+        done,
+        "no dead letter fits",
+        f". To go on, repeat the command with --before {now}: nothing is done twice, and what "
+        "failed anew meanwhile stays out",
+    )
+
+
+def _ended(handled: Handled) -> Ended:
+    letter, new_id = handled.letter, handled.replay_id
+    record = {
+        "id": letter.id,
+        "message_id": letter.message_id,
+        "queue": letter.queue,
+        "replay_id": new_id,
+    }
+    return Ended(letter.id, record, handled.error, f" as {new_id}" if new_id else "")
+
+
+async def _preview(
+    session: Session, handled: AsyncIterator[Handled], word: str, *, edited: bool = False
+) -> None:
+    show_causes(session.out, await _causes(handled), word, edited=edited)
 
 
 async def _causes(handled: AsyncIterator[Handled]) -> list[Cause]:
@@ -166,14 +211,7 @@ async def _edit(session: Session, name: str, options: dict[str, Any]) -> None:
     async with session.acting() as (app, records, operations):
         letters = DeadLetters(records, operations, encode=encoder(app), codec_of=session.codec_of)
         letter = await letters.find(name, tenant_id=options["tenant"])
-        edits = _edits(letters, letter, options)
-        if options["dry_run"]:
-            causes = await _causes(letters.replay([letter.id], edits=edits, dry_run=True))
-            show_causes(session.out, causes, _REPLAY, edited=True)
-            return
-        tally = Tally(session, "replayed", 1)
-        await tally.take(letters.replay([letter.id], edits=edits))
-    tally.finish()
+        await _send_again(session, letters, [letter.id], _edits(letters, letter, options), options)
 
 
 def _edits(letters: DeadLetters, letter: DeadLetter, options: dict[str, Any]) -> Edits:
@@ -225,7 +263,7 @@ def discard(session: Session, names: Sequence[str], where: LetterFilter, **optio
 
     A discarded letter is kept, and cannot be replayed any more.
     """
-    refuse_unclear(names, where, options["every"])
+    refuse_unclear(names, where, options["every"], options=OPTIONS)
     session.run(_discard(session, names, where, options))
 
 
@@ -237,16 +275,18 @@ async def _discard(
     async with session.acting() as (_, records, operations):
         letters = DeadLetters(records, operations, codec_of=session.codec_of)
         ids = await choose(letters, names, where, options["limit"])
-        if options["dry_run"]:
-            causes = await _causes(letters.discard(ids, reason="", dry_run=True))
-            show_causes(session.out, causes, _DISCARD)
-            return
-        if ids and not names and not options["yes"]:
-            confirm(f"Discard {len(ids)} dead letters?")
-        tally = Tally(session, "discarded", len(ids))
-        with session.signals.gently() as asked:
-            await tally.take(letters.discard(ids, reason=options["why"], stop=asked))
-    tally.finish()
+        await on_many(
+            session,
+            ids,
+            lambda asked: letters.discard(ids, reason=options["why"], stop=asked),
+            ended=_ended,
+            words=_words("discarded"),
+            preview=lambda: _preview(
+                session, letters.discard(ids, reason="", dry_run=True), _DISCARD
+            ),
+            dry_run=options["dry_run"],
+            question=None if names or options["yes"] else f"Discard {len(ids)} dead letters?",
+        )
 
 
 @click.command(
@@ -267,7 +307,7 @@ def dlq_replay(session: Session, names: Sequence[str], where: LetterFilter, **op
 
     The same as `holdfast dlq replay`; with --abandon the same as `holdfast dlq discard`.
     """
-    refuse_unclear(names, where, options["every"])
+    refuse_unclear(names, where, options["every"], options=OPTIONS)
     sending = ("put", "taken", "skip_unfit", "rate", "to_queue")
     if options["abandon"] and any(options[name] for name in sending):
         raise click.UsageError("What is abandoned is not sent: --abandon goes alone.")

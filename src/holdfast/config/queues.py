@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.core.broker import Keys, Notices
+from holdfast.core.broker import Notices
 from holdfast.core.task_codec import TaskCodec
 
 from .ranges import AckPolicy, Days, Factor, Retries, Share, Span, Time
@@ -43,9 +43,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Messages with an ordering key run one after the other; null: yes, tasks: no."""
     ack_policy: AckPolicy = "dlq"
     """What the broker is told when a message finally fails."""
-    dedup: bool | Literal["cached", "redis-only"] = True
-    """Whether idempotency keys are looked at: true, in the store; `cached`: its results stand in
-    Redis, too; `redis-only`: Redis alone remembers them, which switches P4 off."""
+    dedup: bool = True
+    """Whether idempotency keys are looked at."""
     dedup_window_s: Span | None = None
     """So long a key stays known once it is done; null: an hour, tasks: 30 days."""
     max_retries: Retries | None = None
@@ -67,11 +66,6 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """The queue that gets a copy of each dead letter; null: none, tasks: `tasks.dead_letters`.
     Empty: none."""
     paused: bool = False
-
-    @property
-    def keys(self) -> Keys:
-        """Who remembers its keys."""
-        return Keys(self.dedup) if isinstance(self.dedup, str) else Keys.STORE
 
     @property
     def notices(self) -> Notices | None:

@@ -271,11 +271,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rules: Path | None = None
     """The file with the rules that are asked before each run; null: there are none."""
     on_dedup_unavailable: Literal["stop", "continue"] = "stop"
-    """Of a dedup memory beside the store. stop: messages wait for it; continue: they run without
-    dedup, which switches off the promise of one run per key."""
-    dedup_url: str | None = None
-    """The Redis of queues with `dedup: cached` or `redis-only`; null: the broker's, else the one
-    that the variable REDIS_URL names."""
+    """While the `idempotency_store` of a trigger cannot be asked. stop: messages wait for it;
+    continue: they run without dedup, which switches off the promise of one run per key."""
     log: Log = Log()
     triggers: tuple[Trigger, ...] = ()
     file: Path | None = None
@@ -388,8 +385,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             tenant=own.tenant,
             ordered=own.ordered is not False,
             ack_policy=own.ack_policy,
-            dedup=own.dedup is not False,
-            keys=own.keys,
+            dedup=own.dedup,
             dedup_window_s=own.dedup_window_s or 0.0,
             max_retries=self.retry_policy(queue).max_retries,
             notices=own.notices,

@@ -93,16 +93,6 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
     """A success goes out together with its acknowledgement, not through the store's outbox."""
 
 
-class Keys(StrEnum):
-    """Who remembers the idempotency keys of a subscription."""
-
-    STORE = "store"
-    CACHED = "cached"
-    """The store; its results stand in a memory for others, too, and theirs count here."""
-    REDIS_ONLY = "redis-only"
-    """That memory alone. It cannot commit together with the outcome: P4 is off."""
-
-
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as one consumer group sees it, and how its messages are read."""
 
@@ -121,7 +111,6 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     ack_policy: str = "dlq"
     dedup: bool = True
     dedup_window_s: float = 3600.0
-    keys: Keys = Keys.STORE
     dedup_by_id: bool = False
     """Use the message id as idempotency key where the message has none."""
     max_retries: int = 3

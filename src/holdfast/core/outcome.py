@@ -126,8 +126,6 @@ class Duplicate(msgspec.Struct, frozen=True):
     """Another message with the same idempotency key was there first."""
 
     of: str
-    result: bytes | None = None
-    """That one's, as JSON, where it is known."""
 
 
 class Released(msgspec.Struct, frozen=True):

@@ -30,7 +30,6 @@ from holdfast.core.json_text import result_bytes
 from holdfast.core.outcome import (
     Dead,
     Done,
-    Duplicate,
     Outcome,
     Park,
     ParkKind,
@@ -399,7 +398,6 @@ class Executor:
     def _finished(self, active: Active, context: Context, outcome: Outcome | None) -> Finished:
         run = active.run
         replies, sends, usage = context._collected()
-        result = active.result
         details: dict[str, Any] = {}
         agent_run_id = None
         told_on_ack = False
@@ -408,15 +406,13 @@ class Executor:
             told_on_ack = notices is not None and notices.on_ack and run.delivery is not None
             if outcome.result is not None:
                 agent_run_id = run_id_of(outcome.result)
-        elif type(outcome) is Duplicate:
-            result = outcome.result
         if context._without_dedup:
             details["without_dedup"] = True
         handler = active.handler
         finished = Finished(
             run=run,
             outcome=LOST if outcome is None else outcome,
-            result=result,
+            result=active.result,
             started_at_us=active.started_us,
             finished_at_us=self._clock.now_us(),
             replies=replies,

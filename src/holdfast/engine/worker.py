@@ -41,7 +41,6 @@ from .pulse import Pulse
 from .ramp import Ramp
 from .relays import Relay, run_relay, step_once
 from .settler import Settler
-from .shared_keys import SharedKeys
 from .stages import stage, tell_parked
 from .twins import Twins
 from .watchdog import Watchdog
@@ -118,7 +117,6 @@ class EngineWorker:
         settings: WorkerSettings,
         relays: Sequence[Relay] = (),
         meter: Meter | None = None,
-        shared_keys: SharedKeys | None = None,
         end_process: Callable[[], NoReturn] | None = None,
         on_work: Callable[[], None] | None = None,
     ) -> None:
@@ -135,7 +133,6 @@ class EngineWorker:
         self._settings = settings
         self._extra_relays = list(relays)
         self._meter = meter
-        self._shared_keys = shared_keys
         self._end_process = end_process
         self.outages = Outages(clock)
         self._on_work = on_work
@@ -351,8 +348,6 @@ class EngineWorker:
         if self._twins is not None:
             for finished in done:
                 self._twins.end(finished.run)
-        if self._shared_keys is not None:
-            self._shared_keys.committed(done)
         if self._meter is not None:
             self._meter.ran(done)
         if log.isEnabledFor(logging.DEBUG):
@@ -608,8 +603,6 @@ class EngineWorker:
             await asyncio.to_thread(self._lease.close)
         await self._leave(running=running)
         await self._executor.close()
-        if self._shared_keys is not None:
-            await self._shared_keys.close()
         self.phase = Phase.STOPPED
         self.stopped.set()
 

@@ -7,6 +7,16 @@ only an older file is upgraded by Alembic itself. All of it happens in one trans
 killed on the way leaves the old schema or the new one.
 
 `python -m holdfast.store.migrate` writes `spine.sql` anew after a revision was added.
+
+Exceptions to "every business table has a UUID primary key", on purpose:
+1. `idempotency_keys`: its key is the business key itself, (tenant_id, key, subscription): dedup
+   keys come from the messages, and a second encoding would only hide them.
+2. `queue_executions`: (tenant_id, message_id, subscription) is the identity of a task; `id` is the
+   UUIDv7 of its row and has no index of its own.
+3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
+4. `alembic_version` belongs to Alembic.
+`effects`, `quotas`, `sources`, `roles`, `workers`, `send_windows` and `messages` are the engine's
+own machinery.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core import events
-from holdfast.core.broker import Keys, Subscription
+from holdfast.core.broker import Subscription
 from holdfast.core.clock import to_us
 from holdfast.core.errors import DecodeError, StoreCorrupt
 from holdfast.core.ids import uuid7_block
@@ -427,7 +427,7 @@ async def _take(claim: Claiming, runs: Sequence[Run]) -> dict[tuple[str, str], H
         for run in runs
         if run.idem_key is not None
     ]
-    if not wanted or claim.sub.keys is Keys.REDIS_ONLY:
+    if not wanted:
         return {}
     return await take_keys(claim.tx, claim.sub.name, wanted, expiry=claim.expiry)
 

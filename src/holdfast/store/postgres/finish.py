@@ -91,13 +91,11 @@ OTHERS = (
     " error_message = coalesce(u.error, t.error_message),"
     " history = coalesce(u.history, t.history::text)::json,"
     " parked_kind = coalesce(u.parked, t.parked_kind), attempt = t.attempt - u.given_back,"
-    " crashes = t.crashes + u.crashed, lane = CASE WHEN u.leave THEN NULL ELSE t.lane END,"
-    " result = coalesce(u.result, t.result)"
+    " crashes = t.crashes + u.crashed, lane = CASE WHEN u.leave THEN NULL ELSE t.lane END"
     f" FROM unnest({_RUNS}, $6::text[], $7::bool[], $8::bool[], $9::bytea[], $10::text[],"
     " $11::bigint[], $12::bigint[], $13::int[], $14::int[], $15::text[], $16::text[], $17::text[],"
-    f" $18::int[], $19::int[], $20::bool[], $21::bytea[]) u({_RUN_NAMES}, status, hold, ended,"
-    " body, info, crc, wait_us, duration, failures, error, history, parked, given_back, crashed,"
-    " leave, result)"
+    f" $18::int[], $19::int[], $20::bool[]) u({_RUN_NAMES}, status, hold, ended, body, info, crc,"
+    " wait_us, duration, failures, error, history, parked, given_back, crashed, leave)"
     f" WHERE {_IDENTITY}{_IF_OWNED}"
 )
 _WHY_NOT = (
@@ -144,7 +142,6 @@ class _Write(NamedTuple):
     given_back: int = 0
     crashed: int = 0
     leave_lane: bool = False
-    result: bytes | None = None
 
 
 Claimed = tuple[str, str, str, int, int]
@@ -255,7 +252,6 @@ async def _write_others(tx: Tx, batch: Sequence[Finished], now_us: int) -> dict[
         arrays.numbers(write.given_back for write in writes),
         arrays.numbers(write.crashed for write in writes),
         arrays.numbers(write.leave_lane for write in writes),
-        arrays.blobs(write.result for write in writes),
     )
     return _who_holds(rows)
 
@@ -316,8 +312,7 @@ def _write_of(item: Finished, now_us: int) -> _Write:  # noqa: PLR0911 - one per
         case Discarded(reason):
             return _ended(Status.DISCARDED, reason, item)
         case Duplicate(of):
-            ended = _ended(Status.DUPLICATE, f"duplicate of {of}", item)
-            return ended._replace(result=item.result)
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item)
         case Done():
             raise AssertionError("successes are written by themselves")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core import events
-from holdfast.core.broker import Keys
 from holdfast.core.outcome import Status
 from holdfast.sqlite import rows
 from holdfast.store.outcomes import final_data
@@ -41,7 +40,7 @@ def take_keys(
     """Take (tenant, key, message) keys; returns the lost ones by (tenant, message)."""
     conn, name = claim.conn, claim.sub.name
     lost: dict[tuple[str, str], Holder] = {}
-    if not wanted or claim.sub.keys is Keys.REDIS_ONLY:
+    if not wanted:
         return lost
     shared = (name, "running", claim.now_us)
     inserted = rows.insert(conn, _TAKE, wanted, shared=shared, alike=_TAKE_ALIKE)

@@ -58,8 +58,7 @@ def write_of(item: Finished, now_us: int) -> Write:  # noqa: PLR0911 - one per o
         case Discarded(reason):
             return _ended(Status.DISCARDED, reason, item, now_us)
         case Duplicate(of):
-            columns, values, status = _ended(Status.DUPLICATE, f"duplicate of {of}", item, now_us)
-            return f"{columns}, result = ?", (*values, item.result), status
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item, now_us)
 
 
 def all_done_statement(values: str) -> str:

@@ -1,7 +1,7 @@
 """The spine: tasks, keys, ledger, dead letters, outbox, deliveries and the SQLite broker's queue.
 
-Types as in `holdfast.store.schema`, but written out here: what a released revision does never
-changes, whatever becomes of the tables later.
+Types are written out here: what a released revision does never changes, whatever becomes of the
+tables later.
 
 Exceptions to "every business table has a UUID primary key", on purpose:
 1. `idempotency_keys`: its primary key is the business key, (tenant_id, key, subscription). Dedup

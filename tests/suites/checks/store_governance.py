@@ -21,7 +21,7 @@ from holdfast.core.outcome import Done, Park, ParkKind, Question, Rejected, Rele
 from holdfast.core.quota import Limits, Quota, QuotaRecords, QuotaUse
 from holdfast.core.store import Answer, Commit, Run, Usage, Worker
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, answers
+from tests.suites.store_harness import StoreTrial, answers
 
 HOUR_S = 3600.0
 EXPIRES_S = 60.0

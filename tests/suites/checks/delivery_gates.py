@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from holdfast.core.delivery import Limit, New, Outbound, Sent, Settled
 from holdfast.core.parcels import FREED
 from holdfast.core.store import Worker
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
 from holdfast.testing.harness import expect
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 DOWN_S = 60.0
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.broker import Keys
 from holdfast.core.events import DUPLICATE
 from holdfast.core.outcome import Dead, Done, Park, Released, Retry
 from holdfast.core.store import Answer, Run, Worker
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
+from tests.suites.store_harness import StoreTrial, answers, expect_answers
 
 
 async def a_key_has_one_run_at_a_time(trial: StoreTrial) -> None:
@@ -73,18 +72,6 @@ async def keys_are_of_one_tenant_and_subscription(trial: StoreTrial) -> None:
         for tenant in ("a", "b"):
             candidate = trial.candidate(tenant_id=tenant, idempotency_key="k")
             expect_answers(await trial.claim(worker, candidate, sub=sub), Answer.RUN)
-
-
-async def keys_that_another_memory_has(trial: StoreTrial) -> None:
-    """They are none of the store's business: it neither takes them nor keeps their results."""
-    worker = await trial.worker()
-    apart = msgspec.structs.replace(trial.sub, keys=Keys.REDIS_ONLY)
-    twins = [trial.candidate(m, idempotency_key="k") for m in "ab"]
-    verdicts = await trial.claim(worker, *twins, sub=apart)
-    expect_answers(verdicts, Answer.RUN, Answer.RUN)
-    for verdict in verdicts:
-        await trial.committed(worker, trial.granted(verdict), Done(), result=b'"r"')
-    expect_answers(await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.RUN)
 
 
 async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:

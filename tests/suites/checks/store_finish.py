@@ -18,7 +18,7 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.store import Answer, Commit, Company, Reply, Run
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
+from tests.suites.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
 
 async def a_repeat_is_already(trial: StoreTrial) -> None:

@@ -7,7 +7,7 @@ from holdfast.core.events import FAILED, HEARTBEAT, RECLAIMED
 from holdfast.core.outcome import Done, Park, ParkKind, Retry
 from holdfast.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
 from holdfast.testing.harness import expect, fail
-from holdfast.testing.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
+from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
 
 
 async def numbers_are_given_out_once(trial: StoreTrial) -> None:

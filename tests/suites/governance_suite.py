@@ -1,6 +1,6 @@
 """The governance suite: approvals and quotas, the same for every store.
 
-    from holdfast.testing import GovernanceConformance
+    from tests.suites.governance_suite import GovernanceConformance
 
     class TestMyStoresGovernance(GovernanceConformance):
         async def make_store(self) -> MyStore: ...      # as for StoreConformance
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from .checks import store_governance as checks
-from .checks.store_governance import Office
-from .store_harness import Store, StoreHarness, StoreTrial
+from tests.suites.checks import store_governance as checks
+from tests.suites.checks.store_governance import Office
+from tests.suites.store_harness import Store, StoreHarness, StoreTrial
 
 GovernanceCheck = Callable[[StoreTrial, Office], Awaitable[None]]
 

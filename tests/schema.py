@@ -1,17 +1,6 @@
-"""The tables, in SQLAlchemy Core: what Alembic's migrations build and the schema test compares.
+"""The tables in SQLAlchemy Core, as a second description that the migrations are compared with.
 
-The hot path does not go through this module (hand SQL is three times faster); it is imported by
-migrations and tests only.
-
-Exceptions to "every business table has a UUID primary key", on purpose:
-1. `idempotency_keys`: its key is the business key itself, (tenant_id, key, subscription): dedup
-   keys come from the messages, and a second encoding would only hide them.
-2. `queue_executions`: (tenant_id, message_id, subscription) is the identity of a task; `id` is the
-   UUIDv7 of its row and has no index of its own.
-3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
-4. `alembic_version` belongs to Alembic.
-`effects`, `quotas`, `sources`, `roles`, `workers`, `send_windows` and `messages` are the engine's
-own machinery.
+"Exception 1" and so on are those that `holdfast.store.migrate` lists.
 
 Both dialects have the same tables, but for what belongs to one of them alone (`info={"only": …}`):
 the SQLite broker's queue and witness; the beats of workers on PostgreSQL, where no locked file says

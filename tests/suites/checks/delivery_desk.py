@@ -15,8 +15,8 @@ from holdfast.core.delivery_desk import (
 )
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.records import Records
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
 from holdfast.testing.harness import expect, fail
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 
 class Looking(DeliveryRecords, Records, Protocol):

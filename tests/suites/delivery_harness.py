@@ -20,9 +20,8 @@ from holdfast.core.delivery import (
 )
 from holdfast.core.events import Entry, Event
 from holdfast.core.store import Worker
-
-from .harness import expect
-from .store_harness import CRASH_BUDGET, LEASE_S, Store, StoreHarness, StoreTrial, heard
+from holdfast.testing.harness import expect
+from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, Store, StoreHarness, StoreTrial, heard
 
 CHANNEL = "c"
 

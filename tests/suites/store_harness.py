@@ -30,9 +30,8 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.engine.decoder import decoder
-
-from .clock import FakeClock
-from .harness import expect
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.harness import expect
 
 LEASE_S = 10.0
 CRASH_BUDGET = 2

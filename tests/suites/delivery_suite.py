@@ -1,6 +1,6 @@
 """The suite of deliveries: the same for every queue of replies.
 
-    from holdfast.testing import DeliveryDeskConformance
+    from tests.suites.delivery_suite import DeliveryDeskConformance
 
     class TestMyDeliveries(DeliveryDeskConformance):
         async def make_store(self) -> MyStore: ...      # as for StoreConformance; of one database
@@ -23,14 +23,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from .checks import delivery_desk as desk
-from .checks import delivery_gates as gates
-from .checks import delivery_limits as limits
-from .checks import delivery_merging as merging
-from .checks import store_deliveries as checks
-from .checks.delivery_desk import Desk
-from .delivery_harness import DeliveryCheck, DeliveryHarness, DeliveryTrial, run_delivery_check
-from .store_harness import Store
+from tests.suites.checks import delivery_desk as desk
+from tests.suites.checks import delivery_gates as gates
+from tests.suites.checks import delivery_limits as limits
+from tests.suites.checks import delivery_merging as merging
+from tests.suites.checks import store_deliveries as checks
+from tests.suites.checks.delivery_desk import Desk
+from tests.suites.delivery_harness import (
+    DeliveryCheck,
+    DeliveryHarness,
+    DeliveryTrial,
+    run_delivery_check,
+)
+from tests.suites.store_harness import Store
 
 DeskCheck = Callable[[DeliveryTrial, Desk], Awaitable[None]]
 

@@ -9,7 +9,7 @@ from holdfast.core.outcome import Dead, Done, Released
 from holdfast.core.store import Answer, Commit
 from holdfast.engine.decoder import decoder
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, answers, expect_answers
+from tests.suites.store_harness import StoreTrial, answers, expect_answers
 
 
 async def new_messages_run(trial: StoreTrial) -> None:

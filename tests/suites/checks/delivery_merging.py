@@ -8,8 +8,8 @@ from holdfast.core import events
 from holdfast.core.delivery import Again, Fits, Limit, Outbound, Result, Sent, Settled
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.store import Worker
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
 from holdfast.testing.harness import expect, fail
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 
 def _all(replies: Sequence[Outbound]) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from holdfast.core.delivery import Limit, New, Outbound, Sent, Settled
 from holdfast.core.events import DELIVERY_WAITING
 from holdfast.core.store import Worker
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
 from holdfast.testing.harness import expect
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 FEW, MANY, BATCH = 400, 30_000, 2000
 SLACK_S = 0.02

@@ -11,8 +11,8 @@ from holdfast.core.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Se
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.outcome import Done
 from holdfast.core.store import Reply, Worker
-from holdfast.testing.delivery_harness import CHANNEL, DeliveryTrial, names
 from holdfast.testing.harness import expect, fail
+from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 # -- order ----------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The store suite: one class, the same for every store.
 
-    from holdfast.testing import StoreConformance
+    from tests.suites.store_suite import StoreConformance
 
     class TestMyStore(StoreConformance):
         async def make_store(self) -> MyStore:
@@ -16,8 +16,14 @@ adoption, effects, roles and the fence of ordered sources. Time is a `FakeClock`
 
 from __future__ import annotations
 
-from .checks import store_claims, store_finish, store_fleet, store_waiting, store_workers
-from .store_harness import StoreCheck, StoreHarness, run_store_check
+from tests.suites.checks import (
+    store_claims,
+    store_finish,
+    store_fleet,
+    store_waiting,
+    store_workers,
+)
+from tests.suites.store_harness import StoreCheck, StoreHarness, run_store_check
 
 
 class StoreConformance(StoreHarness):
@@ -122,9 +128,6 @@ class StoreConformance(StoreHarness):
 
     async def test_keys_are_of_one_tenant_and_subscription(self) -> None:
         await self.check(store_waiting.keys_are_of_one_tenant_and_subscription)
-
-    async def test_keys_that_another_memory_has(self) -> None:
-        await self.check(store_waiting.keys_that_another_memory_has)
 
     async def test_a_key_is_free_after_its_window(self) -> None:
         await self.check(store_waiting.a_key_is_free_after_its_window)

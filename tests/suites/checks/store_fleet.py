@@ -7,7 +7,7 @@ from holdfast.core.outcome import Done, ParkKind, Retry
 from holdfast.core.store import Answer, Company, Offers, Run, Worker
 from holdfast.store.fleet import GRACE_S
 from holdfast.testing.harness import expect
-from holdfast.testing.store_harness import StoreTrial, expect_answers
+from tests.suites.store_harness import StoreTrial, expect_answers
 
 
 async def _worker(trial: StoreTrial, *types: str, name: str = "suite") -> Worker:
