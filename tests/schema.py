@@ -85,7 +85,7 @@ def _column_of_another(element: CreateColumn, compiler: DDLCompiler, **kw: Any) 
     only = element.element.info.get("only", "sqlite")
     if only != "sqlite":
         return None
-    text: str = compiler.visit_create_column(element, **kw)  # type: ignore[no-untyped-call]
+    text: str = compiler.visit_create_column(element, **kw)
     return text
 
 

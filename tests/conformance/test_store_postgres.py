@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.core.delivery import Deliveries
 from holdfast.core.store import Worker
+from holdfast.store.operations import StoreOperations
 from holdfast.store.postgres.clerk import PostgresClerk
 from holdfast.store.postgres.deliveries import PostgresDeliveries
-from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
 from holdfast.store.postgres.store import PostgresStore
 from tests.servers.postgres_clock import ServerClock, silence
@@ -59,7 +59,7 @@ class TestPostgresGovernance(OnPostgres, GovernanceConformance):
     @asynccontextmanager
     async def open_office(self, store: Store) -> AsyncIterator[Office]:
         assert isinstance(store, PostgresStore)
-        async with PostgresOperations(store, by="suite") as operations:
+        async with StoreOperations(store, by="suite") as operations:
             yield Office(
                 answers=operations, records=PostgresRecords(store), clerk=PostgresClerk(store)
             )
@@ -73,5 +73,5 @@ class TestPostgresDeliveries(OnPostgres, DeliveryDeskConformance):
     @asynccontextmanager
     async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
         assert isinstance(store, PostgresStore)
-        async with PostgresOperations(store, by="suite") as operations:
+        async with StoreOperations(store, by="suite") as operations:
             yield Desk(operations, PostgresRecords(store))

@@ -9,9 +9,9 @@ from holdfast.brokers.sqlite import SqliteBroker
 from holdfast.core.delivery import Deliveries
 from holdfast.core.store import Worker
 from holdfast.store.migrate import ensure_schema
+from holdfast.store.operations import StoreOperations
 from holdfast.store.sqlite.clerk import SqliteClerk
 from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.operations import SqliteOperations
 from holdfast.store.sqlite.records import SqliteRecords
 from holdfast.store.sqlite.store import SqliteStore
 from tests.suites.checks.delivery_desk import Desk
@@ -52,7 +52,7 @@ class TestSqliteGovernance(OnSqlite, GovernanceConformance):
     @asynccontextmanager
     async def open_office(self, store: Store) -> AsyncIterator[Office]:
         assert isinstance(store, SqliteStore)
-        async with SqliteOperations(store, None, by="suite") as operations:
+        async with StoreOperations(store, by="suite") as operations:
             yield Office(
                 answers=operations, records=SqliteRecords(store.file), clerk=SqliteClerk(store)
             )
@@ -66,7 +66,7 @@ class TestSqliteDeliveries(OnSqlite, DeliveryDeskConformance):
     @asynccontextmanager
     async def open_desk(self, store: Store) -> AsyncIterator[Desk]:
         assert isinstance(store, SqliteStore)
-        async with SqliteOperations(store, None, by="suite") as operations:
+        async with StoreOperations(store, by="suite") as operations:
             yield Desk(operations, SqliteRecords(store.file))
 
 

@@ -37,6 +37,7 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.engine.decoder import decoder
+from holdfast.store.operations import StoreOperations
 from holdfast.store.postgres import (
     approvals,
     arrays,
@@ -52,7 +53,6 @@ from holdfast.store.postgres import (
 from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
 from holdfast.store.postgres.deliveries import PostgresDeliveries
 from holdfast.store.postgres.months import Months
-from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.outbox import PostgresOutboxRows
 from holdfast.store.postgres.partitions import make_partitions
 from holdfast.store.postgres.roll import Sign
@@ -338,7 +338,7 @@ async def test_a_finish_whose_answer_is_lost_is_already(
     assert rows(postgres_url, "SELECT count(*) FROM dead_letters") == [(1,)]
 
 
-Act = Callable[[PostgresOperations, Identity, str], Awaitable[Any]]
+Act = Callable[[StoreOperations, Identity, str], Awaitable[Any]]
 ACTS: dict[str, tuple[str, Act, Any]] = {
     "cancel what waits": ("new", lambda o, m, _: o.cancel(m, queue="q", reason="r"), "ended"),
     "cancel what is parked": (
@@ -376,7 +376,7 @@ async def test_an_act_whose_answer_is_lost_is_answered_as_it_was(
         await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
         asked = await approvals.listed(store, ApprovalFilter(), 1, None)
         approval_id = asked[0].id if asked else ""
-    async with PostgresOperations(store, by="me") as operations:
+    async with StoreOperations(store, by="me") as operations:
         task = Identity(tenant_id="default", subscription="s", message_id="a")
         lost = LostAnswers(store.database, monkeypatch, 1)
         answer = await act(operations, task, approval_id)
@@ -396,7 +396,7 @@ async def test_an_act_that_another_one_did_meanwhile_is_refused(
     await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
     (asked,) = await approvals.listed(store, ApprovalFilter(), 1, None)
     once = store.database._once
-    async with PostgresOperations(store, by="me") as operations:
+    async with StoreOperations(store, by="me") as operations:
 
         async def never_committed(*args: Any) -> Any:
             monkeypatch.setattr(store.database, "_once", once)

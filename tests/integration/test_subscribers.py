@@ -204,7 +204,7 @@ async def test_what_is_undone_is_not_told(home: Path, receiver: Receiver) -> Non
             raise RuntimeError("undo")
 
         with pytest.raises(RuntimeError, match="undo"):
-            await store.write(op)
+            await store.write_rows(op)
         rows = await store.file.read(
             lambda conn: conn.execute("SELECT count(*) FROM deliveries").fetchone()
         )

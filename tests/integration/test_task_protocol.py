@@ -18,7 +18,7 @@ from holdfast.core.errors import ConfigError, TemporaryError
 from holdfast.core.events import Event
 from holdfast.core.outcome import Rejected
 from holdfast.core.records import Identity
-from holdfast.store.sqlite.operations import SqliteOperations
+from holdfast.store.operations import StoreOperations
 from tests.servers.redis import RedisServer
 from tests.servers.stores import sqlite_store
 
@@ -274,7 +274,7 @@ async def test_ends_without_a_word_in_the_protocol_are_failed_and_say_theirs(
     client.xadd("stream:task", task("t-1"))
     client.xadd("stream:task", task("t-2", tool="nobody has it"))
     await until_idle(app)
-    async with app, SqliteOperations(sqlite_store(app), None, by="ada") as operations:
+    async with app, StoreOperations(sqlite_store(app), by="ada") as operations:
         parked = Identity(tenant_id="default", subscription="stream:task", message_id="t-2")
         await operations.discard_parked(parked, reason="no longer wanted")
     await until_idle(app)

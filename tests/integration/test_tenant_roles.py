@@ -24,7 +24,8 @@ from holdfast.core.records import LetterFilter
 from holdfast.services import relays_of
 from holdfast.storage import storage_of
 from holdfast.store import migrate as sqlite_migrate
-from holdfast.store.approval import Answering
+from holdfast.store.approvals import Answering
+from holdfast.store.operations import StoreOperations
 from holdfast.store.postgres import (
     approvals,
     claims,
@@ -37,7 +38,6 @@ from holdfast.store.postgres import (
 )
 from holdfast.store.postgres.database import _SETTINGS
 from holdfast.store.postgres.migrate import admit, ensure_schema, tend, upgrade
-from holdfast.store.postgres.operations import PostgresOperations
 from holdfast.store.postgres.records import PostgresRecords
 from holdfast.store.postgres.store import PostgresStore
 from tests.integration.tenancy import Estate, bind, estate
@@ -379,7 +379,7 @@ async def test_approvals_are_answered_for_one_tenant(
             for each in await PostgresRecords(engine).approvals(ApprovalFilter(), limit=9)
         }
         act = getattr(approvals, answer)
-        async with PostgresOperations(engine, by="api"):  # gives a number, and keeps it alive
+        async with StoreOperations(engine, by="api"):  # gives a number, and keeps it alive
             number = rows(place.owner, "SELECT max(worker_id) FROM workers")[0][0]
             said = Answering(by="anna", note="", now_us=1, expiry_us=1)
             with pytest.raises(NotFound, match="no approval"):

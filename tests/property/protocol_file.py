@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import StoreUnavailable
+from holdfast.sqlite.file import add_functions
 from holdfast.store.migrate import SPINE
 
 T = TypeVar("T")
@@ -89,6 +90,7 @@ def _opened(image: bytes) -> ModelConnection:
         ":memory:", isolation_level=None, cached_statements=512, factory=ModelConnection
     )
     conn.deserialize(image)
+    add_functions(conn)
     return conn
 
 

@@ -51,7 +51,7 @@ from holdfast.core.store import (
 )
 from holdfast.engine.decoder import decoder
 from holdfast.sqlite.file import SqliteFile
-from holdfast.store.sqlite.operations import SqliteOperations
+from holdfast.store.operations import StoreOperations
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.clock import FakeClock
 from tests.property.protocol_file import Fault, InlineFile
@@ -443,7 +443,7 @@ class World:
             return
         *names, kind = self.rng.choice(parked)
         task = Identity(tenant_id=names[0], subscription=names[1], message_id=names[2])
-        async with SqliteOperations(self.store, self.queue, by="a person") as person:
+        async with StoreOperations(self.store, by="a person") as person:
             if self.rng.random() < 0.3:
                 await self._tried(person.discard_parked(task, reason="not wanted"))
                 return

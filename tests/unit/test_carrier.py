@@ -21,8 +21,8 @@ from holdfast.delivery.attempts import Policy
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.engine.relays import Relay, run_relay
 from holdfast.store.migrate import ensure_schema
+from holdfast.store.operations import StoreOperations
 from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.operations import SqliteOperations
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import Signal
 
@@ -260,7 +260,7 @@ async def test_the_last_attempt_may_be_the_one_that_arrived(desk: Desk) -> None:
     await desk.put(max_retries=1)
     row = await desk.ends(status="failed")
     assert (row["in_doubt"], row["resent"]) == (1, 0)
-    async with SqliteOperations(desk.store, None, by="ann") as operations:
+    async with StoreOperations(desk.store, by="ann") as operations:
         await operations.retry_deliveries(["hello"])
         row = await desk.ends()
     assert (channel.calls[-1].in_doubt, row["resent"]) == (True, 1)
@@ -319,7 +319,7 @@ async def test_what_is_unknown_is_sent_once_more_if_a_person_says_so(desk: Desk)
     desk.carry(channel, policy=Policy(wait_scale=0.0, hold_unknown=True))
     await desk.put()
     await desk.ends(status="unknown")
-    async with SqliteOperations(desk.store, None, by="ann") as operations:
+    async with StoreOperations(desk.store, by="ann") as operations:
         assert await operations.retry_deliveries(["hello"]) == [None]
         await channel.called.wait(3)
         row = await desk.ends(status="unknown")

@@ -152,7 +152,7 @@ async def test_recovery_reads_only_windows_that_count(counter: Counter) -> None:
     def plant(conn: sqlite3.Connection, now: int) -> None:
         conn.execute("INSERT INTO send_windows (key, state, ends_at) VALUES ('k', '[]', ?)", (now,))
 
-    await counter.store.write(plant)
+    await counter.store.write_rows(plant)
     assert await counter.queue.recover(worker=counter.worker) == 1
 
 

@@ -12,8 +12,10 @@ import sqlite3
 
 import pytest
 
+from holdfast.sqlite.file import add_functions
 from holdfast.sqlite.timebase import WAITING
 from holdfast.store.sqlite import approvals, delivery_rows, quotas
+from holdfast.store.sqlite.sql.approvals import APPROVALS
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 
@@ -72,6 +74,7 @@ def plan_of(conn: sqlite3.Connection, sql: str) -> list[str]:
     marks = 0
     for number in re.findall(r"\?(\d*)", sql):  # a plain mark counts on from the highest
         marks = max(marks, int(number)) if number else marks + 1
+    add_functions(conn)
     rows = conn.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * marks)
     return [str(row[3]) for row in rows]
 
@@ -125,9 +128,10 @@ def test_setting_the_clock_moves_only_what_waits() -> None:
     [
         approvals.APPROVED,
         approvals.OVERDUE,
-        approvals.APPROVE,
-        approvals.REJECT,
-        approvals.FIRST_YES,
+        APPROVALS.approve,
+        APPROVALS.reject,
+        APPROVALS.first_yes,
+        APPROVALS.expire,
         quotas.READ,
         quotas.WRITE,
         quotas.LOOK_AGAIN,

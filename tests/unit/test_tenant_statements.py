@@ -42,12 +42,14 @@ EXCUSED = {
     "UPDATE deliveries SET status = 'failed', last_error = $2": "ids, likewise",
     "UPDATE deliveries d SET due_at": "ids, likewise",
     "UPDATE deliveries d SET status = 'pending', due_at": "a lane is one tenant's",
+    "WHERE id = (SELECT id FROM deliveries WHERE lane": "a lane is one tenant's",
     "DELETE FROM outbox WHERE id = ANY": "ids that were published just now, for their tenants",
     "UPDATE outbox SET due_at": "ids that could not be published just now",
     "SELECT status, receipts IS NOT NULL FROM deliveries": "an operator's reply: what it is now",
-    "SELECT state, settled_at, replay_id FROM dead_letters": "an operator's letter: what it is now",
+    "SELECT state, (extract(epoch FROM settled_at)": "an operator's letter: what it is now",
     # The beginning of statements that do return it.
-    "answered_at = clock_timestamp(), note = $5": "APPROVE and REJECT",
+    "UPDATE approvals SET state = '{}'": "`approve` and `reject`",
+    "UPDATE queue_executions q SET status = 'ready', due_at = {}": "messages that are resumed",
     # What moves is moved alike for all tenants, and nobody is told whose it was.
     "UPDATE {} SET {} WHERE {}": "the server's clock was set: all waiting times move with it",
     "UPDATE quotas SET deferred_until = NULL": "new rules: everybody's waits are looked at anew",
@@ -129,8 +131,9 @@ def statements(tree: ast.Module, module: ModuleType) -> list[Statement]:
 
 def of_the_engine() -> list[Statement]:
     found = []
-    for file in sorted(FOLDER.glob("*.py")):
-        module = importlib.import_module(f"holdfast.store.postgres.{file.stem}")
+    for file in sorted(FOLDER.rglob("*.py")):
+        name = ".".join(file.relative_to(FOLDER).with_suffix("").parts)
+        module = importlib.import_module(f"holdfast.store.postgres.{name}")
         if file.stem != "__init__":
             found += statements(ast.parse(file.read_text(encoding="utf-8")), module)
     return found

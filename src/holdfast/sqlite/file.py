@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -417,6 +418,7 @@ class SqliteFile:
                 cached_statements=512,
                 timeout=30,
             )
+            add_functions(conn)
             conn.execute("PRAGMA journal_mode=WAL")
             conn.execute("PRAGMA wal_autocheckpoint=0")
             conn.execute(f"PRAGMA journal_size_limit={LOG_LIMIT}")
@@ -549,6 +551,16 @@ def _resolve(job: _Job) -> None:
         future.set_exception(job.error)
     else:
         future.set_result(job.result)
+
+
+def add_functions(conn: sqlite3.Connection) -> None:
+    """What our statements call beside SQLite's own functions."""
+    conn.create_function("id_of", 1, _id_of, deterministic=True)
+
+
+def _id_of(text: str | None) -> bytes | None:
+    """SQL: the 16 bytes of a row's id, of its text."""
+    return None if text is None else uuid.UUID(text).bytes
 
 
 def _quoted(path: Path) -> str:

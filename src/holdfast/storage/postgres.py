@@ -161,9 +161,9 @@ class PostgresStorage:
     def operations(
         self, store: Store, broker: Broker | None, *, by: str
     ) -> AbstractAsyncContextManager[Acting]:
-        from holdfast.store.postgres.operations import PostgresOperations
+        from holdfast.store.operations import StoreOperations
 
-        return PostgresOperations(_ours(store), by=by, beat_every_s=self._config.worker.lease_s / 4)
+        return StoreOperations(_ours(store), by=by, beat_every_s=self._config.worker.lease_s / 4)
 
     def verify(self, key: bytes, anchor_file: Path, progress: Progress | None) -> LedgerReport:
         from holdfast.store.postgres.verify import verify_ledger

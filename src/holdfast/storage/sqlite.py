@@ -173,15 +173,9 @@ class SqliteStorage:
     def operations(
         self, store: Store, broker: Broker | None, *, by: str
     ) -> AbstractAsyncContextManager[Acting]:
-        from holdfast.store.sqlite.operations import SqliteOperations
+        from holdfast.store.operations import StoreOperations
 
-        queue: object = broker
-        return SqliteOperations(
-            _ours(store),
-            queue if store.fused and isinstance(queue, Transactional) else None,
-            by=by,
-            beat_every_s=self._config.worker.lease_s / 4,
-        )
+        return StoreOperations(_ours(store), by=by, beat_every_s=self._config.worker.lease_s / 4)
 
     def verify(self, key: bytes, anchor_file: Path, progress: Progress | None) -> LedgerReport:
         from holdfast.store.sqlite.verify import verify_ledger

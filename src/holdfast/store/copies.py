@@ -7,7 +7,7 @@ from typing import NamedTuple
 from holdfast.core import events
 from holdfast.core.events import Entry
 from holdfast.core.outcome import Status
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import decode_history
 

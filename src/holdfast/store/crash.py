@@ -22,7 +22,7 @@ from holdfast.core.events import Entry
 from holdfast.core.exit_code import fate
 from holdfast.core.outcome import Status
 from holdfast.core.store import PARENT_WORKER, Company, Worker
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter
 from holdfast.store.outcomes import final_data
 
 _encode = msgspec.json.Encoder().encode

@@ -1,17 +1,22 @@
-"""What both stores have for operators of replies: columns, states, and words."""
+"""What operators do to deliveries, each act inside the caller's transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast.core.delivery_desk import DeliveryRecord
-from holdfast.core.errors import InvalidMessage
+from holdfast.core import events
+from holdfast.core.delivery_desk import DeliveryRecord, refusal
+from holdfast.core.errors import HoldfastError, InvalidMessage
+from holdfast.core.events import Entry
+from holdfast.core.message import DEFAULT_TENANT
 from holdfast.core.parcels import AGREED
+from holdfast.core.text import storable
 
 from .parcel_rows import PAUSED
+from .unit import Change, Tx
 
 RETRIED_FROM = "status IN ('failed', 'unknown', 'pending')"
 AGREES = f"in_doubt = CASE status WHEN 'unknown' THEN {AGREED} ELSE in_doubt END"
@@ -34,3 +39,67 @@ def pause_role(channel: str) -> str:
     if not channel or len(channel) > LONGEST_CHANNEL:
         raise InvalidMessage(f"{channel!r:.60} is no channel's name")
     return PAUSED + channel
+
+
+async def retry(tx: Tx, change: Change, delivery_id: str, by: str, now_us: int) -> None:
+    """Raises NotFound or Conflict, as the other acts do."""
+    told, _ = await _change(tx, tx.sql.desk.retry, delivery_id, now_us, "sent again")
+    change.entries.append(told(events.DELIVERY_RETRIED, {"by": by}))
+
+
+async def edit(tx: Tx, change: Change, delivery_id: str, content: str, by: str) -> None:
+    text = content.encode("utf-8", "backslashreplace").decode()
+    told, _ = await _change(tx, tx.sql.desk.edit, delivery_id, text, "edited")
+    change.entries.append(told(events.DELIVERY_EDITED, {"by": by}))
+
+
+async def discard(
+    tx: Tx, change: Change, delivery_id: str, reason: str, by: str, now_us: int
+) -> None:
+    if tx.repeated and await tx.rows(tx.sql.desk.state, delivery_id) == [("discarded", False)]:
+        return  # an earlier attempt of this call did it, and its answer was lost
+    told, lane = await _change(tx, tx.sql.desk.discard, delivery_id, now_us, "discarded")
+    if lane is not None:
+        await tx.send(tx.sql.desk.promote, lane, now_us)
+    data = {"reason": storable(reason), "by": by}
+    change.entries.append(told(events.DELIVERY_DISCARDED, data))
+
+
+async def set_paused(tx: Tx, change: Change, channel: str, by: str, *, on: bool) -> bool:
+    """False: it was so before."""
+    if not await tx.rows(tx.sql.desk.pause if on else tx.sql.desk.unpause, pause_role(channel)):
+        return False
+    kind = events.DELIVERY_PAUSED if on else events.DELIVERY_RESUMED
+    # An act on a channel belongs to no message, and to no queue.
+    change.entries.append((DEFAULT_TENANT, "", "", kind, {"channel": channel, "by": by}))
+    return True
+
+
+async def each(
+    found: Sequence[str], act: Callable[[str], Awaitable[None]]
+) -> list[HoldfastError | None]:
+    """One answer per item: one that cannot be helped does not stop the others."""
+    answers: list[HoldfastError | None] = []
+    for delivery_id in found:
+        try:
+            await act(delivery_id)
+            answers.append(None)
+        except HoldfastError as error:
+            answers.append(error)
+    return answers
+
+
+async def _change(
+    tx: Tx, statement: str, delivery_id: str, value: str | int, verb: str
+) -> tuple[Callable[[str, dict[str, Any]], Entry], str | None]:
+    found = await tx.rows(statement, delivery_id, value)
+    if not found:
+        state = await tx.rows(tx.sql.desk.state, delivery_id)
+        raise refusal(delivery_id, (state[0][0], bool(state[0][1])) if state else None, verb)
+    tenant_id, subscription, task_id, channel, lane = found[0]
+
+    def told(kind: str, data: dict[str, Any]) -> Entry:
+        named = {"delivery_id": delivery_id, "channel": channel, **data}
+        return tenant_id, subscription, task_id, kind, named
+
+    return told, lane

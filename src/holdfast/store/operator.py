@@ -22,7 +22,7 @@ LEAVE_S = 1.0
 """How long an operator whose work is done, or interrupted, tries to give back its worker number."""
 
 
-class _Roll(Protocol):
+class Roll(Protocol):
     """The part of a store that knows who is there."""
 
     async def register(self, name: str) -> Worker: ...
@@ -38,7 +38,7 @@ class Operator:
     `by`: who acts; stands in every event.
     """
 
-    def __init__(self, roll: _Roll, *, by: str, beat_every_s: float) -> None:
+    def __init__(self, roll: Roll, *, by: str, beat_every_s: float) -> None:
         self._roll = roll
         self._by = by
         self._beat_every_s = beat_every_s

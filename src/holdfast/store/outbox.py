@@ -19,7 +19,7 @@ from holdfast.core.broker import Broker, Outgoing
 from holdfast.core.codec import CODECS, stored_form
 from holdfast.core.errors import HoldfastError, InvalidMessage, StoreCorrupt
 from holdfast.core.store import Worker
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter
 
 log = logging.getLogger("holdfast.outbox")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from holdfast.core.store import Worker
 from holdfast.store.anchor_file import AnchorFile
 from holdfast.store.seals import TENANT, Anchor, Chain, heads_of, next_anchor
+from holdfast.store.unit import Change
 
 from . import seals
-from .change import Change
 from .database import Tx
 from .store import PostgresStore
 

@@ -9,8 +9,8 @@ from holdfast.core.broker import Subscription
 from holdfast.core.store import QuotasOf, Run
 from holdfast.store.fleet import GRACE_S, LOOK_S, SURE_S, Choice, Fleet
 from holdfast.store.stored import Ahead
+from holdfast.store.unit import Change
 
-from .change import Change
 from .database import Tx
 from .quotas import PostgresQuotaBook
 from .roll import OFFERS

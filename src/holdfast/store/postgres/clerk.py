@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from holdfast.core.store import Worker
+from holdfast.store.approvals import expire
+from holdfast.store.unit import Change
 
 from . import approvals
-from .change import Change
 from .database import Tx
 from .quotas import FORGET_WAITS, LOOK_AGAIN
 from .store import PostgresStore
@@ -26,7 +27,7 @@ class PostgresClerk:
     async def expire(self, *, worker: Worker) -> int:
         if self._store.expiry_paused:
             return 0
-        return await self._store.write(approvals.expire, worker_id=worker.worker_id)
+        return await self._store.write(expire, worker_id=worker.worker_id)
 
     async def quotas_changed(self) -> int:
         async def op(tx: Tx, change: Change) -> int:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from holdfast.core.endings import Identity
 from holdfast.core.store import Worker
 from holdfast.store.copies import ERROR, Lost
+from holdfast.store.letters import bury
 from holdfast.store.stored import UNCOMMON
+from holdfast.store.unit import Change
 
-from .change import Change
 from .database import Tx
 from .keys import free_keys
-from .letters import bury
 from .store import PostgresStore
 from .tasks import NOW, PK
 

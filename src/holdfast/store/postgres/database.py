@@ -23,10 +23,12 @@ from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 
 from holdfast.core.clock import Clock, SystemClock, to_us
 from holdfast.core.errors import StoreUnavailable
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter
 
+from . import arrays
 from .address import Address
 from .failures import is_away, may_repeat, translate
+from .sql import SQL
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -59,6 +61,9 @@ _SETTINGS = {
 }
 _BEGIN = "SELECT clock_timestamp(), (SELECT state FROM workers WHERE worker_id = $1)"
 _BEGIN_LOSSY = f"{_BEGIN}, set_config('synchronous_commit', 'off', true)"
+_HOLD_DELIVERIES = "SELECT 1 FROM pg_advisory_xact_lock(7310579635104523)"
+"""Everybody who changes where deliveries are holds this lock, so that a lane has one delivery that
+is being sent and a limit is counted once."""
 _SYNCED = "SET LOCAL synchronous_commit TO DEFAULT"
 """What `_BEGIN_LOSSY` took away: the commit looks at it last."""
 
@@ -97,8 +102,10 @@ class Look(NamedTuple):
 
 
 class Tx:
-    """A transaction in progress. Its `moment` is when it was begun, by the server's clock, or when
-    it last looked at it."""
+    """`holdfast.store.unit.Tx` on PostgreSQL. Its `moment` is when it was begun, by the server's
+    clock, or when it last looked at it."""
+
+    sql = SQL
 
     def __init__(
         self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, clock: Clock, *, repeated: bool
@@ -200,6 +207,11 @@ class Tx:
         self._heard_s = self._clock.monotonic()
         self._opening = (now, *rest)
 
+    async def hold_deliveries(self) -> int:
+        await self.send(_HOLD_DELIVERIES)
+        await self.look_at_clock()
+        return await self.moment()
+
     async def state(self) -> str | None:
         """Of the worker that it was begun for."""
         found: str | None = (await self._opened())[1]
@@ -220,9 +232,18 @@ class Tx:
         return self._opening
 
     async def _execute(self, statement: str, values: Sequence[Any]) -> AsyncRawCursor[Row]:
+        values = [_parameter(value) for value in values]
         self._unsent += sum([len(value) for value in values if isinstance(value, str | bytes)])
         cursor = AsyncRawCursor(self._conn)
         return await cursor.execute(statement, values, prepare=True, binary=True)
+
+
+def _parameter(value: Any) -> Any:
+    """Numbers and lists are sent as text: the type of a parameter is then its statement's."""
+    kind = type(value)
+    if kind is int:
+        return str(value)
+    return arrays.texts(value) if kind is list else value
 
 
 Committer = Callable[[Tx, Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -303,7 +324,8 @@ class Database:
                 try:
                     async with self._readers, asyncio.timeout(CALL_S), self._session() as session:
                         cursor = AsyncRawCursor(session.conn)
-                        await cursor.execute(statement, values, prepare=True, binary=True)
+                        sent = [_parameter(value) for value in values]
+                        await cursor.execute(statement, sent, prepare=True, binary=True)
                         return await cursor.fetchall() if cursor.description else []
                 except (psycopg.Error, OSError) as error:
                     if not is_away(error) or attempt == RECONNECTS:

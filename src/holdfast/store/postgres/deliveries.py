@@ -11,9 +11,9 @@ from holdfast.core.parcels import ASIDE, PAGE, Choice, Ending, Windows
 from holdfast.core.store import Worker
 from holdfast.store.outgoing import new_delivery_row
 from holdfast.store.parcel_rows import parcel_of, whole
+from holdfast.store.unit import Change
 
 from . import delivery_rows as sql
-from .change import Change
 from .database import Tx
 from .delivery_rows import Rows
 from .finish import DELIVERIES, delivery_values
@@ -73,7 +73,7 @@ class PostgresDeliveries:
 
         async def op(tx: Tx, change: Change) -> Taken:
             await tx.require_alive(worker.worker_id, or_leaving=True)
-            now = await sql.hold(tx)
+            now = await tx.hold_deliveries()
             taking = _Taking(self, tx, change, worker, now)
             return await taking.take(channels, limit, turn)
 
@@ -89,7 +89,7 @@ class PostgresDeliveries:
 
         async def op(tx: Tx, change: Change) -> list[Outbound]:
             await tx.require_alive(me, or_leaving=True)
-            now = await sql.hold(tx)
+            now = await tx.hold_deliveries()
             if unsure:  # what an earlier commit without an answer granted
                 calls = {reply.id: reply.call for reply in unsure.values()}
                 mine = {row[0] for row in await sql.held(tx, calls, me)}
@@ -134,7 +134,7 @@ class PostgresDeliveries:
         freeing = set(self._freeing)
 
         async def op(tx: Tx, change: Change) -> set[str]:
-            now = await sql.hold(tx)
+            now = await tx.hold_deliveries()
             if loose:
                 await sql.end(tx, [_put_back(*each) for each in loose.items()], me, now)
                 change.topics.add(OUTGOING)
@@ -178,7 +178,7 @@ class PostgresDeliveries:
         me = worker.worker_id
 
         async def op(tx: Tx, change: Change) -> int:
-            now = await sql.hold(tx)
+            now = await tx.hold_deliveries()
             orphans = await sql.take_back(tx, me, now)
             if orphans:
                 windows = await sql.counting_windows(tx.rows, now)

@@ -1,8 +1,7 @@
 """Statements on replies and on the windows of their limits.
 
-`rows` runs a statement: of a transaction, or by itself. Whoever changes replies holds LOCK: takes,
-settlements and operators' acts are serial among themselves, so that a lane has one that is sent and
-a limit is counted once. New replies come without it.
+`rows` runs a statement: of a transaction, or by itself. Whoever changes replies calls
+`Tx.hold_deliveries` first. New replies come without it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,6 @@ from .views import us
 
 Rows = Callable[..., Awaitable[list[Row]]]
 
-LOCK = 7_310_579_635_104_523
-"""Advisory lock of everybody who changes where replies are."""
-_HOLD = "SELECT 1 FROM pg_advisory_xact_lock($1::bigint)"
 _LEVEL = (
     "SELECT d.priority, d.due_at FROM deliveries d WHERE d.channel = c.channel"
     " AND d.status = 'pending' {} ORDER BY d.priority DESC, d.due_at LIMIT 1"
@@ -140,13 +136,6 @@ class Levels(NamedTuple):
     now_us: int
     found: Mapping[str, Sequence[tuple[int, int]]]
     """By channel: the priorities, the urgent first, and when the first of each is due."""
-
-
-async def hold(tx: Tx) -> int:
-    """Returns, when nobody else changes where replies are, what time it is then."""
-    await tx.send(_HOLD, str(LOCK))
-    await tx.look_at_clock()
-    return await tx.moment()
 
 
 async def levels(rows: Rows, channels: Iterable[str]) -> Levels:

@@ -13,14 +13,13 @@ from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.outcome import UNSTORABLE, Status
 from holdfast.core.store import Candidate, Run
 from holdfast.core.text import storable
-from holdfast.store.letter import Letter, letter_of
+from holdfast.store.letters import Letter, bury, letter_of
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import body_info, conflicting, crc
 
 from .arrays import moment
 from .database import Tx
 from .ledger import Entry
-from .letters import bury
 from .tasks import PK, Ready, row_uuid
 
 _KNOWN_HASH = f"SELECT body_sha256 FROM queue_executions WHERE {PK}"

@@ -27,7 +27,8 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.store import Commit, Finished
 from holdfast.core.text import storable
-from holdfast.store.letter import letter_of
+from holdfast.store.approvals import ask
+from holdfast.store.letters import bury, letter_of
 from holdfast.store.outcomes import (
     duration_ms,
     failures_after,
@@ -39,14 +40,13 @@ from holdfast.store.outcomes import (
 )
 from holdfast.store.outgoing import DELIVERY_COLUMNS, created_event, delivery_row, outbox_row
 from holdfast.store.stored import crc, run_info
+from holdfast.store.unit import Change
 
-from . import approvals, arrays, quotas
+from . import arrays, quotas
 from .arrays import moment
-from .change import Change
 from .database import Tx
 from .keys import KEEP, free_keys
 from .ledger import Entry
-from .letters import bury
 from .tasks import BEGUN, Identity
 from .wake import OUTGOING, WORK
 
@@ -357,7 +357,7 @@ def _events_of(tx: Tx, item: Finished, now_us: int) -> list[Entry]:  # noqa: PLR
             aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
             if question is None:
                 return [aside]
-            return [aside, approvals.ask(tx, item, question, now_us)]
+            return [aside, ask(tx, item, question, now_us)]
         case Discarded(reason):
             return [final_entry(item, Status.DISCARDED, {"reason": storable(reason)})]
         case Released():

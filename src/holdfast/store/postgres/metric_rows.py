@@ -8,9 +8,9 @@ import msgspec
 
 from holdfast.core.ids import uuid7_block
 from holdfast.core.meter import MetricRow
+from holdfast.store.unit import Change
 
 from . import arrays
-from .change import Change
 from .database import Tx
 from .store import PostgresStore
 

@@ -6,8 +6,8 @@ import logging
 
 from holdfast.core.errors import StoreError
 from holdfast.core.store import Worker
+from holdfast.store.unit import Change
 
-from .change import Change
 from .database import Tx
 from .partitions import MONTHS, statements
 from .store import Operation, PostgresStore

@@ -1,4 +1,4 @@
-"""Notices of ends, written with the ends themselves as rows of the outbox.
+"""Notices of ends, written with the ends themselves through the outbox.
 
 Every final event passes through here before its commit, so that no way to end a task can forget to
 tell. Only what the broker publishes together with its acknowledgement is left out (`told`): should
@@ -17,12 +17,12 @@ from holdfast.core.outcome import Status
 from holdfast.core.store import Send
 from holdfast.core.subscribers import Subscribers
 from holdfast.store.notice import COLUMNS, add_letter, end_of
-from holdfast.store.outgoing import outbox_row, telling_rows
+from holdfast.store.outgoing import telling_rows
+from holdfast.store.unit import Change
 
 from . import arrays
-from .change import Change
 from .database import Tx
-from .finish import DELIVERIES, OUTBOX, delivery_values, outbox_values
+from .finish import DELIVERIES, delivery_values
 from .tasks import Identity
 from .wake import OUTGOING
 
@@ -85,9 +85,7 @@ class Teller:
                 Send(queue=queue, outgoing=out, tenant_id=identity[0])
                 for queue, out in notices_of(to, end)
             ]
-        if sends:
-            tx.at_end(OUTBOX, *outbox_values([outbox_row(send, now_us) for send in sends]))
-            change.topics.add(OUTGOING)
+        change.sends += sends
 
 
 async def tell_subscribers(tx: Tx, change: Change, subscribers: Subscribers) -> None:

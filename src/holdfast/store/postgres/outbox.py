@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.core.store import Worker
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter, bury
 from holdfast.store.outbox import REFUSED_WAIT_S, Row
+from holdfast.store.unit import Change
 
 from . import arrays
-from .change import Change
 from .database import Tx
-from .letters import bury
 from .store import PostgresStore
 from .tasks import BEGUN, NOW
 from .wake import OUTGOING

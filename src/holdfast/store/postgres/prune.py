@@ -19,10 +19,10 @@ from holdfast.core.errors import StoreCorrupt
 from holdfast.core.store import Worker
 from holdfast.store.keep import DAY_US
 from holdfast.store.seals import Anchor, Chain, Checkpoint, Head, key_id
+from holdfast.store.unit import Change
 
 from . import seals
 from .arrays import moment
-from .change import Change
 from .database import Tx
 from .pruned_rows import Gone, PrunedRows, pruned_rows
 from .store import PostgresStore

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from holdfast.core import events
 from holdfast.core.store import PARENT_WORKER, Reclaimed, Worker
 from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
+from holdfast.store.letters import bury
+from holdfast.store.unit import Change
 
 from . import arrays
-from .change import Change
 from .database import Tx
 from .keys import free_keys
-from .letters import bury
 from .roll import FREE_SOURCES, LEFT, Sign
 from .tasks import BEGUN, Identity
 from .timebase import MOVED

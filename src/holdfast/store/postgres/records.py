@@ -13,7 +13,7 @@ from holdfast.core.clock import to_us
 from holdfast.core.delivery_desk import DeliveryFilter, DeliveryRecord
 from holdfast.core.quota import QuotaUse
 from holdfast.core.records import LetterFilter
-from holdfast.store.approval import of_row
+from holdfast.store.approvals import of_row
 from holdfast.store.fleet import read_offers
 from holdfast.store.quota_book import use_of_row
 from holdfast.store.seen import (
@@ -28,6 +28,7 @@ from holdfast.store.stored import UNCOMMON
 
 from . import approvals, delivery_desk, quotas, views
 from .arrays import moment, texts
+from .sql.approvals import COLUMNS
 from .store import PostgresStore
 from .tail import Tail, position_of
 from .wake import OUTGOING, WORK
@@ -218,9 +219,7 @@ class PostgresRecords:
     async def approvals_named(
         self, name: str, *, tenant_id: str | None, limit: int
     ) -> Sequence[Approval]:
-        head = (
-            f"SELECT {approvals.COLUMNS} FROM approvals WHERE ($2::text IS NULL OR tenant_id = $2)"
-        )
+        head = f"SELECT {COLUMNS} FROM approvals WHERE ($2::text IS NULL OR tenant_id = $2)"
         return [of_row(row) for row in await self._named(head, name, tenant_id, limit)]
 
     async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:

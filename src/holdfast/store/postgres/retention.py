@@ -13,8 +13,8 @@ import msgspec
 from holdfast.core.store import Worker
 from holdfast.store.keep import Keep
 from holdfast.store.stored import FINAL_WORDS
+from holdfast.store.unit import Change
 
-from .change import Change
 from .database import Tx
 from .store import PostgresStore
 from .tasks import BEGUN

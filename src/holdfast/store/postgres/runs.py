@@ -10,8 +10,8 @@ from holdfast.core.errors import LeaseLost
 from holdfast.core.store import EffectState, Reply, Run, Token
 from holdfast.store.outgoing import created_event, delivery_row
 from holdfast.store.stored import crc, run_info
+from holdfast.store.unit import Change
 
-from .change import Change
 from .database import Tx
 from .finish import DELIVERIES, delivery_values
 from .tasks import PK

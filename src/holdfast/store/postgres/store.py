@@ -15,7 +15,6 @@ from holdfast.core.clock import Clock, to_us
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.ids import new_id
 from holdfast.core.machine import this_machine
-from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -34,19 +33,21 @@ from holdfast.core.store import (
     Worker,
 )
 from holdfast.core.subscribers import Subscribers
+from holdfast.store import parked
 from holdfast.store.fleet import GRACE_S, LOOK_S, Fleet, handled_by, offers_text
 from holdfast.store.halving import commit_in_halves, finish_in_halves
 from holdfast.store.outgoing import outbox_row
+from holdfast.store.unit import Change
 
-from . import arrays, ends, keys, lanes, looks, parked, reaper, roles, roll, runs
+from . import arrays, ends, keys, lanes, looks, reaper, roles, roll, runs
 from .address import Address
-from .change import Change
 from .claiming import Claiming
 from .claims import NEXT_DUE, Claims
 from .database import Database, Look, Row, Tx
 from .finish import OUTBOX, finish, outbox_values
 from .ledger import Ledger
 from .notices import Teller, tell_subscribers
+from .sql import SQL
 from .timebase import ClockSet, TimeBase
 from .wake import OUTGOING, WORK, Bells
 
@@ -331,8 +332,8 @@ class PostgresStore:
     async def resolve(self, *, worker: Worker) -> int:
         """A net: keys and lanes are looked at after each commit that may have freed one. And
         messages that were parked for an effect which turned out to be done go on."""
-        if await self.read(parked.KNOWN):
-            await self.write(parked.effect_known, worker_id=worker.worker_id)
+        if await self.read(SQL.operations.wait_for_effect):
+            await self.write(parked.resume_for_effect, worker_id=worker.worker_id)
         waiting = await self.read(looks.WAITS_FOR_KEY)
         stuck = {(t, s, lane) for t, s, lane in await self.read(lanes.STUCK)}
         if not waiting and not stuck:
@@ -362,8 +363,7 @@ class PostgresStore:
         """A message that is not due yet, for the outbox to publish when it is."""
 
         async def op(tx: Tx, change: Change) -> None:
-            tx.at_end(OUTBOX, *outbox_values([outbox_row(send, await tx.moment())]))
-            change.topics.add(OUTGOING)
+            change.sends.append(send)
 
         await self.write(op, worker_id=0)
 
@@ -405,11 +405,11 @@ class PostgresStore:
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
-        asked = (kind, subscription, f"{NO_HANDLER}%", "*" in types, arrays.texts(list(types)))
-        if not await self.read(parked.FOR_A_HANDLER, *asked):
+        asked = parked.waits_for_handler(kind, subscription, types)
+        if not await self.read(SQL.operations.wait_for_handler, *asked):
             return 0
         return await self.write(
-            lambda tx, change: parked.handler_came(tx, change, kind, asked),
+            lambda tx, change: parked.resume_for_handler(tx, change, kind, subscription, types),
             worker_id=worker.worker_id,
         )
 
@@ -492,6 +492,11 @@ class PostgresStore:
                 await self._teller.tell(tx, change)
             if self._subscribers and change.entries:
                 await tell_subscribers(tx, change, self._subscribers)
+            if change.sends:
+                now_us = await tx.moment()
+                rows = [outbox_row(send, now_us) for send in change.sends]
+                tx.at_end(OUTBOX, *outbox_values(rows))
+                change.topics.add(OUTGOING)
             if change.durable and not durable:
                 tx.sync_after_all()
             synced = durable or change.durable

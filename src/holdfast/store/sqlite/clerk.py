@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 
-from holdfast.core import events
 from holdfast.core.store import Worker
+from holdfast.store.approvals import expire
+from holdfast.store.unit import NOTHING_EXPIRES
 
-from . import approvals
+from .approvals import OVERDUE
 from .quotas import LOOK_AGAIN
 from .store import SqliteStore
 
@@ -20,22 +21,13 @@ class SqliteClerk:
 
     async def has_overdue(self) -> bool:
         now = self._store.clock.now_us()
-        found = await self._store.file.read(
-            lambda conn: conn.execute(approvals.OVERDUE, (now, 1)).fetchone()
-        )
+        found = await self._store.file.read(lambda conn: conn.execute(OVERDUE, (now, 1)).fetchone())
         return found is not None
 
     async def expire(self, *, worker: Worker) -> int:
-        store = self._store
-
-        def op(conn: sqlite3.Connection, now_us: int) -> int:
-            entries = approvals.expire(conn, store.expiry_us(now_us))
-            store.ledger.append(conn, worker.worker_id, entries, now_us)
-            if entries:
-                store.file.wake_after_commit()
-            return sum(kind == events.APPROVAL_EXPIRED for _, _, _, kind, _ in entries)
-
-        return await store.write(op)
+        if self._store.expiry_us(1) == NOTHING_EXPIRES:
+            return 0
+        return await self._store.write(expire, worker_id=worker.worker_id)
 
     async def quotas_changed(self) -> int:
         file = self._store.file
@@ -47,4 +39,4 @@ class SqliteClerk:
                 file.wake_after_commit()
             return n
 
-        return await self._store.write(op)
+        return await self._store.write_rows(op)

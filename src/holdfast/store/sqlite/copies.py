@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from holdfast.core.endings import Identity
 from holdfast.core.store import Worker
 from holdfast.store.copies import ERROR, Lost
+from holdfast.store.letters import bury
 from holdfast.store.stored import UNCOMMON
 
 from .keys import free_key, resolve_key
 from .ledger import Entry
-from .letters import bury
 from .store import SqliteStore
+from .tx import SqliteTx
 
 WAITING = (
     "SELECT tenant_id, message_id FROM queue_executions WHERE status = 'open'"
@@ -56,12 +57,12 @@ class SqliteCopies:
             self._store.file.wake_after_commit()
             return ended
 
-        return await self._store.write(op)
+        return await self._store.write_rows(op)
 
 
 def _let_go(conn: sqlite3.Connection, task: Lost, now_us: int) -> list[Entry]:
     """Its events, and those of a message that waited for its key."""
-    entries: list[Entry] = [task.failed(), bury(conn, task.letter(), now_us)]
+    entries: list[Entry] = [task.failed(), bury(SqliteTx(conn, now_us), task.letter(), now_us)]
     if task.key is not None:
         free_key(conn, task.tenant_id, task.subscription, task.key, task.message_id)
         entries += resolve_key(conn, task.tenant_id, task.subscription, task.key, now_us)

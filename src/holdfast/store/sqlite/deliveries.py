@@ -39,7 +39,7 @@ class SqliteDeliveries:
             self._store.file.wake_after_commit(OUTGOING)
 
         if replies:
-            await self._store.write(op, within_s=TURN_WAIT_S if worker is None else None)
+            await self._store.write_rows(op, within_s=TURN_WAIT_S if worker is None else None)
 
     # -- take -------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class SqliteDeliveries:
             self._store.ledger.append(conn, worker.worker_id, taking.entries, now)
             return taken
 
-        return await self._store.write(op)
+        return await self._store.write_rows(op)
 
     async def follow(
         self, head: Outbound, fits: Fits, *, limit: int, worker: Worker
@@ -87,7 +87,7 @@ class SqliteDeliveries:
         expiry = self._store.expiry_us(self._store.clock.now_us())
         if not parcels.followers(head, first, fits, expiry_us=expiry):
             return ()
-        return await self._store.write(op)
+        return await self._store.write_rows(op)
 
     def _look(
         self, conn: sqlite3.Connection, channels: Mapping[str, Limits], now: int
@@ -152,7 +152,7 @@ class SqliteDeliveries:
             return more
 
         if batch:
-            more = await self._store.write(op)
+            more = await self._store.write_rows(op)
             self._freeing = (self._freeing - freeing) | more
 
     def _count(
@@ -185,7 +185,7 @@ class SqliteDeliveries:
             return len(orphans)
 
         orphans = await self._store.file.read(lambda conn: sql.has_orphans(conn, worker.worker_id))
-        return await self._store.write(op) if orphans else 0
+        return await self._store.write_rows(op) if orphans else 0
 
     def subscribe(self) -> asyncio.Event:
         return self._store.file.subscribe(OUTGOING)

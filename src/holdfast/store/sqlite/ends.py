@@ -12,7 +12,7 @@ from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.outcome import Status
 from holdfast.core.store import Candidate, Run
 from holdfast.core.text import storable
-from holdfast.store.letter import Letter, letter_of
+from holdfast.store.letters import Letter, bury, letter_of
 from holdfast.store.outcomes import final_data
 from holdfast.store.stored import body_info, conflicting, crc
 
@@ -20,7 +20,7 @@ from .claiming import Claiming
 from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry
-from .letters import bury
+from .tx import SqliteTx
 
 
 def undecodable(claim: Claiming, candidate: Candidate) -> list[Entry]:
@@ -89,7 +89,7 @@ def expired(claim: Claiming, run: Run) -> list[Entry]:
     )
     return [
         (message.tenant_id, run.subscription, message.id, events.EXPIRED, data),
-        bury(claim.conn, letter, claim.now_us),
+        bury(SqliteTx(claim.conn, claim.now_us), letter, claim.now_us),
         *_let_go(claim, message.tenant_id, message.id, run.idem_key, run.lane),
     ]
 
@@ -183,5 +183,5 @@ def _failed_and_buried(claim: Claiming, letter: Letter) -> list[Entry]:
     data.update(reason=letter.reason, error=storable(letter.error))
     return [
         (letter.tenant_id, letter.subscription, letter.message_id, events.FAILED, data),
-        bury(claim.conn, letter, claim.now_us),
+        bury(SqliteTx(claim.conn, claim.now_us), letter, claim.now_us),
     ]

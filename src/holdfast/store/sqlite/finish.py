@@ -29,18 +29,18 @@ from holdfast.core.store import Commit, Finished
 from holdfast.core.text import storable
 from holdfast.sqlite import rows
 from holdfast.sqlite.wake import OUTGOING
-from holdfast.store.letter import letter_of
+from holdfast.store.approvals import ask
+from holdfast.store.letters import bury, letter_of
 from holdfast.store.outcomes import failures_after, final_entry, history_after, repeated, runs_again
 from holdfast.store.outgoing import created_event, delivery_row, outbox_row
 
-from . import approvals
 from .keys import free_key, keep_results, resolve_key, someone_waits
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import bury
 from .outbox_rows import DELIVERY, OUTBOX
 from .outcome_rows import ALL_DONE_ALIKE, all_done_statement, all_done_values, write_of
 from .quotas import SqliteQuotaBook
+from .tx import SqliteTx
 
 _SET = (
     "UPDATE queue_executions SET {} WHERE tenant_id = ? AND subscription = ? AND message_id = ?"
@@ -150,13 +150,15 @@ class Finisher:
                 extra: dict[str, Any] = {"reason": storable(reason), "policies": list(policies)}
                 found = [final_entry(item, status, extra)]
                 if item.keep_rejected:
-                    found.append(bury(conn, letter_of(run, "rejected", reason), now_us))
+                    found.append(
+                        bury(SqliteTx(conn, now_us), letter_of(run, "rejected", reason), now_us)
+                    )
                 return found
             case Park(kind, reason, question):
                 aside: Entry = (*head, events.PARKED, {"kind": kind, "reason": storable(reason)})
                 if question is None:
                     return [aside]
-                return [aside, approvals.ask(conn, item, question, now_us)]
+                return [aside, ask(SqliteTx(conn, now_us), item, question, now_us)]
             case Discarded(reason):
                 return [final_entry(item, status, {"reason": storable(reason)})]
             case Released():
@@ -179,7 +181,7 @@ class Finisher:
             letter.history = history_after(item, error, now_us)
             letter.retry_count = failures_after(item)
         extra = {"reason": reason, "error": storable(error), "retry_count": letter.retry_count}
-        return [final_entry(item, status, extra), bury(conn, letter, now_us)]
+        return [final_entry(item, status, extra), bury(SqliteTx(conn, now_us), letter, now_us)]
 
     def _keys(
         self,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from holdfast.core.store import Worker
 from holdfast.sqlite.wake import OUTGOING
-from holdfast.store.letter import Letter
+from holdfast.store.letters import Letter, bury
 from holdfast.store.outbox import REFUSED_WAIT_S, Row
 
-from .letters import bury
 from .store import SqliteStore
+from .tx import SqliteTx
 
 _COLUMNS = (
     "id, tenant_id, queue_name, message_id, headers, body, body_crc, priority, ordering_key, ttl_us"
@@ -55,7 +55,7 @@ class SqliteOutboxRows:
             conn.executemany(
                 "UPDATE outbox SET due_at = ? WHERE id = ?", [(again, row.id) for row in waiting]
             )
-            entries = [bury(conn, letter, now) for letter in letters]
+            entries = [bury(SqliteTx(conn, now), letter, now) for letter in letters]
             self._store.ledger.append(conn, worker.worker_id, entries, now)
 
         await self._store.file.write(op, durable=bool(letters))

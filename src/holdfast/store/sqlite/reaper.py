@@ -11,11 +11,12 @@ from holdfast.core.machine import this_machine
 from holdfast.core.outcome import Status
 from holdfast.core.store import Reclaimed, Worker
 from holdfast.store.crash import Crash, Gone, Judgement, judge, silent_children
+from holdfast.store.letters import bury
 
 from .keys import free_key, resolve_key
 from .lanes import advance_lane
 from .ledger import Entry, Ledger
-from .letters import bury
+from .tx import SqliteTx
 
 _RUNNING = (
     "SELECT rowid, tenant_id, subscription, message_id, queue_name, event_name, attempt, crashes,"
@@ -176,7 +177,7 @@ def _quarantine(conn: sqlite3.Connection, task: _Running, crash: Crash) -> list[
         " completed_at = ?, error_message = ?, history = ?, body = NULL WHERE rowid = ?",
         (crash.crashes, now_us, crash.error, crash.history, task.rowid),
     )
-    entries: list[Entry] = [crash.failed(), bury(conn, crash.letter(), now_us)]
+    entries: list[Entry] = [crash.failed(), bury(SqliteTx(conn, now_us), crash.letter(), now_us)]
     free_key(conn, task.tenant_id, task.subscription, task.key, task.message_id)
     if task.key is not None:
         entries += resolve_key(conn, task.tenant_id, task.subscription, task.key, now_us)

@@ -16,7 +16,6 @@ from holdfast.core.broker import Notices, Subscription, Transactional
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.ids import new_id
-from holdfast.core.outcome import NO_HANDLER
 from holdfast.core.store import (
     Answer,
     Candidate,
@@ -41,11 +40,14 @@ from holdfast.core.subscribers import Subscribers
 from holdfast.sqlite import rows
 from holdfast.sqlite.file import TURN_WAIT_S, Op, SqliteFile, close_file, open_file
 from holdfast.sqlite.wake import OUTGOING, WORK
+from holdfast.store import parked
 from holdfast.store.crash import ALONE_AT, SUSPECT_AT
 from holdfast.store.fleet import GRACE_S, LOOK_S, Fleet, handled_by
 from holdfast.store.halving import finish_in_halves
 from holdfast.store.outgoing import outbox_row
-from holdfast.store.stored import KNOWN_EFFECT, UNENDED, Ahead, crc, run_info
+from holdfast.store.stored import UNENDED, Ahead, crc, run_info
+from holdfast.store.unit import NOTHING_EXPIRES, Change, Operation, Row, run_now
+from holdfast.store.unit import OUTGOING as OUTGOING_TOPIC
 
 from .claiming import OFFERS, Claiming
 from .claims import Claims, next_due
@@ -56,10 +58,11 @@ from .ledger import Entry, Ledger
 from .looks import BUSY, STUCK
 from .notices import NoticeWriter
 from .outbox_rows import OUTBOX
-from .parked import resume
 from .quotas import SqliteQuotaBook
 from .roll import Roll, is_alive_in
 from .runs import RunWriter
+from .sql import SQL
+from .tx import SqliteTx, parameters
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast.store")
@@ -70,10 +73,6 @@ _SUSPECTS = (
     " FROM (SELECT subscription, event_name, crashes FROM queue_executions"
     f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND due_at <= ?2"
     " AND subscription IN (SELECT value FROM json_each(?1)) LIMIT 1000) GROUP BY 1, 2"
-)
-NOTHING_EXPIRES = 0
-KNOWN = (
-    f"SELECT q.tenant_id, q.subscription, q.message_id FROM queue_executions q WHERE {KNOWN_EFFECT}"
 )
 TO_CANCEL = (
     "SELECT tenant_id, subscription, message_id FROM queue_executions"
@@ -340,8 +339,10 @@ class SqliteStore:
     async def resolve(self, *, worker: Worker) -> int:
         """A net: keys and lanes are resolved where they end, inside the same transaction. And
         messages that were parked for an effect which turned out to be done go on."""
-        keys, lanes, known = await self.file.read(_unresolved)
-        if not keys and not lanes and not known:
+        if await self.read(SQL.operations.wait_for_effect):
+            await self.write(parked.resume_for_effect, worker_id=worker.worker_id)
+        keys, lanes = await self.file.read(_unresolved)
+        if not keys and not lanes:
             return 0
 
         def op(conn: sqlite3.Connection) -> int:
@@ -352,8 +353,6 @@ class SqliteStore:
                 entries += resolve_key(conn, tenant_id, subscription, key, now)
             for tenant_id, subscription, lane in lanes:
                 advance_lane(conn, tenant_id, subscription, lane, now)
-            for identity in conn.execute(KNOWN).fetchall():
-                entries.append(resume(conn, identity, by="effect", now_us=now))
             self._ledger.append(conn, worker.worker_id, entries, now)
             changed = conn.total_changes - before
             if changed:
@@ -376,30 +375,30 @@ class SqliteStore:
     async def effect_begin(
         self, run: Run, name: str, *, again: bool = False
     ) -> tuple[EffectState, bytes | None]:
-        return await self.write(
+        return await self.write_rows(
             lambda conn, now: self._runs.effect_begin(conn, run, name, now, again=again)
         )
 
     async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
-        await self.write(
+        await self.write_rows(
             lambda conn, now: self._runs.effect_done(conn, run, name, result, now, again=again)
         )
 
     async def effect_raised(self, run: Run, name: str, error: str) -> None:
-        await self.write(lambda conn, now: self._runs.effect_raised(conn, run, name, error))
+        await self.write_rows(lambda conn, now: self._runs.effect_raised(conn, run, name, error))
 
     async def effect_clear(self, run: Run, name: str) -> None:
-        await self.write(lambda conn, now: self._runs.effect_clear(conn, run, name))
+        await self.write_rows(lambda conn, now: self._runs.effect_clear(conn, run, name))
 
     async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
-        await self.write(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
+        await self.write_rows(lambda conn, now: self._runs.heartbeat(conn, run, data, now))
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
         def op(conn: sqlite3.Connection, now_us: int) -> str:
             self.file.wake_after_commit(OUTGOING)
             return self._runs.reply_now(conn, run, reply, n, now_us)
 
-        return await self.write(op)
+        return await self.write_rows(op)
 
     # -- relays -----------------------------------------------------------------------------------
 
@@ -412,34 +411,13 @@ class SqliteStore:
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
-        marks = msgspec.json.encode(list(types)).decode()
-        waiting = (
-            " WHERE status = 'parked' AND parked_kind = ? AND subscription = ?"
-            " AND error_message GLOB ? AND (? OR event_name IN (SELECT value FROM json_each(?)))"
+        asked = parked.waits_for_handler(kind, subscription, types)
+        if not await self.read(SQL.operations.wait_for_handler, *asked):
+            return 0
+        return await self.write(
+            lambda tx, change: parked.resume_for_handler(tx, change, kind, subscription, types),
+            worker_id=worker.worker_id,
         )
-        asked = (kind, subscription, f"{NO_HANDLER}*", "*" in types, marks)
-
-        def op(conn: sqlite3.Connection) -> int:
-            now = self.clock.now_us()
-            found = conn.execute(
-                "UPDATE queue_executions SET status = 'ready', due_at = ?, parked_kind = NULL"
-                f"{waiting} RETURNING tenant_id, subscription, message_id",
-                (now, *asked),
-            ).fetchall()
-            entries: list[Entry] = [
-                (t, s, m, events.RESUMED, {"kind": kind, "by": "handler"}) for t, s, m in found
-            ]
-            self._ledger.append(conn, worker.worker_id, entries, now)
-            if found:
-                self.file.wake_after_commit()
-            return len(found)
-
-        some = await self.file.read(
-            lambda conn: conn.execute(
-                f"SELECT 1 FROM queue_executions{waiting} LIMIT 1", asked
-            ).fetchone()
-        )
-        return await self._commit(op) if some else 0
 
     async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
         if not self._isolates:
@@ -505,7 +483,59 @@ class SqliteStore:
         if self._opened is not None:
             self._opened._set_waiters(WORK + OUTGOING)
 
+    # -- the transaction --------------------------------------------------------------------------
+
+    async def read(self, statement: str, *values: Any) -> list[Row]:
+        """One statement by itself."""
+        return await self.file.read(
+            lambda conn: conn.execute(statement, parameters(values)).fetchall()
+        )
+
     async def write(
+        self,
+        op: Operation[T],
+        *,
+        worker_id: int,
+        durable: bool = True,
+        within_s: float | None = None,
+    ) -> T:
+        """One transaction, or a part of one that others share; see `UnitOfWork.write`."""
+
+        def run(conn: sqlite3.Connection) -> T:
+            tx, change = SqliteTx(conn, self.clock.now_us()), Change()
+            result = run_now(op(tx, change))
+            self._conclude(tx, change, worker_id)
+            return result
+
+        return await self._commit(run, durable=durable, within_s=within_s)
+
+    async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
+        return await self.write(op, worker_id=worker_id, within_s=TURN_WAIT_S)
+
+    def _conclude(self, tx: SqliteTx, change: Change, worker_id: int) -> None:
+        """What every change does before its commit, and asks for after it."""
+        conn, now_us = tx.conn, tx.now_us
+        for tenant_id, subscription, key in sorted(change.keys):
+            change.entries += resolve_key(conn, tenant_id, subscription, key, now_us)
+        for tenant_id, subscription, lane in sorted(change.lanes):
+            advance_lane(conn, tenant_id, subscription, lane, now_us)
+        self._publish(conn, change, now_us)
+        self._ledger.append(conn, worker_id, change.entries, now_us, told=change.told)
+        for topic in change.topics:
+            self.file.wake_after_commit(topic.encode())
+
+    def _publish(self, conn: sqlite3.Connection, change: Change, now_us: int) -> None:
+        if not change.sends:
+            return
+        if self._queue is None:
+            rows.insert(conn, OUTBOX, [outbox_row(send, now_us) for send in change.sends])
+            change.topics.add(OUTGOING_TOPIC)
+            return
+        for queue in dict.fromkeys(send.queue for send in change.sends):
+            batch = [send.outgoing for send in change.sends if send.queue == queue]
+            self._queue.publish_in(conn, queue, batch)
+
+    async def write_rows(
         self, op: Callable[[sqlite3.Connection, int], T], *, within_s: float | None = None
     ) -> T:
         """One durable operation, given the time of now; listeners hear what it told the ledger."""
@@ -532,9 +562,8 @@ class SqliteStore:
         return result
 
 
-def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any], bool]:
-    """Keys that are over while others wait for them; lanes whose first message only waits; whether
-    a message is parked for an effect that is known by now."""
+def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+    """Keys that are over while others wait for them; lanes whose first message only waits."""
     keys = conn.execute(
         "SELECT DISTINCT w.tenant_id, w.subscription, w.idem_key FROM queue_executions w"
         " LEFT JOIN idempotency_keys k ON k.tenant_id = w.tenant_id"
@@ -546,4 +575,4 @@ def _unresolved(conn: sqlite3.Connection) -> tuple[list[Any], list[Any], bool]:
         f" min(lane_seq) FROM queue_executions WHERE {UNENDED}"
         " AND lane IS NOT NULL GROUP BY tenant_id, subscription, lane) WHERE status = 'queued'"
     ).fetchall()
-    return keys, lanes, conn.execute(KNOWN).fetchone() is not None
+    return keys, lanes

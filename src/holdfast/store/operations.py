@@ -1,4 +1,4 @@
-"""`PostgresOperations`: what an operator does, each act one transaction with its ledger event.
+"""What an operator does, each act one transaction with its ledger event.
 
 Every change is a compare-and-set on the state that the operator saw: two people who act on one
 thing at once cannot both win, and the loser is told what it is now.
@@ -7,66 +7,42 @@ thing at once cannot both win, and the loser is told what it is now.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holdfast.core import events
 from holdfast.core.approvals import Approval
-from holdfast.core.clock import to_us
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.message import DEFAULT_TENANT, Message
 from holdfast.core.notices import End
 from holdfast.core.outcome import Status
 from holdfast.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from holdfast.core.text import storable
-from holdfast.store.approval import Answering
-from holdfast.store.operator import (
+
+from . import approvals, delivery_desk, orchestration, parked
+from .approvals import Answering
+from .operator import (
     Operator,
+    Roll,
     effects_are_unknown,
     letter_is_settled,
     no_such_effect,
     waits_for_an_answer,
 )
-from holdfast.store.outgoing import outbox_row
-from holdfast.store.seen import uuid_text
-
-from . import approvals, delivery_desk, delivery_rows, orchestration, parked
-from .change import Change
-from .database import Tx
-from .finish import OUTBOX, outbox_values
-from .store import Operation, PostgresStore
-from .tasks import PK
-from .wake import OUTGOING, WORK
+from .seen import uuid_text
+from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx, UnitOfWork
 
 T = TypeVar("T")
 
-_SETTLE = (
-    "UPDATE dead_letters SET state = $2, settled_at = clock_timestamp(), replay_id = $3"
-    " WHERE id = $1::uuid AND state = 'open' RETURNING tenant_id, subscription, message_id"
-)
-_LETTER = "SELECT state, settled_at, replay_id FROM dead_letters WHERE id = $1::uuid"
-_UNKNOWN = f"SELECT name FROM effects WHERE {PK} AND state = 'begun' ORDER BY name"
-_IS_DONE = f"SELECT 1 FROM effects WHERE {PK} AND name = $4 AND state = 'done'"
-_EFFECT_DONE = (
-    "UPDATE effects SET state = 'done', value = $5::bytea, done_at = clock_timestamp()"
-    f" WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
-)
-_EFFECT_CLEARED = f"DELETE FROM effects WHERE {PK} AND name = $4 AND state = 'begun' RETURNING 1"
-_PAUSE = (
-    "INSERT INTO sources (subscription, paused_at) VALUES ($1, clock_timestamp())"
-    " ON CONFLICT (subscription, part) DO UPDATE SET paused_at = excluded.paused_at"
-    " WHERE sources.paused_at IS NULL RETURNING 1"
-)
-_UNPAUSE = (
-    "UPDATE sources SET paused_at = NULL WHERE subscription = $1 AND paused_at IS NOT NULL"
-    " RETURNING 1"
-)
+
+class Desk(UnitOfWork, Roll, Protocol):
+    """A store at which operators act."""
 
 
-class PostgresOperations(Operator):
-    """`Operations` and `Answers` under a worker number of their own, which chains their events in
-    the ledger. What is sent goes through the outbox. Use it as an async context manager."""
+class StoreOperations(Operator):
+    """`Operations`, `Answers` and `DeliveryActs` under a worker number of their own, which chains
+    their events in the ledger. Use it as an async context manager."""
 
-    def __init__(self, store: PostgresStore, *, by: str, beat_every_s: float = 1.0) -> None:
+    def __init__(self, store: Desk, *, by: str, beat_every_s: float = 1.0) -> None:
         super().__init__(store, by=by, beat_every_s=beat_every_s)
         self._store = store
 
@@ -89,8 +65,7 @@ class PostgresOperations(Operator):
         if isinstance(settled, HoldfastError):
             return settled
         change.entries.append((*settled, *self._replayed(item)))
-        tx.at_end(OUTBOX, *outbox_values([outbox_row(item.send, await tx.moment())]))
-        change.topics.add(OUTGOING)
+        change.sends.append(item.send)
         return None
 
     async def discard_letters(
@@ -133,12 +108,18 @@ class PostgresOperations(Operator):
         self, tx: Tx, change: Change, identity: tuple[str, str, str], effect: EffectWord
     ) -> None:
         if effect.word is Resumption.DONE:
-            if await tx.rows(_IS_DONE, *identity, effect.name):
+            if await tx.rows(tx.sql.operations.effect_is_done, *identity, effect.name):
                 return  # its own result came late, and counts
-            changed = await tx.rows(_EFFECT_DONE, *identity, effect.name, effect.value)
+            changed = await tx.rows(
+                tx.sql.operations.effect_done,
+                *identity,
+                effect.name,
+                effect.value,
+                await tx.moment(),
+            )
             kind = events.EFFECT_DONE
         else:
-            changed = await tx.rows(_EFFECT_CLEARED, *identity, effect.name)
+            changed = await tx.rows(tx.sql.operations.effect_cleared, *identity, effect.name)
             kind = events.EFFECT_CLEARED
         if not changed:
             raise no_such_effect(identity[2], effect.name, await _unknown_effects(tx, identity))
@@ -179,7 +160,7 @@ class PostgresOperations(Operator):
     ) -> Approval:
         async def op(tx: Tx, change: Change) -> Approval:
             now_us = await tx.moment()
-            expiry_us = 0 if self._store.expiry_paused else now_us
+            expiry_us = NOTHING_EXPIRES if self._store.expiry_paused else now_us
             answer = Answering(by=by, note=note, now_us=now_us, expiry_us=expiry_us)
             return await say(tx, change, approval_id, answer)
 
@@ -206,18 +187,24 @@ class PostgresOperations(Operator):
     # -- queues -----------------------------------------------------------------------------------
 
     async def pause(self, queue: str) -> bool:
-        return await self._set_paused(queue, _PAUSE, events.QUEUE_PAUSED)
+        return await self._set_paused(queue, on=True)
 
     async def unpause(self, queue: str) -> bool:
-        return await self._set_paused(queue, _UNPAUSE, events.QUEUE_RESUMED)
+        return await self._set_paused(queue, on=False)
 
-    async def _set_paused(self, queue: str, statement: str, event_type: str) -> bool:
+    async def _set_paused(self, queue: str, *, on: bool) -> bool:
         async def op(tx: Tx, change: Change) -> bool:
-            if not await tx.rows(statement, queue):
+            sql = tx.sql.operations
+            if on:
+                changed = await tx.rows(sql.pause_queue, queue, await tx.moment())
+            else:
+                changed = await tx.rows(sql.unpause_queue, queue)
+            if not changed:
                 return False
             # An act on a queue belongs to no message: its events stand under an empty task id.
+            kind = events.QUEUE_PAUSED if on else events.QUEUE_RESUMED
             data = {"queue": queue, "by": self._by}
-            change.entries.append((DEFAULT_TENANT, queue, "", event_type, data))
+            change.entries.append((DEFAULT_TENANT, queue, "", kind, data))
             change.topics.add(WORK)
             return True
 
@@ -227,7 +214,7 @@ class PostgresOperations(Operator):
 
     async def retry_deliveries(self, ids: Sequence[str]) -> Sequence[HoldfastError | None]:
         async def op(tx: Tx, change: Change) -> list[HoldfastError | None]:
-            now = await delivery_rows.hold(tx)
+            now = await tx.hold_deliveries()
             change.topics.add(OUTGOING)
             return await delivery_desk.each(
                 ids, lambda each: delivery_desk.retry(tx, change, each, self._by, now)
@@ -237,7 +224,7 @@ class PostgresOperations(Operator):
 
     async def edit_delivery(self, delivery_id: str, *, content: str) -> None:
         async def op(tx: Tx, change: Change) -> None:
-            await delivery_rows.hold(tx)
+            await tx.hold_deliveries()
             await delivery_desk.edit(tx, change, delivery_id, content, self._by)
 
         await self._write(op)
@@ -246,7 +233,7 @@ class PostgresOperations(Operator):
         self, ids: Sequence[str], *, reason: str
     ) -> Sequence[HoldfastError | None]:
         async def op(tx: Tx, change: Change) -> list[HoldfastError | None]:
-            now = await delivery_rows.hold(tx)
+            now = await tx.hold_deliveries()
             change.topics.add(OUTGOING)
             return await delivery_desk.each(
                 ids, lambda each: delivery_desk.discard(tx, change, each, reason, self._by, now)
@@ -262,7 +249,7 @@ class PostgresOperations(Operator):
 
     async def _set_channel(self, channel: str, *, on: bool) -> bool:
         async def op(tx: Tx, change: Change) -> bool:
-            await delivery_rows.hold(tx)
+            await tx.hold_deliveries()
             change.topics.add(OUTGOING)
             return await delivery_desk.set_paused(tx, change, channel, self._by, on=on)
 
@@ -279,19 +266,20 @@ async def _settle(
 
     None: an attempt of this very call did it, whose answer was lost.
     """
-    changed = await tx.rows(_SETTLE, uuid_text(letter_id), state, replay_id)
+    changed = await tx.rows(
+        tx.sql.operations.settle_letter, uuid_text(letter_id), state, replay_id, await tx.moment()
+    )
     if changed:
         tenant_id, subscription, message_id = changed[0]
         return tenant_id, subscription, message_id
-    found = await tx.rows(_LETTER, uuid_text(letter_id))
+    found = await tx.rows(tx.sql.operations.letter_state, uuid_text(letter_id))
     if not found:
         return NotFound(f"there is no dead letter {letter_id}")
-    was, settled_at, as_id = found[0]
+    was, settled_us, as_id = found[0]
     if tx.repeated and (was, as_id) == (state, replay_id):
         return None
-    settled_us = None if settled_at is None else to_us(settled_at)
     return letter_is_settled(letter_id, was, as_id, settled_us)
 
 
 async def _unknown_effects(tx: Tx, identity: tuple[str, str, str]) -> list[str]:
-    return [name for (name,) in await tx.rows(_UNKNOWN, *identity)]
+    return [name for (name,) in await tx.rows(tx.sql.operations.unknown_effects, *identity)]
