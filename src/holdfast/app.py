@@ -38,7 +38,7 @@ from holdfast.core.guard import Guard
 from holdfast.core.ids import derived_id
 from holdfast.core.message import Message, check_name
 from holdfast.core.retry import RetryPolicy
-from holdfast.core.store import Company, Send, Store, Suspects, Worker
+from holdfast.core.store import Company, Send, Store
 from holdfast.core.subscribers import Subscribers
 from holdfast.core.text import unknown_option
 from holdfast.delivery.carrier import Carried
@@ -591,7 +591,7 @@ class App:
             handlers=self.handlers,
             subscriptions=subscriptions,
             slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
-            paused=self._kept_paused,
+            paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
             make_executor=functools.partial(self._executor, self._children()),
             clock=self.clock,
             settings=WorkerSettings(
@@ -619,21 +619,6 @@ class App:
     def handled_types(self) -> dict[str, frozenset[str]]:
         """By subscription, the message types that have a handler here."""
         return {sub.name: frozenset(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
-
-    async def suspects(self, worker: Worker) -> Suspects:
-        """Count the messages that wait for child processes of this app. Paused queues wait."""
-        names = [sub.name for sub in self.subscriptions()]
-        found = await self.store.suspects(names, worker=worker)
-        if not (found.few or found.none):
-            return found
-        paused = self._kept_paused | await self.store.paused()
-        served = [name for name in names if name not in paused]
-        return found if served == names else await self.store.suspects(served, worker=worker)
-
-    @property
-    def _kept_paused(self) -> frozenset[str]:
-        """Paused by configuration, whatever an operator says."""
-        return frozenset(name for name, queue in self.config.queues.items() if queue.paused)
 
     @property
     def kind(self) -> str:

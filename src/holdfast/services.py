@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.approvals import Clerk
 from holdfast.core.breaker import BreakerPolicy
 from holdfast.core.broker import Shows, Trims
-from holdfast.core.store import Store, Worker
+from holdfast.core.store import Store, Suspects, Worker
 from holdfast.delivery.carrier import Carried, Carrier
 from holdfast.delivery.terminal import TerminalChannel
 from holdfast.delivery.uncarried import LOOK_S as UNCARRIED_S
@@ -288,6 +288,18 @@ def carrier_relay(carrier: Carrier) -> Relay:
     )
 
 
+async def suspects_of(app: App, worker: Worker) -> Suspects:
+    """Count the messages that wait for child processes of an app. Those of paused queues do not."""
+    names = [sub.name for sub in app.subscriptions()]
+    found = await app.store.suspects(names, worker=worker)
+    if not (found.few or found.none):
+        return found
+    paused = await app.store.paused()
+    paused |= {name for name, queue in app.config.queues.items() if queue.paused}
+    served = [name for name in names if name not in paused]
+    return found if served == names else await app.store.suspects(served, worker=worker)
+
+
 class SuspectWatch:
     """Asks for a warden (see warden.py) while suspects wait: the supervisor, or else starts it."""
 
@@ -300,7 +312,7 @@ class SuspectWatch:
     async def step(self, worker: Worker) -> None:
         from holdfast.supervisor import spawn
 
-        waiting = await self._app.suspects(worker)
+        waiting = await suspects_of(self._app, worker)
         if not (waiting.few or waiting.none):
             return
         if self._report is not None and self._report.is_heard:

@@ -598,11 +598,13 @@ async def _guard(
 
 async def _no_suspects(app: App, worker: EngineWorker, company: Company) -> None:
     """Returns once this child runs none and none waits. However long a suspect runs, it may."""
+    from holdfast.services import suspects_of
+
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S:
         await asyncio.sleep(0.2)
         try:
-            waiting = await app.suspects(worker.worker)
+            waiting = await suspects_of(app, worker.worker)
             waits = waiting.few if company is Company.FEW else waiting.none
         except StoreError as error:
             log.warning("could not check for suspect messages: %s", error)

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.core.store import GROUP, Company, Offers, Suspects, Worker
 from holdfast.launcher import Launcher, Process
+from holdfast.services import suspects_of
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -69,7 +70,7 @@ class Warden:
         """Report what ended, then start what is needed."""
         await self._report(worker)
         like_children = msgspec.structs.replace(worker, offers=self._offers)
-        self.waiting = await self._app.suspects(like_children)
+        self.waiting = await suspects_of(self._app, like_children)
         wanted = {
             company: starts
             for company, children in (

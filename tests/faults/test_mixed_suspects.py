@@ -61,12 +61,13 @@ def children(home: Path, side: str) -> list[str]:
 def test_no_warden_starts_children_for_suspects_of_another_app(make_fleet: MakeFleet) -> None:
     few = {"WORKER__SLOTS": 2 * RIGHTS, "WORKER__SOLO_CHILDREN": 1}
     left, right = make_fleet(WORKER__SOLO_CHILDREN=8), make_fleet(**few)
-    left.send([{"type": "left", "id": "left-0", "payload": None}])
-    left.send([{"type": "right", "id": f"right-{n}", "payload": None} for n in range(RIGHTS)])
     supervisors = [
         (fleet, fleet.supervise(workers=1, target=TARGETS[side]))
         for fleet, side in ((left, "left"), (right, "right"))
     ]
+    left.wait_for(lambda: len(left.pids()) == 2, "both apps have a worker")
+    left.send([{"type": "left", "id": "left-0", "payload": None}])
+    left.send([{"type": "right", "id": f"right-{n}", "payload": None} for n in range(RIGHTS)])
     for crashes in range(2):
         for side, count in (("left", 1), ("right", RIGHTS)):
             left.wait_for(partial(run, left, side, count, crashes=crashes), f"{side}: all run")
