@@ -53,7 +53,7 @@ EXCUSED = {
     # What moves is moved alike for all tenants, and nobody is told whose it was.
     "UPDATE {} SET {} WHERE {}": "the server's clock was set: all waiting times move with it",
     "UPDATE quotas SET deferred_until = NULL": "new rules: everybody's waits are looked at anew",
-    "SET due_at = transaction_timestamp() WHERE status = 'ready' AND due_at >": "new rules, likewise",
+    "SET due_at = transaction_timestamp() WHERE status = 'ready' AND due_at >": "likewise",
     "WITH gone AS (DELETE FROM {table}": "retention, by age; only how many are counted",
     "SELECT min(e.created_at) FROM {table} e": "pruning: a time to begin at",
     # For operators, who see all tenants: numbers, checks, and places in the ledger.
