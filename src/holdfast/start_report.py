@@ -40,10 +40,11 @@ class StartReport:
         """Whether a supervisor reads this report, and prints what is in it."""
         return self._fd is not None
 
-    def up(self, summary: str = "") -> None:
-        """`summary`: what the worker serves, for the supervisor's ready line."""
+    def up(self, summary: str = "", *, drain_s: float = 0.0) -> None:
+        """`summary`: what the worker serves, for the supervisor's ready line. `drain_s`: how long
+        its running work may take to finish after a stop."""
         self._is_up = True
-        line = " ".join(summary.split()).encode("utf-8", "replace")[:_MOST_BYTES]
+        line = " ".join([str(drain_s), *summary.split()]).encode("utf-8", "replace")[:_MOST_BYTES]
         self._say(_UP + line + b"\n")
 
     def works(self) -> None:
@@ -112,6 +113,15 @@ class StartListener:
     @property
     def summary(self) -> str:
         """What it serves; empty if it is not up."""
+        return self._line.partition(" ")[2]
+
+    @property
+    def drain_s(self) -> float:
+        """How long it may take to stop; 0 if it is not up."""
+        return float(self._line.partition(" ")[0] or 0.0)
+
+    @property
+    def _line(self) -> str:
         return self._text.splitlines()[1] if self.is_up else ""
 
     @property

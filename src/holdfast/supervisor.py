@@ -60,6 +60,8 @@ EXIT_RECYCLE = 75
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
 """A worker that stays up this long counts as a successful start."""
+SETTLE_S = 5.0
+"""On top of the workers' own limit for finishing: time to hand back and to close."""
 QUIET_S = 1.5
 """A process for suspects ends when none has waited or run for so long."""
 MOST_FAILED_STARTS = 5
@@ -163,6 +165,8 @@ class _Place:
         """Why its last start was refused, if the next one would be, too."""
         self.summary: str | None = None
         """What its worker serves, once one has come up."""
+        self.drain_s = 0.0
+        """How long that worker lets running work finish: an app may have settings of its own."""
         self.done = False
         self._listener: StartListener | None = None
 
@@ -174,6 +178,7 @@ class _Place:
     def listen(self) -> None:
         if self.summary is None and self._listener is not None and self._listener.is_up:
             self.summary = self._listener.summary
+            self.drain_s = self._listener.drain_s
 
     def heard_of_suspects(self) -> bool:
         """Does its process say that messages wait for child processes?"""
@@ -271,6 +276,7 @@ class Supervisor:
             for place in self._places:
                 self._look(place)
                 place.listen()
+                self._allow(place.drain_s + SETTLE_S)
             self._tell_ready()
             self._check_refusals()
             self._look_at_warden()
@@ -286,6 +292,13 @@ class Supervisor:
         for place in (*self._places, self._warden):
             if place.process is not None:
                 place.process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
+
+    def _allow(self, grace_s: float) -> None:
+        """Give workers this long to stop, if it is longer than what they have."""
+        more_s = max(0.0, grace_s - self._grace_s)
+        self._grace_s += more_s
+        if self._stop_by is not None:
+            self._stop_by += more_s
 
     def _tell_ready(self) -> None:
         if self._ready is None or any(place.summary is None for place in self._places):
@@ -519,7 +532,7 @@ async def work(  # noqa: PLR0913 - the options of the command
         if not await _begins(worker, stop):
             return os.EX_OK
         _tune_interpreter()
-        report.up(app.summary())
+        report.up(app.summary(), drain_s=app.config.worker.shutdown_timeout_s)
         waits: set[asyncio.Task[Any]] = {
             asyncio.create_task(stop.wait()),
             asyncio.create_task(worker.stopped.wait()),

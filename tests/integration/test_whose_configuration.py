@@ -228,3 +228,45 @@ async def test_what_is_registered_after_a_look_at_the_settings_counts(home: Path
     assert {(each.queue, each.type) for each in app.handlers} == {("default", "a"), ("other", "b")}
     with pytest.raises(ValueError, match="'default' has two handlers for type 'a'"):
         app.on("a")(print)
+
+
+SLOW = """
+import asyncio
+from pathlib import Path
+from holdfast import App, Config, Context
+
+app = App(Config(home="own", worker={"shutdown_timeout_s": 60}))
+
+@app.on("slow")
+async def slow(ctx: Context) -> None:
+    Path("begun").touch()
+    await asyncio.sleep(7)
+    Path("ended").touch()
+
+async def main() -> None:
+    async with app:
+        await app.send("slow")
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_stop_takes_as_long_as_the_apps_own_settings_allow(folder: Path) -> None:
+    """The command's own settings allow five seconds, the app's a minute."""
+    (folder / "slow.py").write_text(SLOW)
+    subprocess.run([sys.executable, "slow.py"], check=True, timeout=PATIENCE_S)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "run", "slow.py:app"],
+        env={**os.environ, "HOLDFAST__WORKER__SHUTDOWN_TIMEOUT_S": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until((folder / "begun").exists, "the run has begun")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (folder / "ended").exists()

@@ -13,8 +13,6 @@ from .recovery import tell_recovery
 from .session import Exit, Session, command_options, stop
 
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
-_GRACE_S = 5.0
-"""On top of the workers' own limit for finishing: time to hand back and to close."""
 BUNDLED = "holdfast.cli.demo:app"
 
 
@@ -39,7 +37,7 @@ def run(
     MODULE:APP is a module or a file and the name of the App in it. A worker that dies is replaced.
     SIGTERM or Ctrl+C lets running work finish, and hands back the rest; a second one ends at once.
     """
-    from holdfast.supervisor import Supervisor
+    from holdfast.supervisor import SETTLE_S, Supervisor
 
     options = [] if log_level is None else ["--log-level", log_level]
     terminal = sys.stdout.isatty() and not session.out.as_json
@@ -49,7 +47,7 @@ def run(
         target,
         workers=workers,
         until_idle=until_idle,
-        grace_s=session.config.worker.shutdown_timeout_s + _GRACE_S,
+        grace_s=session.config.worker.shutdown_timeout_s + SETTLE_S,
         say=session.out.say,
         ready=session.out.say,
         options=options,
@@ -80,7 +78,7 @@ def dev(session: Session, target: str | None, log_level: str | None) -> None:
     replies to the terminal and a line for each message that ends; with --json the lines alone.
     Ctrl+C drains and ends.
     """
-    from holdfast.supervisor import Supervisor
+    from holdfast.supervisor import SETTLE_S, Supervisor
 
     from .display import Display
 
@@ -92,7 +90,7 @@ def dev(session: Session, target: str | None, log_level: str | None) -> None:
         supervisor = Supervisor(
             target,
             workers=1,
-            grace_s=app.config.worker.shutdown_timeout_s + _GRACE_S,
+            grace_s=app.config.worker.shutdown_timeout_s + SETTLE_S,
             say=session.out.say,
             options=[*levels, *([] if session.out.as_json else ["--terminal"])],
         )
