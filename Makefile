@@ -13,7 +13,7 @@ PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9 'dramatiq[redis]~=2.2' 'faststream[cli
   taskiq~=0.13 taskiq-redis~=1.2 saq~=0.26 'celery[redis]~=5.7' rq~=2.12 'redis[hiredis]' uvloop orjson
 # arq wants an older redis-py than the others: it has a folder of its own.
 ARQ_PACKAGES  ?= arq~=0.28 'redis[hiredis]' uvloop
-# More arguments for pytest, holdfast dev or the bench: make test ARGS="-k lanes -x"
+# More arguments for pytest, ackbone dev or the bench: make test ARGS="-k lanes -x"
 ARGS     ?=
 # The tests start thousands of processes: without stored bytecode each of them compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +28,7 @@ help: ## Print this list
 setup: $(VENV)/.dev ## Make .venv with the package (editable) and the development tools
 
 run: $(VENV)/.run ## Start the bundled example agent on an embedded SQLite file
-	@exec $(BIN)/holdfast dev examples/echo.py:app $(ARGS)
+	@exec $(BIN)/ackbone dev examples/echo.py:app $(ARGS)
 
 test: prepare lint docs ## Everything CI runs: lint, docs, all tests at CI size, coverage >= 80 %
 	@rm -f .coverage .coverage.*
@@ -38,7 +38,7 @@ check: lint ## The two-minute loop: lint, types, unit tests
 	@$(BIN)/pytest tests/unit -n 2 $(ARGS)
 
 soak: prepare setup ## The fault and property tests at their full counts (hours)
-	@HOLDFAST_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)
+	@ACKBONE_SOAK=1 $(BIN)/pytest tests/faults tests/property -m "" --timeout=7200 -s $(ARGS)
 
 prepare: # system packages of the tests
 	@bash tests/prepare.sh
@@ -57,13 +57,13 @@ format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: setup $(PEERS)/.ready ## Measure against raw limits and peers; prints a table and ratios
-	@HOLDFAST_BENCH_PEERS=$(PEERS)/bin/python $(BIN)/python -m bench $(ARGS)
+	@ACKBONE_BENCH_PEERS=$(PEERS)/bin/python $(BIN)/python -m bench $(ARGS)
 
 docs: ## Check that every link and every path named in the docs exists
 	@$(call find_python)
 	"$$python" docs/check_links.py
 
-clean: ## Remove environments, caches and build products (never .holdfast)
+clean: ## Remove environments, caches and build products (never .ackbone)
 	@rm -rf $(VENV) $(PEERS) build dist .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -98,7 +98,7 @@ define find_python
 	  fi
 	done
 	if [ -z "$$python" ]; then
-	  echo "holdfast needs Python 3.11 or newer$(if $(PYTHON),; '$(PYTHON)' is not that). Install python3 or name one: make setup PYTHON=/path/to/python3" >&2
+	  echo "ackbone needs Python 3.11 or newer$(if $(PYTHON),; '$(PYTHON)' is not that). Install python3 or name one: make setup PYTHON=/path/to/python3" >&2
 	  exit 1
 	fi
 endef

@@ -1,4 +1,4 @@
-"""The bench: holdfast beside raw limits and peers, measured in one run on one machine.
+"""The bench: ackbone beside raw limits and peers, measured in one run on one machine.
 
     make bench                                  the whole table, about twenty minutes
     .venv/bin/python -m bench --quick           the same at small sizes, about a minute

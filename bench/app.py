@@ -1,4 +1,4 @@
-"""The app that the bench's workers run: `python -m holdfast.supervisor bench/app.py`.
+"""The app that the bench's workers run: `python -m ackbone.supervisor bench/app.py`.
 
 Only defaults: dedup by identity, ledger chain, final event, lease, synchronous=FULL.
 """
@@ -9,14 +9,14 @@ import os
 import struct
 import time
 
-from holdfast import App, Context
+from ackbone import App, Context
 
 SAMPLE = struct.Struct("<qq")
 """Number of the message, and nanoseconds from its send to its handler's first line."""
 
 app = App(name="bench")
-if "HOLDFAST_BENCH_WEBHOOK" in os.environ:
-    from holdfast.delivery.webhook import WebhookChannel
+if "ACKBONE_BENCH_WEBHOOK" in os.environ:
+    from ackbone.delivery.webhook import WebhookChannel
 
     app.channel(
         WebhookChannel(
@@ -45,6 +45,6 @@ async def latency(ctx: Context) -> None:
     now = time.monotonic_ns()
     global _samples  # noqa: PLW0603 - one file per process, opened at the first message
     if _samples is None:
-        path = os.environ["HOLDFAST_BENCH_SAMPLES"]
+        path = os.environ["ACKBONE_BENCH_SAMPLES"]
         _samples = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(_samples, SAMPLE.pack(ctx.payload["n"], now - ctx.payload["sent_ns"]))

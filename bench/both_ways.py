@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast import App, Config, Context
+from ackbone import App, Config, Context
 
 from . import workload
 from .sections.sends import TASKS

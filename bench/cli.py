@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured (whatever the figures say); 1: a section could not be measured."""
     options = _options(arguments)
     signal.signal(signal.SIGTERM, _interrupted)
-    folder = Path(tempfile.mkdtemp(prefix="hf-bench-", dir=options.dir))
+    folder = Path(tempfile.mkdtemp(prefix="ab-bench-", dir=options.dir))
     try:
         return _run(options, folder)
     except KeyboardInterrupt:
@@ -150,7 +150,7 @@ def _plain(
 
 
 def _peers() -> Path | None:
-    named = os.environ.get("HOLDFAST_BENCH_PEERS")
+    named = os.environ.get("ACKBONE_BENCH_PEERS")
     # Absolute, not resolved: an environment's python is a link out of it.
     return Path(os.path.abspath(named)) if named else None
 
@@ -158,7 +158,7 @@ def _peers() -> Path | None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure holdfast beside raw limits and peers; print one table with ratios.",
+        description="Measure ackbone beside raw limits and peers; print one table with ratios.",
         epilog=f"sections: {', '.join(SECTIONS)}",
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all of them")

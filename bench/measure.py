@@ -40,7 +40,7 @@ class Bench:
     @contextlib.contextmanager
     def home(self) -> Iterator[Path]:
         """A new folder with a short name (sockets are bound below it), gone afterwards."""
-        path = Path(tempfile.mkdtemp(prefix="hfb-", dir=self.folder))
+        path = Path(tempfile.mkdtemp(prefix="abb-", dir=self.folder))
         try:
             yield path
         finally:

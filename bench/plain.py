@@ -1,4 +1,4 @@
-"""Plain sqlite3 loops that make the same writes: what holdfast is measured against.
+"""Plain sqlite3 loops that make the same writes: what ackbone is measured against.
 
 Same file, tables, indexes and synchronous=FULL; no engine, no threads, no lease, no witness.
 """
@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from holdfast.store.migrate import ensure_schema
+from ackbone.store.migrate import ensure_schema
 
 from . import workload
 
@@ -224,7 +224,7 @@ def _message(n: int) -> tuple[Any, ...]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection with holdfast's durability and SQLite's other defaults."""
+    """A connection with ackbone's durability and SQLite's other defaults."""
     conn = sqlite3.connect(path, isolation_level=None)
     conn.execute("PRAGMA journal_mode=WAL")
     conn.execute("PRAGMA synchronous=FULL")

@@ -28,7 +28,7 @@ class PostgresServer:
 
     def __init__(self, below: Path) -> None:
         self._bin = _programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="hfb-pg-", dir=below))
+        self._folder = Path(tempfile.mkdtemp(prefix="abb-pg-", dir=below))
         self._user: int | None = None
         if os.geteuid() == 0:
             self._user = pwd.getpwnam("nobody").pw_uid

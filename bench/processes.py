@@ -111,19 +111,19 @@ def worker(
     home: Path, *, until_idle: bool = True, env: Mapping[str, str] | None = None
 ) -> Measured:
     """One worker process on the database of `home`, through the real supervisor's child."""
-    command = [sys.executable, "-m", "holdfast.supervisor", APP]
+    command = [sys.executable, "-m", "ackbone.supervisor", APP]
     return Measured(
         command + ["--until-idle"] * until_idle,
         log=home / "worker.log",
         cwd=home,
-        env={"HOLDFAST_HOME": str(home), **(env or {})},
+        env={"ACKBONE_HOME": str(home), **(env or {})},
     )
 
 
 def _environment() -> dict[str, str]:
-    """Ours without settings of holdfast: every run has the defaults."""
+    """Ours without settings of ackbone: every run has the defaults."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("HOLDFAST") and name not in ("COVERAGE_PROCESS_START",)
+        if not name.startswith("ACKBONE") and name not in ("COVERAGE_PROCESS_START",)
     }

@@ -130,7 +130,7 @@ def _watched(home: Path, env: Mapping[str, str], count: int, plain_s: float) -> 
         command,
         log=home / "worker.log",
         cwd=processes.ROOT,
-        env={"HOLDFAST_HOME": str(home), **env},
+        env={"ACKBONE_HOME": str(home), **env},
     ) as child:
         child.wait()
     seconds = read_back(home).seconds
@@ -199,7 +199,7 @@ def _statements(
 def _thread(name: str) -> str:
     if name == "MainThread":
         return LOOP
-    return WRITER if name.startswith("holdfast-writer") else "other threads"
+    return WRITER if name.startswith("ackbone-writer") else "other threads"
 
 
 def text(profile: Profile) -> str:

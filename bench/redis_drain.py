@@ -28,16 +28,16 @@ class Stage:
     home: Path
     server: RedisServer
     store: str = "sqlite"
-    """URL of the store, as `store` in holdfast.yaml."""
+    """URL of the store, as `store` in ackbone.yaml."""
     slots: int | None = None
     others_cpu_s: Callable[[], float] = lambda: 0.0
     """CPU time that the store's server has used so far, where it has one."""
 
     @property
     def env(self) -> dict[str, str]:
-        found = {"HOLDFAST__BROKER": self.server.url, "HOLDFAST__STORE": self.store}
+        found = {"ACKBONE__BROKER": self.server.url, "ACKBONE__STORE": self.store}
         if self.slots is not None:
-            found["HOLDFAST__WORKER__SLOTS"] = str(self.slots)
+            found["ACKBONE__WORKER__SLOTS"] = str(self.slots)
         return found
 
     def servers_cpu_s(self) -> float:

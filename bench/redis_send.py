@@ -1,4 +1,4 @@
-"""holdfast sends tasks to Redis: `python -m bench.redis_send WHAT HOME URL COUNT` prints a rate.
+"""ackbone sends tasks to Redis: `python -m bench.redis_send WHAT HOME URL COUNT` prints a rate.
 
 batches: `send_many` of 500. each: many tasks, each of which awaits every send. A process of its
 own, as redis-py beside it has: what a bench has seen before slows down whoever sends from it.
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.core.message import Message
+from ackbone.core.message import Message
 
 from . import workload
 from .redis_drain import CHUNK

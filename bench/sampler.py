@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from holdfast import supervisor
-from holdfast.observe.logs import configure_logs
+from ackbone import supervisor
+from ackbone.observe.logs import configure_logs
 
 EVERY_S = 0.002
 SWITCH_S = 0.0001
@@ -148,7 +148,7 @@ def place(ident: int, frame: FrameType | None) -> tuple[str, str]:
     statement = _statement.get(ident)
     while frame is not None:
         code = frame.f_code
-        _, found, inside = code.co_filename.partition("/holdfast/")
+        _, found, inside = code.co_filename.partition("/ackbone/")
         if found and not code.co_filename.startswith("<"):
             module = inside.removesuffix(".py")
             return (SQL + statement if statement else module), f"{module}:{code.co_qualname}"

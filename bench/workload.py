@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast import App, Config
-from holdfast.core.broker import Outgoing
+from ackbone import App, Config
+from ackbone.core.broker import Outgoing
 
 QUEUE = "default"
 NOOP = "bench.noop"
@@ -36,7 +36,7 @@ def open_app(home: Path, broker: str = "sqlite") -> App:
 
 
 def database(home: Path) -> Path:
-    return home / "holdfast.db"
+    return home / "ackbone.db"
 
 
 def fill(home: Path, count: int, *, keyed: bool = False, first: int = 0, kind: str = NOOP) -> None:

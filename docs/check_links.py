@@ -73,7 +73,7 @@ def broken_link(page: Path, target: str) -> str | None:
 def missing_path(named: str, pattern: str) -> str | None:
     """Why the path that the text names is wrong, or None.
 
-    A path that goes on with a pattern (`src/holdfast/brokers/<name>.py`) is checked up to its last
+    A path that goes on with a pattern (`src/ackbone/brokers/<name>.py`) is checked up to its last
     whole folder.
     """
     path = named.rpartition("/")[0] if pattern else named.rstrip(".-")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.replaying import dlq_replay
-from holdfast.cli.root import SECTIONS, cli
-from holdfast.cli.session import Exit
+from ackbone.cli.replaying import dlq_replay
+from ackbone.cli.root import SECTIONS, cli
+from ackbone.cli.session import Exit
 
 PAGE = Path(__file__).with_name("reference") / "cli.md"
 TOLD = ("config_path", "home", "as_json", "debug")
@@ -36,14 +36,14 @@ HEAD = """# Commands
 <!-- Written by docs/make_cli_reference.py from the commands themselves; not edited by hand. -->
 
 Data goes to standard output, talk and progress to standard error. Colours and progress bars appear
-on a terminal only. Every command explains itself: `holdfast COMMAND --help`.
+on a terminal only. Every command explains itself: `ackbone COMMAND --help`.
 
 These options every command has:
 
 | option | |
 |---|---|
-| `--config FILE` | Read this file instead of `./holdfast.yaml`. |
-| `--home DIR` | Use this folder instead of `./.holdfast`. |
+| `--config FILE` | Read this file instead of `./ackbone.yaml`. |
+| `--home DIR` | Use this folder instead of `./.ackbone`. |
 | `--json` | Write JSON, for programs. |
 | `--debug` | Show where an error comes from. |
 | `-h`, `--help` | Show the help and exit. |
@@ -52,7 +52,7 @@ These options every command has:
 
 def render() -> str:
     """The whole page."""
-    context = click.Context(cli, info_name="holdfast")
+    context = click.Context(cli, info_name="ackbone")
     parts = [HEAD, "## Exit codes\n", *_codes()]
     for title, section in SECTIONS.items():
         parts.append(f"## {title}\n")

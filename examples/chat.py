@@ -1,8 +1,8 @@
 """An ordered chat: messages of one conversation run one after the other, those of others beside it.
 
-Run it:     holdfast run examples/chat.py:app --workers 2
+Run it:     ackbone run examples/chat.py:app --workers 2
 Try it:     for n in 1 2 3; do
-              holdfast send --type said --ordering-key ada --payload "{\"text\": \"$n\"}"
+              ackbone send --type said --ordering-key ada --payload "{\"text\": \"$n\"}"
             done
 
 A message with a question mark fails at first, as if the model were busy. Its conversation waits for
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from holdfast import App, Context, RetryPolicy, TemporaryError
+from ackbone import App, Context, RetryPolicy, TemporaryError
 
 app = App(name="chat")
 

@@ -1,13 +1,13 @@
 """The bundled example agent: answers offline, keeps its promise like any other.
 
-Try it: `make run`, then in another terminal `holdfast send --type chat --payload '{"text": "hi"}'`.
+Try it: `make run`, then in another terminal `ackbone send --type chat --payload '{"text": "hi"}'`.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from holdfast import App, Context
+from ackbone import App, Context
 
 app = App(name="echo")
 

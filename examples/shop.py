@@ -1,7 +1,7 @@
 """An agent that acts on the outside world: it charges a card once, whatever is killed meanwhile.
 
-Run it:     holdfast run examples/shop.py:app
-Try it:     holdfast send --type order --payload '{"customer": "ada", "amount": 42}'
+Run it:     ackbone run examples/shop.py:app
+Try it:     ackbone send --type order --payload '{"customer": "ada", "amount": 42}'
 Kill it:    add "think_s": 10 to the payload, and kill -9 the worker while it thinks. The order
             is taken up again, the card is not charged again: `charges.log` has one line for it.
 """
@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from holdfast import App, Context, SyncContext, ValidationError
+from ackbone import App, Context, SyncContext, ValidationError
 
 app = App(name="shop")
 

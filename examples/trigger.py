@@ -3,7 +3,7 @@
 Run it:     python examples/trigger.py
 
 The queue is played by `MockQueueAdapter`, so that nothing has to be installed; the store is a real
-file in HOLDFAST_HOME (./.holdfast). Two messages carry the same dedup key, one is no JSON.
+file in ACKBONE_HOME (./.ackbone). Two messages carry the same dedup key, one is no JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast import MockQueueAdapter, QueueTrigger, QueueTriggerConfig, RawMessage, load_config
+from ackbone import MockQueueAdapter, QueueTrigger, QueueTriggerConfig, RawMessage, load_config
 
 
 class Greeter:

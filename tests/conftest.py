@@ -24,7 +24,7 @@ from tests.servers.redis import RedisServer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
+SOAK = os.environ.get("ACKBONE_SOAK", "") not in ("", "0")
 ALLOWANCE = 1 if SOAK else 3
 """Times a promised figure: every run is allowed more than the one that measures it."""
 
@@ -49,13 +49,13 @@ def soak() -> bool:
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty HOLDFAST_HOME of this test alone.
+    """An empty ACKBONE_HOME of this test alone.
 
     The path is short on purpose: a worker binds a socket below it, and a socket's path ends at
     108 bytes, which pytest's own tmp_path can exceed.
     """
-    path = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
-    monkeypatch.setenv("HOLDFAST_HOME", str(path))
+    path = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
+    monkeypatch.setenv("ACKBONE_HOME", str(path))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -106,7 +106,7 @@ def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_template(postgres: PostgresServer | OutsidePostgres) -> Iterator[str]:
     """A database with our tables and no rows, to be copied."""
-    from holdfast.store.postgres.migrate import ensure_schema
+    from ackbone.store.postgres.migrate import ensure_schema
 
     name = postgres.new_database()
     ensure_schema(postgres.url(name))

@@ -5,7 +5,7 @@
 #   redis-server: the tests start private ones, in folders of their own. The system's service is not needed:
 #   it is neither started nor enabled, and one that runs already is left alone.
 #   postgresql: as redis-server. Its package makes a cluster of its own, which is not started, either.
-# With HOLDFAST_TEST_REDIS_URL or HOLDFAST_TEST_POSTGRES_URL that server is not installed: the tests use the one
+# With ACKBONE_TEST_REDIS_URL or ACKBONE_TEST_POSTGRES_URL that server is not installed: the tests use the one
 # that is named, and skip what needs another.
 set -euo pipefail
 
@@ -14,12 +14,12 @@ have_faketime() {
 }
 
 have_redis() {
-  command -v redis-server >/dev/null || [ -n "${HOLDFAST_TEST_REDIS_URL:-}" ]
+  command -v redis-server >/dev/null || [ -n "${ACKBONE_TEST_REDIS_URL:-}" ]
 }
 
 have_postgres() {
   compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null ||
-    [ -n "${HOLDFAST_TEST_POSTGRES_URL:-}" ]
+    [ -n "${ACKBONE_TEST_POSTGRES_URL:-}" ]
 }
 
 missing=()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import aiohttp
 
+from ackbone.core.delivery import New
 from bench import processes, workload
 from bench.figures import Row, at_least, at_most, percentile
 from bench.measure import Bench
 from bench.receiver import ARRIVAL
-from holdfast.core.delivery import New
 
 COUNT, WAITING = 10_000, 100_000
 CONVERSATIONS = 1_000
@@ -112,7 +112,7 @@ def section(bench: Bench) -> list[Row]:
     seen = bench.take_turns(
         {
             "aiohttp alone": raw,
-            "holdfast": carried,
+            "ackbone": carried,
             f"{single} replies, {SPACING_S * 1e3:.0f} ms apart": alone,
             f"a start with {waiting:,} waiting": recovered,
         }
@@ -127,14 +127,14 @@ def section(bench: Bench) -> list[Row]:
         base,
         Row(
             section="delivery",
-            name="holdfast, webhooks",
+            name="ackbone, webhooks",
             unit="msg/s",
             values=seen["carried"],
             beside=base,
         ),
         Row(
             section="delivery",
-            name=f"holdfast, beside {GOAL:,}/s",
+            name=f"ackbone, beside {GOAL:,}/s",
             unit="msg/s",
             values=seen["carried"],
             beside=Row(section="delivery", name=f"{GOAL:,}/s", unit="msg/s", values=(GOAL,)),
@@ -160,7 +160,7 @@ def _lower(name: str, unit: str, values: tuple[float, ...], goal: float | None =
 
 
 def _sender(home: Path) -> processes.Measured:
-    return processes.worker(home, until_idle=False, env={"HOLDFAST_BENCH_WEBHOOK": "1"})
+    return processes.worker(home, until_idle=False, env={"ACKBONE_BENCH_WEBHOOK": "1"})
 
 
 def _rate(receiver: Receiver) -> float:

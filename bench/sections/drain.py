@@ -50,7 +50,7 @@ MANY_SLOTS = 1000
 
 def drain(home: Path, count: int, *, workers: int = 1, slots: int | None = None) -> Drained:
     """Let workers empty the queue of `home`; raises if a message lacks its one final event."""
-    env = {} if slots is None else {"HOLDFAST__WORKER__SLOTS": str(slots)}
+    env = {} if slots is None else {"ACKBONE__WORKER__SLOTS": str(slots)}
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(processes.worker(home, env=env)) for _ in range(workers)]
         for child in running:
@@ -143,16 +143,16 @@ def _rows(seen: dict[str, tuple[float, ...]]) -> list[Row]:
     steps = rate("steps", "plain sqlite3, a commit per step")
     steps_key = rate("steps key", "plain sqlite3, a commit per step, key")
     batches = rate("batches", "plain sqlite3, batches of 100")
-    one = _beside(rate("one", "holdfast, 1 process"), steps, goal=10)
-    one_key = _beside(rate("one key", "holdfast, 1 process, key"), steps_key, goal=10)
+    one = _beside(rate("one", "ackbone, 1 process"), steps, goal=10)
+    one_key = _beside(rate("one key", "ackbone, 1 process, key"), steps_key, goal=10)
     many = Row(
         section="drain",
-        name=f"holdfast, 1 process, {MANY_SLOTS} slots",
+        name=f"ackbone, 1 process, {MANY_SLOTS} slots",
         unit="msg/s",
         values=seen["many"],
         beside=steps,
     )
-    two = _beside(rate("two", "holdfast, 2 processes"), one, goal=1)
+    two = _beside(rate("two", "ackbone, 2 processes"), one, goal=1)
     cpu_one = Row(
         section="drain",
         name="CPU a message, 1 process",
@@ -171,7 +171,7 @@ def _rows(seen: dict[str, tuple[float, ...]]) -> list[Row]:
     )
     beside_batches = Row(
         section="drain",
-        name="holdfast, 1 process, beside batches",
+        name="ackbone, 1 process, beside batches",
         unit="msg/s",
         values=one.values,
         beside=batches,

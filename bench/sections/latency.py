@@ -6,11 +6,11 @@ import asyncio
 import time
 from pathlib import Path
 
+from ackbone import App
 from bench import processes, workload
 from bench.app import SAMPLE
 from bench.figures import Row, at_most, percentile
 from bench.measure import Bench
-from holdfast import App
 
 SPACING_S = 0.02
 WARM_UP = 20
@@ -50,7 +50,7 @@ def section(bench: Bench) -> list[Row]:
 def measure(home: Path, count: int, broker: str = "sqlite") -> dict[str, float]:
     """Milliseconds: percentiles from send to handler, and of the sends alone."""
     samples = home / "samples"
-    env = {"HOLDFAST_BENCH_SAMPLES": str(samples), "HOLDFAST__BROKER": broker}
+    env = {"ACKBONE_BENCH_SAMPLES": str(samples), "ACKBONE__BROKER": broker}
     with processes.worker(home, until_idle=False, env=env) as child:
         app = workload.open_app(home, broker)
         sends = asyncio.run(_send(app, count, samples, child))

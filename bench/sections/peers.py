@@ -17,15 +17,15 @@ from .drain import MANY_SLOTS, drain
 
 
 def section(bench: Bench) -> list[Row]:
-    """Huey with and without syncs, litequeue, and holdfast with every guarantee.
+    """Huey with and without syncs, litequeue, and ackbone with every guarantee.
 
     Huey keeps nothing of a task that returns nothing, and forgets one that it was killed over;
     what a task returns it keeps in a commit of its own. Both ways are shown.
-    All at their best settings: of holdfast that is one, the number of slots.
+    All at their best settings: of ackbone that is one, the number of slots.
     """
     python = bench.peers
     if python is None:
-        raise Unavailable("HOLDFAST_BENCH_PEERS names no interpreter; 'make bench' sets it")
+        raise Unavailable("ACKBONE_BENCH_PEERS names no interpreter; 'make bench' sets it")
     versions = versions_of(python)
     if "huey" not in versions:
         raise Unavailable(f"{python} has no huey: run 'make bench', which installs it")
@@ -40,8 +40,8 @@ def section(bench: Bench) -> list[Row]:
         return run
 
     contenders: dict[str, Callable[[], dict[str, float]]] = {
-        "holdfast": ours("ours", workload.NOOP),
-        "holdfast, results": ours("ours kept", workload.ANSWER),
+        "ackbone": ours("ours", workload.NOOP),
+        "ackbone, results": ours("ours kept", workload.ANSWER),
         "huey, synced": lambda: {"huey": _huey(bench, python, few, "full")},
         "huey, synced, results": lambda: {"huey kept": _huey(bench, python, few, "full", "kept")},
         "huey, not synced": lambda: {"huey off": _huey(bench, python, few, "off")},
@@ -58,9 +58,9 @@ def section(bench: Bench) -> list[Row]:
         huey,
         huey_kept,
         huey_off,
-        _row(f"holdfast, 1 process, {MANY_SLOTS} slots", seen["ours"], beside=huey, goal=5),
-        _row("holdfast, both with results", seen["ours kept"], beside=huey_kept, goal=5),
-        _row("holdfast, beside Huey without syncs", seen["ours"], beside=huey_off),
+        _row(f"ackbone, 1 process, {MANY_SLOTS} slots", seen["ours"], beside=huey, goal=5),
+        _row("ackbone, both with results", seen["ours kept"], beside=huey_kept, goal=5),
+        _row("ackbone, beside Huey without syncs", seen["ours"], beside=huey_off),
     ]
     if "lite" in seen:
         lite = _row(
@@ -68,7 +68,7 @@ def section(bench: Bench) -> list[Row]:
             seen["lite"],
             note="synchronous=NORMAL",
         )
-        rows += [lite, _row("holdfast, beside litequeue", seen["ours"], beside=lite)]
+        rows += [lite, _row("ackbone, beside litequeue", seen["ours"], beside=lite)]
     return rows
 
 

@@ -22,7 +22,7 @@ from .peers import versions_of
 from .sends import TASKS
 
 STORES = {"SQLite store": 4.0, "PostgreSQL store": 2.0}
-"""How many times the fastest peer holdfast should be on each."""
+"""How many times the fastest peer ackbone should be on each."""
 _RAW = redis_peers.HERE / "redis_raw.py"
 _TURNS = 2
 """Of the drains, in each round: every contender meets another moment of the machine."""
@@ -77,8 +77,8 @@ def _drains(bench: Bench) -> list[Row]:
         if postgres and not has_postgres():
             bench.say(f"no row for the {name}: postgres is missing (Debian package postgresql)")
             continue
-        contenders[f"holdfast, {name}"] = ours(name, postgres, 1)
-        contenders[f"holdfast, {name}, 2 processes"] = ours(f"{name} two", postgres, 2)
+        contenders[f"ackbone, {name}"] = ours(name, postgres, 1)
+        contenders[f"ackbone, {name}, 2 processes"] = ours(f"{name} two", postgres, 2)
     return _drain_rows(bench.take_turns(contenders, times=_TURNS), list(peers))
 
 
@@ -104,7 +104,7 @@ def _cpu_us(drained: Drained, idle_s: float) -> float:
 def _peers(bench: Bench) -> dict[str, redis_peers.Peer]:
     """Those that are installed, each under its name and version."""
     if bench.peers is None:
-        bench.say("no peers: HOLDFAST_BENCH_PEERS names no interpreter; 'make bench' sets it")
+        bench.say("no peers: ACKBONE_BENCH_PEERS names no interpreter; 'make bench' sets it")
         return {}
     versions = versions_of(bench.peers)
     own = bench.peers.parent.parent
@@ -138,7 +138,7 @@ def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
     for name, goal in STORES.items():
         if name not in seen:
             continue
-        one = f"holdfast, {name}, {MANY_SLOTS} slots"
+        one = f"ackbone, {name}, {MANY_SLOTS} slots"
         if fastest is None:
             alone = _row(one, "msg/s", seen[name])
         else:
@@ -147,7 +147,7 @@ def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
         rows += [
             alone,
             _row(
-                f"holdfast, {name}, 2 processes",
+                f"ackbone, {name}, 2 processes",
                 "msg/s",
                 seen[f"{name} two"],
                 beside=alone,
@@ -194,8 +194,8 @@ def _publishing(bench: Bench) -> list[Row]:
     )
     raw = _row(f"redis-py, {CHUNK} XADD of one field in a pipeline", "msg/s", seen["raw"])
     same = _row(f"redis-py, {CHUNK} XADD of a task in a pipeline", "msg/s", seen["tasks"])
-    many_at_once = f"holdfast, send_many of {CHUNK}"
-    each_alone = f"holdfast, {TASKS} tasks send"
+    many_at_once = f"ackbone, send_many of {CHUNK}"
+    each_alone = f"ackbone, {TASKS} tasks send"
     return [
         raw,
         same,

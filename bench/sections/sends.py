@@ -6,10 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
+from ackbone import App
 from bench import plain, workload
 from bench.figures import Row, at_least
 from bench.measure import Bench
-from holdfast import App
 
 TASKS = 64
 
@@ -43,9 +43,9 @@ def section(bench: Bench) -> list[Row]:
     return [
         single,
         bulk,
-        _row("holdfast, 64 tasks", seen["many"], beside=single, goal=8),
-        _row("holdfast, 64 tasks, beside batches", seen["many"], beside=bulk),
-        _row("holdfast, 1 task", seen["one"], beside=single),
+        _row("ackbone, 64 tasks", seen["many"], beside=single, goal=8),
+        _row("ackbone, 64 tasks, beside batches", seen["many"], beside=bulk),
+        _row("ackbone, 1 task", seen["one"], beside=single),
     ]
 
 

@@ -15,8 +15,8 @@ _REPEATS = 5
 
 
 def section(bench: Bench) -> list[Row]:
-    """`holdfast --help` and `import holdfast`, from a cold process each time."""
-    command = [str(Path(sys.executable).with_name("holdfast")), "--help"]
+    """`ackbone --help` and `import ackbone`, from a cold process each time."""
+    command = [str(Path(sys.executable).with_name("ackbone")), "--help"]
 
     def best(arguments: list[str]) -> float:
         return min(_seconds(arguments) for _ in range(_REPEATS))
@@ -26,16 +26,16 @@ def section(bench: Bench) -> list[Row]:
         return {
             "help": best(command),
             "bare": bare,
-            "import": best([sys.executable, "-c", "import holdfast"]) - bare,
-            "app": best([sys.executable, "-c", "from holdfast import App"]) - bare,
+            "import": best([sys.executable, "-c", "import ackbone"]) - bare,
+            "app": best([sys.executable, "-c", "from ackbone import App"]) - bare,
         }
 
     seen = bench.take_turns({"start": run})
     return [
         _row("python -c pass", seen["bare"]),
-        _row("holdfast --help", seen["help"], limit=0.3),
-        _row("import holdfast, above the bare interpreter", seen["import"]),
-        _row("from holdfast import App, above the bare interpreter", seen["app"]),
+        _row("ackbone --help", seen["help"], limit=0.3),
+        _row("import ackbone, above the bare interpreter", seen["import"]),
+        _row("from ackbone import App, above the bare interpreter", seen["app"]),
     ]
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.core.broker import Broker
-from holdfast.testing import BrokerConformance, FakeClock
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.core.broker import Broker
+from ackbone.testing import BrokerConformance, FakeClock
 
 
 class _Memory(BrokerConformance):

@@ -1,13 +1,13 @@
 """Redis Streams pass the suite, on a real server; stale entries are taken back in both ways.
 
-On the server of HOLDFAST_TEST_REDIS_URL the checks that restart it are skipped.
+On the server of ACKBONE_TEST_REDIS_URL the checks that restart it are skipped.
 """
 
 import asyncio
 
-from holdfast.brokers.redis import RedisBroker
-from holdfast.core.broker import Broker
-from holdfast.testing import BrokerConformance
+from ackbone.brokers.redis import RedisBroker
+from ackbone.core.broker import Broker
+from ackbone.testing import BrokerConformance
 from tests.servers.redis import OutsideRedis, RedisServer, redis_server
 
 

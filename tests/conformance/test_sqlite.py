@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Broker
-from holdfast.store.migrate import ensure_schema
-from holdfast.testing import BrokerConformance
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Broker
+from ackbone.store.migrate import ensure_schema
+from ackbone.testing import BrokerConformance
 
 
 class TestSqlite(BrokerConformance):
@@ -18,7 +18,7 @@ class TestSqlite(BrokerConformance):
     patience_s = 30.0
 
     def setup_method(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp")
+        self._folder = tempfile.TemporaryDirectory(prefix="ab-", dir="/tmp")
         self._path = Path(self._folder.name) / "queue.db"
         ensure_schema(self._path)
 

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from holdfast.core.delivery import Deliveries
-from holdfast.core.store import Worker
-from holdfast.store.operations import StoreOperations
-from holdfast.store.postgres.clerk import PostgresClerk
-from holdfast.store.postgres.deliveries import PostgresDeliveries
-from holdfast.store.postgres.records import PostgresRecords
-from holdfast.store.postgres.store import PostgresStore
+from ackbone.core.delivery import Deliveries
+from ackbone.core.store import Worker
+from ackbone.store.operations import StoreOperations
+from ackbone.store.postgres.clerk import PostgresClerk
+from ackbone.store.postgres.deliveries import PostgresDeliveries
+from ackbone.store.postgres.records import PostgresRecords
+from ackbone.store.postgres.store import PostgresStore
 from tests.servers.postgres_clock import ServerClock, silence
 from tests.suites.checks.delivery_desk import Desk
 from tests.suites.checks.store_governance import Office

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.delivery import Deliveries
-from holdfast.core.store import Worker
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.operations import StoreOperations
-from holdfast.store.sqlite.clerk import SqliteClerk
-from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.records import SqliteRecords
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.delivery import Deliveries
+from ackbone.core.store import Worker
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.operations import StoreOperations
+from ackbone.store.sqlite.clerk import SqliteClerk
+from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.records import SqliteRecords
+from ackbone.store.sqlite.store import SqliteStore
 from tests.suites.checks.delivery_desk import Desk
 from tests.suites.checks.store_governance import Office
 from tests.suites.delivery_suite import DeliveryDeskConformance
@@ -25,7 +25,7 @@ from tests.suites.store_suite import StoreConformance
 class OnSqlite(StoreHarness):
     def setup_method(self) -> None:
         super().setup_method()
-        self._folder = tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp")
+        self._folder = tempfile.TemporaryDirectory(prefix="ab-", dir="/tmp")
         self._path = Path(self._folder.name) / "store.db"
         ensure_schema(self._path)
 

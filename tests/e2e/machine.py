@@ -36,7 +36,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
     """
     venv.create(folder, symlinks=True, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in sorted(_required("holdfast")):
+    for name in sorted(_required("ackbone")):
         for file in distribution(name).files or ():
             top = Path(file.parts[0])
             target = Path(str(distribution(name).locate_file(top)))
@@ -79,7 +79,7 @@ class Machine:
     """A folder with `.venv` in it, as after a setup, and a shell in that folder."""
 
     def __init__(self, environment: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
         (self.folder / ".venv").symlink_to(environment)
         path = f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin"
         self._environ = {"PATH": path, "HOME": str(self.folder), "LANG": "C.UTF-8"}

@@ -44,10 +44,10 @@ def machine(environment: Path) -> Iterator[Machine]:
 def test_the_environment_has_the_wheel_and_what_it_requires_alone(
     machine: Machine, environment: Path
 ) -> None:
-    where = machine.run("python -c 'import holdfast; print(holdfast.__file__)'").stdout
+    where = machine.run("python -c 'import ackbone; print(ackbone.__file__)'").stdout
     assert where.startswith(str(environment))
-    check = machine.run("HOLDFAST__BROKER=redis://localhost holdfast config check", code=10)
-    assert "its driver is missing; write: pip install 'holdfast[redis]'" in check.stdout
+    check = machine.run("ACKBONE__BROKER=redis://localhost ackbone config check", code=10)
+    assert "its driver is missing; write: pip install 'ackbone[redis]'" in check.stdout
 
 
 def test_readme(machine: Machine) -> None:
@@ -56,7 +56,7 @@ def test_readme(machine: Machine) -> None:
     cloned, make, send = commands(readme)
     assert cloned.startswith("git clone ")
     assert make == "make run"
-    (started,) = re.findall(r"\$\(BIN\)/(holdfast dev \S+)", text_of("Makefile"))
+    (started,) = re.findall(r"\$\(BIN\)/(ackbone dev \S+)", text_of("Makefile"))
     machine.start(f".venv/bin/{started}", until="Ctrl+C drains and ends.")
     machine.run(send)
     machine.shows("You said: hello")
@@ -64,9 +64,9 @@ def test_readme(machine: Machine) -> None:
 
     (agent,) = blocks(readme, "python")
     (machine.folder / "agent.py").write_text(agent)
-    (command,) = re.findall(r"`(holdfast run agent\.py:app[^`]*)`", readme)
+    (command,) = re.findall(r"`(ackbone run agent\.py:app[^`]*)`", readme)
     machine.start(command, until="ready: 4 workers, broker sqlite, queues default (1 handler)\n")
-    ended = sent(machine, "holdfast send --type order")
+    ended = sent(machine, "ackbone send --type order")
     assert "succeeded" in ended
     assert "Thank you, a parcel is on its way." in ended
     machine.stop()
@@ -77,16 +77,16 @@ def sent(machine: Machine, command: str) -> str:
     message = machine.run(command).stdout.strip()
 
     def has_ended() -> bool:
-        shown = json.loads(machine.run(f"holdfast trace {message} --json").stdout)
+        shown = json.loads(machine.run(f"ackbone trace {message} --json").stdout)
         return any(task["status"] in ("succeeded", "failed") for task in shown["tasks"])
 
     wait_until(has_ended, f"the end of {message}")
-    return machine.run(f"holdfast trace {message}").stdout
+    return machine.run(f"ackbone trace {message}").stdout
 
 
 def ends(machine: Machine) -> dict[str, int]:
     """How the messages of `prod.yaml` ended."""
-    stats = json.loads(machine.run("holdfast stats --json --config prod.yaml").stdout)
+    stats = json.loads(machine.run("ackbone stats --json --config prod.yaml").stdout)
     found: dict[str, int] = stats["statuses"]["default"]
     return found
 
@@ -103,15 +103,15 @@ def test_quickstart(machine: Machine) -> None:
     for command in commands(page):
         walk.take(command)
     done = walk.done
-    killed = next(shown for line, shown in done.items() if line.startswith("holdfast trace"))
+    killed = next(shown for line, shown in done.items() if line.startswith("ackbone trace"))
     assert [killed.count(name) for name in ("task.reclaimed", "task.succeeded")] == [1, 1]
     assert killed.count("reply to") == 1
     charges = (machine.folder / "charges.log").read_text().splitlines()
     assert len({json.loads(line)["key"] for line in charges}) == len(charges) == 3
-    assert "the ledger is whole" in done["holdfast ledger verify"]
+    assert "the ledger is whole" in done["ackbone ledger verify"]
     assert "replayed as" in next(shown for line, shown in done.items() if "--set" in line)
     assert ends(machine) == {"succeeded": 1}
-    assert (machine.folder / "prod-data" / "holdfast.db").exists()
+    assert (machine.folder / "prod-data" / "ackbone.db").exists()
 
 
 class Walk:
@@ -131,22 +131,22 @@ class Walk:
         if command.startswith(("git clone", "source ")):
             return
         if command == "make run":
-            machine.start("holdfast dev examples/echo.py:app", until="Ctrl+C drains")
-            machine.run('holdfast send --type chat --payload \'{"text": "hello"}\'')
+            machine.start("ackbone dev examples/echo.py:app", until="Ctrl+C drains")
+            machine.run('ackbone send --type chat --payload \'{"text": "hello"}\'')
             machine.shows("You said: hello")
             machine.shows("succeeded")
             return
-        if command.startswith("holdfast run") and "--until-idle" not in command:
+        if command.startswith("ackbone run") and "--until-idle" not in command:
             machine.start(line, until="ready: ")
             return
         if command.startswith("kill -9"):
             line = f"kill -9 {self._busy_worker()}"
-        if command.startswith("holdfast trace"):
-            self._until(f"holdfast trace {self._message}", "task.succeeded")
-        if command.startswith(("holdfast dlq list", "holdfast dlq replay")):
-            self._until(f"holdfast dlq show {self._message} || true", self._message)
+        if command.startswith("ackbone trace"):
+            self._until(f"ackbone trace {self._message}", "task.succeeded")
+        if command.startswith(("ackbone dlq list", "ackbone dlq replay")):
+            self._until(f"ackbone dlq show {self._message} || true", self._message)
         self.done[command] = shown = machine.run(line).stdout
-        if command.startswith("holdfast send"):
+        if command.startswith("ackbone send"):
             self._message = shown.strip()
 
     def _id(self, sample: re.Match[str]) -> str:
@@ -160,7 +160,7 @@ class Walk:
         found: list[str] = []
 
         def is_there() -> bool:
-            shown = self._machine.run("holdfast stats").stdout
+            shown = self._machine.run("ackbone stats").stdout
             found[:] = re.findall(r"@\S+:(\d+)  alive, 1 running", shown)
             return bool(found)
 
@@ -169,7 +169,7 @@ class Walk:
 
 
 SHOP = """
-from holdfast import App, Context
+from ackbone import App, Context
 
 app = App()
 
@@ -184,8 +184,8 @@ def price(order: dict) -> str:
         raise ValueError(f"unknown currency {order['currency']}")
     return f"{order['amount']} {order['currency']}"
 """
-SEND = "holdfast send --config prod.yaml --type order --payload"
-RUN = "holdfast run shop.py:app --config prod.yaml --until-idle"
+SEND = "ackbone send --config prod.yaml --type order --payload"
+RUN = "ackbone run shop.py:app --config prod.yaml --until-idle"
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_dead_letter_is_fixed_with_the_commands_of_its_guide(shop: Machine) ->
     repairs = [
         command
         for command in commands(text_of("docs/guides/dead-letters.md"))
-        if command.startswith("holdfast dlq replay --error 'unknown currency' --set")
+        if command.startswith("ackbone dlq replay --error 'unknown currency' --set")
     ]
     dry, real = (f"{command} --config prod.yaml" for command in repairs)
     assert "--dry-run" in dry
@@ -211,8 +211,8 @@ def test_a_dead_letter_is_fixed_with_the_commands_of_its_guide(shop: Machine) ->
     assert "replayed as" in shop.run(real).stdout
     shop.run(RUN)
     assert ends(shop) == {"failed": 1, "succeeded": 1}
-    assert "unknown currency" not in shop.run("holdfast dlq list --config prod.yaml").stdout
-    assert not (shop.folder / ".holdfast").exists()
+    assert "unknown currency" not in shop.run("ackbone dlq list --config prod.yaml").stdout
+    assert not (shop.folder / ".ackbone").exists()
 
 
 def test_a_failing_handler_shows_where_it_failed(shop: Machine) -> None:
@@ -220,5 +220,5 @@ def test_a_failing_handler_shows_where_it_failed(shop: Machine) -> None:
     number = SHOP[: SHOP.index("raise ValueError")].count("\n") + 1
     place = re.compile(rf'shop\.py(\\?", line |:){number}\b')  # quotes are escaped in JSON lines
     assert place.search(shop.run(RUN).stderr)
-    letter = json.loads(shop.run("holdfast dlq list --json --config prod.yaml").stdout)
-    assert place.search(shop.run(f"holdfast dlq show {letter['id']} --config prod.yaml").stdout)
+    letter = json.loads(shop.run("ackbone dlq list --json --config prod.yaml").stdout)
+    assert place.search(shop.run(f"ackbone dlq show {letter['id']} --config prod.yaml").stdout)

@@ -10,10 +10,10 @@ import asyncio
 import json
 import sys
 
-from holdfast.admin.approvals import Approvals
-from holdfast.app import App
-from holdfast.cli.session import operating
-from holdfast.core.errors import Conflict
+from ackbone.admin.approvals import Approvals
+from ackbone.app import App
+from ackbone.cli.session import operating
+from ackbone.core.errors import Conflict
 
 
 async def answer(name: str) -> None:

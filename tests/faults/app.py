@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.app import App
-from holdfast.engine.context import Context, SyncContext
-from holdfast.testing.oracle import Oracle
+from ackbone.app import App
+from ackbone.engine.context import Context, SyncContext
+from ackbone.testing.oracle import Oracle
 
 app = App(name="faults")
-oracle = Oracle(Path(os.environ["HOLDFAST_ORACLE"]))
+oracle = Oracle(Path(os.environ["ACKBONE_ORACLE"]))
 
 
 def act(ctx: Context | SyncContext, key: str | None = None) -> None:

@@ -36,8 +36,8 @@ def unmeasured_workers(monkeypatch: pytest.MonkeyPatch, unmeasured: dict[str, st
 
 @pytest.fixture
 def seed() -> int:
-    """Another one each time; HOLDFAST_SEED repeats a run."""
-    given = os.environ.get("HOLDFAST_SEED")
+    """Another one each time; ACKBONE_SEED repeats a run."""
+    given = os.environ.get("ACKBONE_SEED")
     found = int(given) if given else random.randrange(1_000_000)
     print(f"seed {found}")
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.app import App
-from holdfast.delivery.webhook import WebhookChannel
+from ackbone.app import App
+from ackbone.delivery.webhook import WebhookChannel
 
 KEY = "whsec_c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IQ=="
 

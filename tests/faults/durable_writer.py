@@ -11,8 +11,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing
 
 
 async def main(path: Path) -> None:

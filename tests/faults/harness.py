@@ -22,16 +22,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.message import Message
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.ledger_report import LedgerReport
-from holdfast.store.postgres.verify import verify_ledger as verify_postgres
-from holdfast.store.sqlite.verify import verify_ledger
-from holdfast.testing.checker import Kill, Report, Sent, Story, check
-from holdfast.testing.history import History
-from holdfast.testing.oracle import Oracle
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.message import Message
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.postgres.verify import verify_ledger as verify_postgres
+from ackbone.store.sqlite.verify import verify_ledger
+from ackbone.testing.checker import Kill, Report, Sent, Story, check
+from ackbone.testing.history import History
+from ackbone.testing.oracle import Oracle
 
 T = TypeVar("T")
 TARGET = f"{Path(__file__).with_name('app.py')}:app"
@@ -67,17 +67,17 @@ class Fleet:
         self.random = random.Random(seed)
         self.oracle = Oracle(home / "effects")
         url = settings.get("STORE")
-        self.database: Path | str = home / "holdfast.db" if url is None else str(url)
+        self.database: Path | str = home / "ackbone.db" if url is None else str(url)
         """The store's file, or the URL of its PostgreSQL."""
         self.sent: list[Sent] = []
         self.kills: list[Kill] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._started = 0
-        own = {f"HOLDFAST__{name}": str(value) for name, value in settings.items()}
+        own = {f"ACKBONE__{name}": str(value) for name, value in settings.items()}
         self.variables = {
-            "HOLDFAST_HOME": str(home),
-            "HOLDFAST_ORACLE": str(self.oracle.path),
-            **{f"HOLDFAST__{name}": value for name, value in SETTINGS.items()},
+            "ACKBONE_HOME": str(home),
+            "ACKBONE_ORACLE": str(self.oracle.path),
+            **{f"ACKBONE__{name}": value for name, value in SETTINGS.items()},
             **own,
         }
 
@@ -103,9 +103,9 @@ class Fleet:
         return self.worker_of(process.pid) is not None
 
     def supervise(self, workers: int, target: str = TARGET) -> subprocess.Popen[bytes]:
-        """A supervisor with its own workers, as `holdfast run` starts it."""
+        """A supervisor with its own workers, as `ackbone run` starts it."""
         code = (
-            "import sys; from holdfast.supervisor import Supervisor;"
+            "import sys; from ackbone.supervisor import Supervisor;"
             f" sys.exit(Supervisor({target!r}, workers={workers}, grace_s=20,"
             " say=lambda text: print(text, file=sys.stderr, flush=True)).run())"
         )
@@ -113,7 +113,7 @@ class Fleet:
 
     def _spawn(self, target: str = TARGET) -> subprocess.Popen[bytes]:
         return self._launch(
-            [sys.executable, "-m", "holdfast.supervisor", target, "--log-level", "warning"]
+            [sys.executable, "-m", "ackbone.supervisor", target, "--log-level", "warning"]
         )
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -365,8 +365,8 @@ class Fleet:
         report = check(story, seed=self.seed)
         print(f"\n{report.table()}")
         assert report.ok, f"{report.table()}\n{self.dump()}"
-        if self.variables.get("HOLDFAST__BROKER", "").startswith(("redis:", "unix:")):
-            self._check_results(self.variables["HOLDFAST__BROKER"])
+        if self.variables.get("ACKBONE__BROKER", "").startswith(("redis:", "unix:")):
+            self._check_results(self.variables["ACKBONE__BROKER"])
         return report
 
     def _verified(self) -> LedgerReport:
@@ -436,7 +436,7 @@ def _is_stopped(pid: int) -> bool:
 def _belongs_to(pid: int, home: Path) -> bool:
     """Is it a process of this test? Numbers are used again."""
     try:
-        return f"HOLDFAST_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return f"ACKBONE_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from holdfast.app import App
-from holdfast.delivery.telegram_channel import TelegramChannel
+from ackbone.app import App
+from ackbone.delivery.telegram_channel import TelegramChannel
 
 app = App(name="bot")
 app.channel(
     TelegramChannel(
         "123456:test-token",
-        base_url=os.environ["HOLDFAST_BOT_API"],
-        merge="HOLDFAST_BOT_MERGES" in os.environ,
+        base_url=os.environ["ACKBONE_BOT_API"],
+        merge="ACKBONE_BOT_MERGES" in os.environ,
     )
 )

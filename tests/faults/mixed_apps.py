@@ -6,13 +6,13 @@ import asyncio
 import os
 from pathlib import Path
 
-from holdfast.app import App
-from holdfast.engine.context import Context
-from holdfast.testing.oracle import Oracle
+from ackbone.app import App
+from ackbone.engine.context import Context
+from ackbone.testing.oracle import Oracle
 
 TYPES = 20
 """Message types of each app."""
-oracle = Oracle(Path(os.environ["HOLDFAST_ORACLE"]))
+oracle = Oracle(Path(os.environ["ACKBONE_ORACLE"]))
 
 
 def make(side: str) -> App:

@@ -1,6 +1,6 @@
 """The app of the disk and clock tests: handlers that wait for a file to appear, fail, or answer.
 
-HOLDFAST_SIGNS is the folder where a test leaves its signs.
+ACKBONE_SIGNS is the folder where a test leaves its signs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import asyncio
 import os
 from pathlib import Path
 
-from holdfast import App, Context
-from holdfast.core.errors import TemporaryError
-from holdfast.core.retry import RetryPolicy
+from ackbone import App, Context
+from ackbone.core.errors import TemporaryError
+from ackbone.core.retry import RetryPolicy
 
-SIGNS = Path(os.environ["HOLDFAST_SIGNS"])
+SIGNS = Path(os.environ["ACKBONE_SIGNS"])
 RETRY_S = 3.0
 
 app = App(name="patient")

@@ -8,8 +8,8 @@ import os
 import signal
 import time
 
-from holdfast.app import App
-from holdfast.engine.context import Context, SyncContext
+from ackbone.app import App
+from ackbone.engine.context import Context, SyncContext
 
 app = App(name="faults")
 

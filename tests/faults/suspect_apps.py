@@ -8,10 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.app import App
-from holdfast.engine.context import Context
+from ackbone.app import App
+from ackbone.engine.context import Context
 
-HOME = Path(os.environ["HOLDFAST_HOME"])
+HOME = Path(os.environ["ACKBONE_HOME"])
 
 
 def make(side: str) -> App:

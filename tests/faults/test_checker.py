@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.clock import SystemClock
-from holdfast.engine.context import Context
-from holdfast.store.chain import GENESIS, link
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.sqlite.verify import verify_ledger
-from holdfast.testing.checker import Fault, Kill, Report, Sent, Story, check
-from holdfast.testing.history import History
-from holdfast.testing.oracle import Effect, Oracle, times
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.clock import SystemClock
+from ackbone.engine.context import Context
+from ackbone.store.chain import GENESIS, link
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.sqlite.verify import verify_ledger
+from ackbone.testing.checker import Fault, Kill, Report, Sent, Story, check
+from ackbone.testing.history import History
+from ackbone.testing.oracle import Effect, Oracle, times
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
@@ -39,7 +39,7 @@ class Recorded:
         self.sent: list[Sent] = []
         self.effects: list[Effect] = []
         self.kills: list[Kill] = []
-        self.database = home / "holdfast.db"
+        self.database = home / "ackbone.db"
 
         @self.app.on("work", retries=1)
         async def work(ctx: Context) -> dict[str, int]:

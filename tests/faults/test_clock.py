@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import load_config
+from ackbone.app import App
+from ackbone.config import load_config
 from tests.faults.waiting import wait_until
 from tests.servers.faketime import ClockFile
 
@@ -33,7 +33,7 @@ class Fleet:
     """Two workers whose wall clock this test sets."""
 
     def __init__(self, home: Path) -> None:
-        self.database = home / "holdfast.db"
+        self.database = home / "ackbone.db"
         self.log = home / "workers.log"
         self.clock = ClockFile(home / "clock")
         signs = home / "signs"
@@ -41,9 +41,9 @@ class Fleet:
         self.go = signs / "go"
         self._variables = {
             **os.environ,
-            "HOLDFAST_HOME": str(home),
-            "HOLDFAST_SIGNS": str(signs),
-            **{f"HOLDFAST__{name}": value for name, value in SETTINGS.items()},
+            "ACKBONE_HOME": str(home),
+            "ACKBONE_SIGNS": str(signs),
+            **{f"ACKBONE__{name}": value for name, value in SETTINGS.items()},
             **self.clock.variables,
         }
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -53,7 +53,7 @@ class Fleet:
             for _ in range(2):
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "holdfast.supervisor", f"{APP}:app"],
+                        [sys.executable, "-m", "ackbone.supervisor", f"{APP}:app"],
                         env=self._variables,
                         stderr=log,
                         stdout=log,

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.delivery import New
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.delivery import New
 from tests.faults.waiting import wait_until
 
 MOODS = (
@@ -71,8 +71,8 @@ class Scene:
         wait_until(self._listens, "the receiver is there")
         self.sender: subprocess.Popen[bytes] | None = None
         self.variables = {
-            "HOLDFAST_HOME": str(home),
-            **{f"HOLDFAST__{name}": value for name, value in SETTINGS.items()},
+            "ACKBONE_HOME": str(home),
+            **{f"ACKBONE__{name}": value for name, value in SETTINGS.items()},
         }
 
     def _listens(self) -> bool:
@@ -82,7 +82,7 @@ class Scene:
     def start(self) -> None:
         with (self.home / "sender.log").open("ab") as log:
             self.sender = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.supervisor", "tests/faults/delivery_app.py"],
+                [sys.executable, "-m", "ackbone.supervisor", "tests/faults/delivery_app.py"],
                 cwd=ROOT,
                 env={**os.environ, **self.variables},
                 stdout=log,
@@ -110,7 +110,7 @@ class Scene:
         return len(self.requests()) >= wanted
 
     def rows(self, statement: str) -> list[Any]:
-        with sqlite3.connect(self.home / "holdfast.db", timeout=30) as conn:
+        with sqlite3.connect(self.home / "ackbone.db", timeout=30) as conn:
             return conn.execute(statement).fetchall()
 
     def waiting(self) -> int:
@@ -156,7 +156,7 @@ def _made(scene: Scene, chance: random.Random, conversations: int, each: int) ->
 
 
 async def test_a_sender_that_is_killed_again_and_again(scene: Scene, soak: bool) -> None:
-    seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(1_000_000)))
+    seed = int(os.environ.get("ACKBONE_SEED", random.randrange(1_000_000)))
     print(f"seed {seed}")
     chance = random.Random(seed)
     conversations, each, kills = (250, 20, 30) if soak else (100, 10, 6)

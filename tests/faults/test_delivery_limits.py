@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.delivery import DIRECT, New
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.delivery import DIRECT, New
 from tests.faults.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -55,12 +55,12 @@ class Scene:
     def send(self, at_a_time: int, **variables: str) -> subprocess.Popen[bytes]:
         process = self._start(
             "-m",
-            "holdfast.supervisor",
+            "ackbone.supervisor",
             "tests/faults/limits_app.py",
-            HOLDFAST_HOME=str(self.home),
-            HOLDFAST_BOT_API=self.url,
-            HOLDFAST__DELIVERY__CALLS=str(at_a_time),
-            HOLDFAST__LOG__LEVEL="warning",
+            ACKBONE_HOME=str(self.home),
+            ACKBONE_BOT_API=self.url,
+            ACKBONE__DELIVERY__CALLS=str(at_a_time),
+            ACKBONE__LOG__LEVEL="warning",
             **variables,
         )
         self.processes.append(process)

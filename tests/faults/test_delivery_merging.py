@@ -6,9 +6,9 @@ import json
 import subprocess
 import urllib.request
 
-from holdfast.core.delivery import MERGE_MOST, New
-from holdfast.delivery.merging import BETWEEN
-from holdfast.delivery.repeats import MARK
+from ackbone.core.delivery import MERGE_MOST, New
+from ackbone.delivery.merging import BETWEEN
+from ackbone.delivery.repeats import MARK
 from tests.faults.test_delivery_limits import Scene, scene
 from tests.faults.waiting import wait_until
 
@@ -23,7 +23,7 @@ def new(count: int) -> list[New]:
 
 
 def sender(scene: Scene) -> subprocess.Popen[bytes]:
-    return scene.send(3, HOLDFAST_BOT_MERGES="1", HOLDFAST__WORKER__LEASE_S="2")
+    return scene.send(3, ACKBONE_BOT_MERGES="1", ACKBONE__WORKER__LEASE_S="2")
 
 
 def hang_after_the_next(scene: Scene) -> None:

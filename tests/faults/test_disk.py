@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.errors import StoreFull
-from holdfast.services import relays_of
-from holdfast.store.migrate import PAGE_SIZE
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.errors import StoreFull
+from ackbone.services import relays_of
+from ackbone.store.migrate import PAGE_SIZE
 from tests.faults.waiting import PATIENCE_S, until
 from tests.servers.stores import sqlite_store
 
@@ -32,7 +32,7 @@ DISK = "8m"
 
 @pytest.fixture
 def disk(home: Path) -> Iterator[Path]:
-    """A small file system of this test alone, as HOLDFAST_HOME."""
+    """A small file system of this test alone, as ACKBONE_HOME."""
     place = home / "disk"
     place.mkdir()
     mount = subprocess.run(
@@ -54,18 +54,18 @@ class Worker:
     """One worker process on the small disk."""
 
     def __init__(self, home: Path, disk: Path) -> None:
-        self.database = disk / "holdfast.db"
+        self.database = disk / "ackbone.db"
         self.log = home / "worker.log"
         signs = home / "signs"
         signs.mkdir()
         self.go = signs / "go"
         variables = {
             **os.environ,
-            "HOLDFAST_HOME": str(disk),
-            "HOLDFAST_SIGNS": str(signs),
-            "HOLDFAST__WORKER__LEASE_S": str(LEASE_S),
+            "ACKBONE_HOME": str(disk),
+            "ACKBONE_SIGNS": str(signs),
+            "ACKBONE__WORKER__LEASE_S": str(LEASE_S),
         }
-        command = [sys.executable, "-m", "holdfast.supervisor", f"{APP}:app"]
+        command = [sys.executable, "-m", "ackbone.supervisor", f"{APP}:app"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 
@@ -93,7 +93,7 @@ class Worker:
 
 @pytest.fixture
 def worker(home: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    monkeypatch.setenv("ACKBONE_HOME", str(disk))
     worker = Worker(home, disk)
     yield worker
     worker.stop()
@@ -169,12 +169,12 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(
 async def test_a_file_that_is_opened_on_a_full_disk_loses_nothing(
     home: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    monkeypatch.setenv("ACKBONE_HOME", str(disk))
     async with App(load_config()) as app:
         await app.send("quick", {}, id="kept")
         filler = fill(disk)
         accepted, _ = await send_until_refused(app)
-    with closing(sqlite3.connect(disk / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(disk / "ackbone.db")) as conn:
         found = {name for (name,) in conn.execute("SELECT message_id FROM messages")}
     assert found == {"kept", *accepted}
     filler.unlink()
@@ -188,7 +188,7 @@ async def test_wherever_the_room_ends_a_start_says_so(
 ) -> None:
     """A little more room each time: every file that a start makes is once the one without."""
     home = disk / "home"
-    monkeypatch.setenv("HOLDFAST_HOME", str(home))
+    monkeypatch.setenv("ACKBONE_HOME", str(home))
     refused: list[str] = []
     for leave in range(0, 128 * PAGE_SIZE, 4096):
         shutil.rmtree(home, ignore_errors=True)
@@ -230,33 +230,33 @@ async def open_and_register() -> None:
 async def test_commands_on_a_full_disk_say_so_and_where(
     disk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
-    monkeypatch.setenv("HOLDFAST_SIGNS", str(disk))
+    monkeypatch.setenv("ACKBONE_HOME", str(disk))
+    monkeypatch.setenv("ACKBONE_SIGNS", str(disk))
     await open_and_register()
     fill(disk, leave=0)
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "ackbone", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, done.stderr
-    assert f"no room left on the disk of {disk / 'holdfast.db'}" in done.stderr
+    assert f"no room left on the disk of {disk / 'ackbone.db'}" in done.stderr
     assert "disk I/O error" not in done.stderr
 
 
 async def test_a_run_that_begins_on_a_full_disk_waits_for_room(
     home: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
-    monkeypatch.setenv("HOLDFAST_SIGNS", str(disk))
+    monkeypatch.setenv("ACKBONE_HOME", str(disk))
+    monkeypatch.setenv("ACKBONE_SIGNS", str(disk))
     await open_and_register()
     filler = fill(disk, leave=0)
     log = home / "run.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "run", f"{APP}:app"], stdout=output, stderr=output
+            [sys.executable, "-m", "ackbone", "run", f"{APP}:app"], stdout=output, stderr=output
         )
     try:
         # More often than starts may fail for other reasons.

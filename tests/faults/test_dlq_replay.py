@@ -28,7 +28,7 @@ class Operators:
             with (self.fleet.home / "operators.log").open("ab") as log:
                 self.running.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "holdfast", *REPLAY],
+                        [sys.executable, "-m", "ackbone", *REPLAY],
                         env=self.fleet.environment,
                         stdin=subprocess.DEVNULL,
                         stdout=log,

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.testing.oracle import times
+from ackbone.testing.oracle import times
 from tests.faults.conftest import MakeFleet
 
 pytestmark = pytest.mark.xdist_group("faults-2")

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import FinalError, NotFound, SendUnknown, TemporaryError
-from holdfast.delivery import whole_files
-from holdfast.delivery.file_queue import DeliveryQueue
-from holdfast.delivery.queued import QueuedDelivery
-from holdfast.delivery.recovery import recovery_scan
-from holdfast.delivery.runner import DeliveryRunner
+from ackbone.core.errors import FinalError, NotFound, SendUnknown, TemporaryError
+from ackbone.delivery import whole_files
+from ackbone.delivery.file_queue import DeliveryQueue
+from ackbone.delivery.queued import QueuedDelivery
+from ackbone.delivery.recovery import recovery_scan
+from ackbone.delivery.runner import DeliveryRunner
 from tests.conftest import SOAK
 
 STEPS = ("open", "flock", "truncate", "write", "flush", "fsync", "replace", "unlink")
@@ -142,8 +142,8 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path, name: str) -> None:
 SENDER = """
 import os, sys, time
 from pathlib import Path
-from holdfast.delivery.file_queue import DeliveryQueue
-from holdfast.delivery.runner import DeliveryRunner
+from ackbone.delivery.file_queue import DeliveryQueue
+from ackbone.delivery.runner import DeliveryRunner
 
 folder, oracle, refuse = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 import random
@@ -225,7 +225,7 @@ def test_writers_in_many_processes(tmp_path: Path) -> None:
     DeliveryQueue(folder)
     code = (
         "import sys; from pathlib import Path\n"
-        "from holdfast.delivery.file_queue import DeliveryQueue\n"
+        "from ackbone.delivery.file_queue import DeliveryQueue\n"
         "for n in range(50):\n"
         "    print(DeliveryQueue(Path(sys.argv[1])).enqueue('t', sys.argv[2], str(n)).id)"
     )
@@ -319,7 +319,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_person_and_a_runner_never_write_over_each_other(tmp_path: Path) -> None:
     """An edit in time goes out, a discarded delivery does not come back, and nothing goes twice
     without a mark."""
-    seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(1_000_000)))
+    seed = int(os.environ.get("ACKBONE_SEED", random.randrange(1_000_000)))
     print(f"seed {seed}")
     chance = random.Random(seed)
     names = [f"r{n:04}" for n in range(2000 if SOAK else 150)]

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from holdfast.core.events import CLAIMED
-from holdfast.testing.history import History
+from ackbone.core.events import CLAIMED
+from ackbone.testing.history import History
 from tests.conftest import ALLOWANCE
 from tests.faults.conftest import VISIBILITY_S, MakeFleet, on_each_broker
 from tests.faults.harness import Fleet

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import load_config
-from holdfast.core.checks import Check, Finding
-from holdfast.sqlite import file as file_module
-from holdfast.sqlite import log as log_module
-from holdfast.sqlite.file import SqliteFile, close_file, open_file
-from holdfast.storage import storage_of
-from holdfast.store.migrate import ensure_schema
+from ackbone.config import load_config
+from ackbone.core.checks import Check, Finding
+from ackbone.sqlite import file as file_module
+from ackbone.sqlite import log as log_module
+from ackbone.sqlite.file import SqliteFile, close_file, open_file
+from ackbone.storage import storage_of
+from ackbone.store.migrate import ensure_schema
 
 READER = Path(__file__).with_name("patient_reader.py")
 LONG = 24 * 2**20
@@ -40,7 +40,7 @@ def test_the_process_that_keeps_the_log_from_starting_over_is_named(
 ) -> None:
     monkeypatch.setattr(log_module, "LONG_BYTES", LONG)
     monkeypatch.setattr(file_module, "LOG_LIMIT", LIMIT)
-    database = home / "holdfast.db"
+    database = home / "ackbone.db"
     ensure_schema(database)
     wal = Path(f"{database}-wal")
     file = open_file(database)
@@ -52,7 +52,7 @@ def test_the_process_that_keeps_the_log_from_starting_over_is_named(
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as reader,
-            caplog.at_level(logging.WARNING, "holdfast.sqlite"),
+            caplog.at_level(logging.WARNING, "ackbone.sqlite"),
         ):
             assert reader.stdout is not None
             assert reader.stdout.readline() == "reading\n"

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 from redis import Redis
 
-from holdfast.testing.checker import Sent
-from holdfast.testing.oracle import times
+from ackbone.testing.checker import Sent
+from ackbone.testing.oracle import times
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import Fleet
 from tests.servers.postgres import PostgresServer

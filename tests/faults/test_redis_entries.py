@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from redis.asyncio import Redis
 
-from holdfast.brokers.redis import RedisBroker
-from holdfast.core.broker import Delivery, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerUnavailable
-from holdfast.core.ids import new_id
-from holdfast.testing.harness import bodies, outgoing
+from ackbone.brokers.redis import RedisBroker
+from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.ids import new_id
+from ackbone.testing.harness import bodies, outgoing
 from tests.faults.waiting import PATIENCE_S
 from tests.servers.redis import RedisServer
 

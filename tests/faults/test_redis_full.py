@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 from redis import Redis
 
-from holdfast.core.errors import BrokerUnavailable
-from holdfast.testing.checker import Sent
+from ackbone.core.errors import BrokerUnavailable
+from ackbone.testing.checker import Sent
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import Fleet
 from tests.servers.redis import RedisServer

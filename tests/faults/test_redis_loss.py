@@ -34,4 +34,4 @@ def test_messages_that_redis_lost_are_dead_letters_and_others_go_on(
     assert fleet.status("after") == "succeeded"
     assert {fleet.status(each) for each in ids} == {"failed"}
     logs = "".join(path.read_text() for path in home.glob("worker-*.log"))
-    assert "holdfast dlq list --reason copy_lost" in logs
+    assert "ackbone dlq list --reason copy_lost" in logs

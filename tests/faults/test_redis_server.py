@@ -11,12 +11,12 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from holdfast.app import App
-from holdfast.brokers.redis import RedisBroker
-from holdfast.core.broker import Outgoing, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerError, PublishUnknown
-from holdfast.testing.checker import Sent
-from holdfast.testing.harness import outgoing
+from ackbone.app import App
+from ackbone.brokers.redis import RedisBroker
+from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerError, PublishUnknown
+from ackbone.testing.checker import Sent
+from ackbone.testing.harness import outgoing
 from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.faults.harness import Fleet
 from tests.faults.waiting import PATIENCE_S, until

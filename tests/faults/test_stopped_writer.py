@@ -20,9 +20,9 @@ from typing import IO
 
 import pytest
 
-from holdfast.core.errors import StoreUnavailable
-from holdfast.sqlite.file import close_file, open_file
-from holdfast.sqlite.turnstile import Turnstile
+from ackbone.core.errors import StoreUnavailable
+from ackbone.sqlite.file import close_file, open_file
+from ackbone.sqlite.turnstile import Turnstile
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import PATIENCE_S, TARGET, Fleet
 
@@ -186,9 +186,9 @@ def test_a_worker_that_waits_logs_the_process_and_goes_on(fleet: Fleet) -> None:
 
 
 def _command(fleet: Fleet, *words: str, **settings: object) -> subprocess.Popen[str]:
-    own = {f"HOLDFAST__{name}": str(value) for name, value in settings.items()}
+    own = {f"ACKBONE__{name}": str(value) for name, value in settings.items()}
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast", *words],
+        [sys.executable, "-m", "ackbone", *words],
         env={**fleet.environment, **own},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from holdfast.testing.checker import Sent
+from ackbone.testing.checker import Sent
 from tests.faults.conftest import MakeFleet, on_each_broker
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 
 PRODUCER = """
 import asyncio, random, sys
-from holdfast.app import App
+from ackbone.app import App
 async def main(producer, keys, copies, seed):
     app = App(name="producer")
     orders = [(key, copy) for key in range(keys) for copy in range(copies)]

@@ -1,6 +1,6 @@
 """The acceptance criteria of the task protocol: real workers, a real Redis, a real PostgreSQL.
 
-The orchestrator is a plain Redis client. It knows the streams, and nothing of holdfast.
+The orchestrator is a plain Redis client. It knows the streams, and nothing of ackbone.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.app import App
-from holdfast.config import Config, Worker
-from holdfast.core.errors import StoreCorrupt
-from holdfast.engine.context import Context
-from holdfast.sqlite.file import close_file, open_file
-from holdfast.sqlite.recovery import inspect, recover
-from holdfast.store.migrate import PAGE_SIZE, ensure_schema
+from ackbone.app import App
+from ackbone.config import Config, Worker
+from ackbone.core.errors import StoreCorrupt
+from ackbone.engine.context import Context
+from ackbone.sqlite.file import close_file, open_file
+from ackbone.sqlite.recovery import inspect, recover
+from ackbone.store.migrate import PAGE_SIZE, ensure_schema
 from tests.conftest import SOAK
 from tests.faults.waiting import until
 
@@ -42,7 +42,7 @@ def killed_writer(folder: Path, seed: int) -> Victim:
     """Kill a writer with -9 at some moment between two messages or within one."""
     rng = random.Random(seed)
     folder.mkdir()
-    database = folder / "holdfast.db"
+    database = folder / "ackbone.db"
     ensure_schema(database)
     writer = subprocess.Popen(
         [sys.executable, str(WRITER), str(database)], stdout=subprocess.PIPE, text=True
@@ -71,8 +71,8 @@ def commit_ends(wal: bytes) -> list[int]:
 def copied(victim: Victim, folder: Path) -> Path:
     folder.mkdir()
     for part in ("", "-wal", ".witness"):
-        shutil.copy(f"{victim.database}{part}", folder / f"holdfast.db{part}")
-    return folder / "holdfast.db"
+        shutil.copy(f"{victim.database}{part}", folder / f"ackbone.db{part}")
+    return folder / "ackbone.db"
 
 
 def message_ids(database: Path) -> set[str]:
@@ -137,7 +137,7 @@ def _is_refused_then_recovered(database: Path, log: bytes, accepted: set[str]) -
     assert mended.sound
     assert mended.lost_commits == report.gap
     assert mended.copy is not None
-    assert (Path(mended.copy) / "holdfast.db-wal").read_bytes() == log
+    assert (Path(mended.copy) / "ackbone.db-wal").read_bytes() == log
     opens(database)
     assert message_ids(database) == left
     assert recovery_events(database) == [(report.gap, {})]

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from redis import Redis
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.postgres.verify import verify_ledger
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.postgres.verify import verify_ledger
 from tests.servers.redis import RedisServer
 
 VICTIM = Path(__file__).with_name("trigger_victim.py")

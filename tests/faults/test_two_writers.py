@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.sqlite.file import close_file, open_file
-from holdfast.store.migrate import ensure_schema
+from ackbone.sqlite.file import close_file, open_file
+from ackbone.store.migrate import ensure_schema
 from tests.conftest import ALLOWANCE, SOAK
 
 SECONDS = 20.0 if SOAK else 3.0
@@ -23,7 +23,7 @@ OPENINGS = 3000 if SOAK else 300
 
 
 def test_neither_of_two_writers_starves(home: Path) -> None:
-    database = home / "holdfast.db"
+    database = home / "ackbone.db"
     ensure_schema(database)
     writers = [
         subprocess.Popen(
@@ -60,7 +60,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 def test_a_file_that_others_write_to_is_never_called_damaged(home: Path) -> None:
     """Witness and database are compared without the write lock, in the midst of commits."""
-    database = home / "holdfast.db"
+    database = home / "ackbone.db"
     ensure_schema(database)
     command = [sys.executable, str(WRITER), str(database), "600"]
     with subprocess.Popen(

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast import QueueTrigger, QueueTriggerConfig, RedisIdempotencyStore
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.config import Worker
-from holdfast.triggers.broker_adapter import BrokerQueueAdapter
+from ackbone import QueueTrigger, QueueTriggerConfig, RedisIdempotencyStore
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.config import Worker
+from ackbone.triggers.broker_adapter import BrokerQueueAdapter
 
 
 class Runtime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast import App, Context, FinalError
+from ackbone import App, Context, FinalError
 
 app = App(name="cli-test")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.migrate import ensure_schema
+from ackbone.store.migrate import ensure_schema
 from tests.integration.lab import MODES, ONE_FILE, Lab
 
 
 @pytest.fixture(scope="session")
 def schema() -> Iterator[Path]:
     """An empty database, migrated once and copied for each test."""
-    with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="ab-", dir="/tmp") as folder:
         path = Path(folder) / "schema.db"
         ensure_schema(path)
         yield path

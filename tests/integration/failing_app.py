@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from holdfast import App, Context, ParkMessage, RetryPolicy
+from ackbone import App, Context, ParkMessage, RetryPolicy
 
 app = App(name="failing")
 log = logging.getLogger("shop.orders")

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.app import App
-from holdfast.config import Breaker, Config, Retry, Worker
-from holdfast.core.errors import FinalError, ParkMessage, TemporaryError
-from holdfast.core.outcome import Dead
-from holdfast.core.retry import RetryPolicy
-from holdfast.engine.context import Context, SyncContext
+from ackbone.app import App
+from ackbone.config import Breaker, Config, Retry, Worker
+from ackbone.core.errors import FinalError, ParkMessage, TemporaryError
+from ackbone.core.outcome import Dead
+from ackbone.core.retry import RetryPolicy
+from ackbone.engine.context import Context, SyncContext
 
-HOME = Path(os.environ["HOLDFAST_HOME"])
+HOME = Path(os.environ["ACKBONE_HOME"])
 
 app = App(
     Config(

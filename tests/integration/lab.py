@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.app import App
-from holdfast.config import Breaker, Config, Queue, Retry, Worker
-from holdfast.core.clock import Clock
-from holdfast.core.events import FINAL_EVENTS, Event
-from holdfast.core.outcome import FINAL
-from holdfast.engine.worker import Drained, EngineWorker
-from holdfast.testing import Signal
+from ackbone.app import App
+from ackbone.config import Breaker, Config, Queue, Retry, Worker
+from ackbone.core.clock import Clock
+from ackbone.core.events import FINAL_EVENTS, Event
+from ackbone.core.outcome import FINAL
+from ackbone.engine.worker import Drained, EngineWorker
+from ackbone.testing import Signal
 
 PATIENCE_S = 30.0
 """How long something that must happen may take on a machine that many share."""
@@ -52,7 +52,7 @@ class Lab:
             ONE_FILE: {"broker": "sqlite"},
             TWO_FILES: {
                 "broker": f"sqlite:///{self.home}/queue.db",
-                "store": f"sqlite:///{self.home}/holdfast.db",
+                "store": f"sqlite:///{self.home}/ackbone.db",
             },
             MEMORY: {"broker": "memory://"},
         }
@@ -101,7 +101,7 @@ class Lab:
 
     @property
     def path(self) -> Path:
-        return self.home / "holdfast.db"
+        return self.home / "ackbone.db"
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
         conn = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)

@@ -18,7 +18,7 @@ import alembic.command  # noqa: F401 - for the children
 import psycopg
 import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 
-from holdfast.store.postgres import migrate
+from ackbone.store.postgres import migrate
 
 
 def kill_at(n: int, url: str) -> str | None:

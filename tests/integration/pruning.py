@@ -8,14 +8,14 @@ from typing import Any
 
 import psycopg
 
-from holdfast.core import events
-from holdfast.core.store import Worker
-from holdfast.store.ledger_report import LedgerReport
-from holdfast.store.postgres.anchors import Anchors
-from holdfast.store.postgres.months import Months
-from holdfast.store.postgres.prune import Pruner
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
+from ackbone.core import events
+from ackbone.core.store import Worker
+from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.postgres.anchors import Anchors
+from ackbone.store.postgres.months import Months
+from ackbone.store.postgres.prune import Pruner
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
 from tests.servers.postgres_clock import ServerClock
 
 KEY = b"k" * 32

@@ -19,9 +19,9 @@ from typing import Any
 import psycopg
 from psycopg import AsyncRawCursor
 
-from holdfast.store.postgres.prune import Pruner
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
+from ackbone.store.postgres.prune import Pruner
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
 
 KEY = b"k" * 32
 KEEP_DAYS = 10

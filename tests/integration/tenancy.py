@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from holdfast.store.postgres.migrate import ensure_schema
-from holdfast.store.postgres.wall import TABLES
+from ackbone.store.postgres.migrate import ensure_schema
+from ackbone.store.postgres.wall import TABLES
 from tests.servers.postgres import PostgresServer
 
 _numbers = itertools.count(1)
@@ -119,4 +119,4 @@ def _value(column: Column) -> Any:
 
 def bind(conn: psycopg.Connection[Any], tenant: str) -> None:
     """Name the tenant of the transaction that is open."""
-    conn.execute("SELECT set_config('holdfast.tenant_id', %s, true)", (tenant,))
+    conn.execute("SELECT set_config('ackbone.tenant_id', %s, true)", (tenant,))

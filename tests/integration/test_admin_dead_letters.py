@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.admin.causes import by_cause
-from holdfast.admin.dead_letters import Edits
-from holdfast.admin.repairs import Change
-from holdfast.config import Queue
-from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
-from holdfast.core.records import LetterFilter
-from holdfast.sqlite.wake import OUTGOING
+from ackbone.admin.causes import by_cause
+from ackbone.admin.dead_letters import Edits
+from ackbone.admin.repairs import Change
+from ackbone.config import Queue
+from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
+from ackbone.core.records import LetterFilter
+from ackbone.sqlite.wake import OUTGOING
 from tests.servers.stores import STORES, sqlite_store, store_url
 from tests.unit.desk import Desk, open_desk
 
@@ -279,7 +279,7 @@ def put_bytes(home: Path, message_id: str, body: bytes) -> None:
     """Other bytes in the queue, with the checksum that their sender would have written."""
     import zlib
 
-    with closing(sqlite3.connect(home / "holdfast.db", isolation_level=None)) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db", isolation_level=None)) as conn:
         changed = conn.execute(
             "UPDATE messages SET body = ?, body_crc = ? WHERE message_id = ?",
             (body, zlib.crc32(body), message_id),

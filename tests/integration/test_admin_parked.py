@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context
-from holdfast.core.errors import Ambiguous, Conflict, NotFound
-from holdfast.core.records import EffectWord, Identity, Resumption
-from holdfast.core.store import Run
+from ackbone import Context
+from ackbone.core.errors import Ambiguous, Conflict, NotFound
+from ackbone.core.records import EffectWord, Identity, Resumption
+from ackbone.core.store import Run
 from tests.servers.stores import STORES, store_url
 from tests.unit.desk import Desk, open_desk, until
 

@@ -13,15 +13,15 @@ import msgspec
 import psycopg
 import pytest
 
-from holdfast.core.broker import Delivery, Notices, Subscription
-from holdfast.core.codec import CODECS
-from holdfast.core.message import Message
-from holdfast.core.outcome import Done
-from holdfast.core.store import Answer, Candidate, Commit, Finished, Reply, Run, Store
-from holdfast.engine.decoder import decoder
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.core.broker import Delivery, Notices, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.message import Message
+from ackbone.core.outcome import Done
+from ackbone.core.store import Answer, Candidate, Commit, Finished, Reply, Run, Store
+from ackbone.engine.decoder import decoder
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.sqlite.store import SqliteStore
 
 TO = Notices(results="results", on_ack=True)
 SUB = Subscription(name="s", queue="q", ordered=False, notices=TO)
@@ -63,7 +63,7 @@ async def room(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Room
     store: SqliteStore | PostgresStore
     where: Path | str
     if request.param == "sqlite":
-        where = home / "holdfast.db"
+        where = home / "ackbone.db"
         ensure_schema(where)
         store = SqliteStore(where, queue=None, notices=lambda name: TO)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import App, Config
+from ackbone import App, Config
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def test_threads_that_send_first_at_the_same_time_share_one_store(app: App) -> N
     with ThreadPoolExecutor(8) as pool:
         sent = [future.result(30) for future in [pool.submit(send, n) for n in range(8)]]
     assert len(set(sent)) == 8
-    loops = [each.name for each in threading.enumerate() if each.name == "holdfast-sync"]
-    assert loops == ["holdfast-sync"]
+    loops = [each.name for each in threading.enumerate() if each.name == "ackbone-sync"]
+    assert loops == ["ackbone-sync"]
     app.close_sync()
-    assert "holdfast-sync" not in [each.name for each in threading.enumerate()]
+    assert "ackbone-sync" not in [each.name for each in threading.enumerate()]
 
 
 async def test_tasks_that_open_at_the_same_time_open_one_store(app: App) -> None:
     await asyncio.gather(app.open(), app.open(), app.open())
-    writers = [each.name for each in threading.enumerate() if "holdfast-writer" in each.name]
+    writers = [each.name for each in threading.enumerate() if "ackbone-writer" in each.name]
     await app.close()
     assert len(writers) == 1

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast import Ask, Context, Decision
-from holdfast.admin.approvals import Approvals
-from holdfast.admin.parked import Parked
-from holdfast.app import App
-from holdfast.cli.session import operating
-from holdfast.core.approvals import Approval, ApprovalFilter
-from holdfast.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
-from holdfast.services import relays_of
-from holdfast.store.sqlite import claiming
-from holdfast.store.sqlite.clerk import SqliteClerk
-from holdfast.testing import FakeClock
+from ackbone import Ask, Context, Decision
+from ackbone.admin.approvals import Approvals
+from ackbone.admin.parked import Parked
+from ackbone.app import App
+from ackbone.cli.session import operating
+from ackbone.core.approvals import Approval, ApprovalFilter
+from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
+from ackbone.services import relays_of
+from ackbone.store.sqlite import claiming
+from ackbone.store.sqlite.clerk import SqliteClerk
+from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 from tests.servers.stores import sqlite_store
 
@@ -258,7 +258,7 @@ async def test_parked_commands_know_of_the_question(one_file: Lab) -> None:
     await parked(one_file, app, "m-1")
     async with desk(app) as (approvals, aside):
         task = await aside.find("m-1")
-        with pytest.raises(Conflict, match="holdfast approvals approve"):
+        with pytest.raises(Conflict, match="ackbone approvals approve"):
             await aside.resume(task)
         await aside.discard(task, reason="no use")
         with pytest.raises(Conflict, match=r"was rejected by .*the message was discarded"):

@@ -1,4 +1,4 @@
-"""`holdfast chat`, as a process: in a terminal, and through pipes."""
+"""`ackbone chat`, as a process: in a terminal, and through pipes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.session import Exit
+from ackbone.cli.session import Exit
 
 LIMIT_S = 90
-CHAT = [sys.executable, "-m", "holdfast", "chat"]
+CHAT = [sys.executable, "-m", "ackbone", "chat"]
 APP = """
-from holdfast import App, Context, FinalError
+from ackbone import App, Context, FinalError
 
 app = App(name="mine")
 
@@ -38,7 +38,7 @@ async def ask(ctx: Context) -> None:
 def _own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "cwd").mkdir()
     monkeypatch.chdir(home / "cwd")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
 
 
 class Terminal:
@@ -182,7 +182,7 @@ def test_what_was_given_up_is_shown_and_sent_again():
         chat.type("/retry\n")
         chat.until("which one\\?")
         chat.type("/retry zzzz\n")
-        chat.until("holdfast: there is no reply 'zzzz'")
+        chat.until("ackbone: there is no reply 'zzzz'")
         chat.type(f"/retry {short}\n")
         chat.until("Agent > You said: Once more.\r\n")
         chat.until(rf"\[delivery\] sent: {short} \(ack\)\r\n")
@@ -232,11 +232,11 @@ def test_ones_own_app_answers_and_its_failures_are_told():
     for wanted in (
         "Agent > HI",
         "Agent > HO",
-        r"\[message\] failed: .*I cannot; holdfast dlq show \S+",
+        r"\[message\] failed: .*I cannot; ackbone dlq show \S+",
     ):
         assert re.search(wanted, text), (
             said,
-            Path(os.environ["HOLDFAST_HOME"], "chat.log").read_text(),
+            Path(os.environ["ACKBONE_HOME"], "chat.log").read_text(),
         )
 
 
@@ -244,7 +244,7 @@ def test_a_type_without_a_handler_is_a_mistake(home: Path):
     Path("mine.py").write_text(APP)
     said = "\n".join(piped("mine:app", lines="hi\n", code=Exit.USAGE))
     assert "no handler for 'chat'; there are handlers for: ask" in said
-    assert not (home / "holdfast.db").exists()
+    assert not (home / "ackbone.db").exists()
 
 
 def test_other_log_lines_go_to_a_file(home: Path):
@@ -261,12 +261,12 @@ def test_run_and_dev_say_what_an_earlier_process_left():
     piped(lines="/simulate-failure 1\nhi\n")
     report = "Delivery Queue Recovery:\n  Pending: 1 item (oldest: "
     run = subprocess.run(
-        [sys.executable, "-m", "holdfast", "run", "holdfast.cli.demo:app", "--until-idle"],
+        [sys.executable, "-m", "ackbone", "run", "ackbone.cli.demo:app", "--until-idle"],
         capture_output=True, text=True, timeout=LIMIT_S, check=True,
     )  # fmt: skip
     assert report in run.stderr
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "dev"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ackbone", "dev"], stdout=subprocess.PIPE, text=True
     ) as dev:
         assert dev.stdout is not None
         seen = ""

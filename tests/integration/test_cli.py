@@ -19,32 +19,32 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli.output import dump, plain, safe, span
-from holdfast.cli.root import ENTRIES, SECTIONS, cli
-from holdfast.cli.session import Exit
-from holdfast.store.migrate import ensure_schema
+from ackbone.cli.output import dump, plain, safe, span
+from ackbone.cli.root import ENTRIES, SECTIONS, cli
+from ackbone.cli.session import Exit
+from ackbone.store.migrate import ensure_schema
 from tests.servers.redis import RedisServer
 
 TARGET = f"{Path(__file__).with_name('cli_app.py')}:app"
 LIMIT_S = 90
 HELP_LIMIT_S = 0.9
 """Three times what is promised: the machine is shared."""
-HOLDFAST = [sys.executable, "-m", "holdfast"]
+ACKBONE = [sys.executable, "-m", "ackbone"]
 CANARY = "c4nary-s3cret-9f1b"
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No holdfast.yaml or .env of the developer's counts here."""
+    """No ackbone.yaml or .env of the developer's counts here."""
     (home / "cwd").mkdir()
     monkeypatch.chdir(home / "cwd")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
 
 
 @pytest.fixture
 def database(home: Path) -> Path:
-    ensure_schema(home / "holdfast.db")
-    return home / "holdfast.db"
+    ensure_schema(home / "ackbone.db")
+    return home / "ackbone.db"
 
 
 def call(*arguments: str, stdin: str = "", code: int | None = 0) -> Result:
@@ -62,7 +62,7 @@ def lines(result: Result | subprocess.CompletedProcess[str]) -> list[dict[str, A
 def process(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own."""
     return subprocess.run(
-        [*HOLDFAST, *arguments],
+        [*ACKBONE, *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -92,7 +92,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process that goes on until it is told to stop."""
     child = subprocess.Popen(
-        [*HOLDFAST, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*ACKBONE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield child
@@ -162,7 +162,7 @@ def test_tail_follows_and_ends_with_the_right_code():
 
 TERMINATED_AT_A_START = '''
 import asyncio, os, signal, threading
-from holdfast.cli.session import Session
+from ackbone.cli.session import Session
 
 class Interrupted(threading.Condition):
     """SIGTERM comes when its lock is taken and `with` does not know it yet."""
@@ -198,7 +198,7 @@ def test_a_sigterm_in_the_middle_of_a_threads_start_ends_the_command():
 
 def is_listening(pid: int) -> bool:
     """Has the process bound its socket for wake-ups beside the database?"""
-    folder = Path(os.environ["HOLDFAST_HOME"]) / "holdfast.db.wake"
+    folder = Path(os.environ["ACKBONE_HOME"]) / "ackbone.db.wake"
     return folder.is_dir() and any(folder.glob(f"{pid}-*"))
 
 
@@ -209,9 +209,9 @@ def test_dev_greets_shows_and_drains():
         while "Ctrl+C" not in greeting[-1]:
             greeting.append(dev.stdout.readline())
         text = "".join(greeting)
-        assert text.count("holdfast send") == 1
-        assert "holdfast tail" in text
-        assert "holdfast stats" in text
+        assert text.count("ackbone send") == 1
+        assert "ackbone tail" in text
+        assert "ackbone stats" in text
         receipt = process("send", "--type", "good", "--payload", '"\\u001b[31mhi"')
         seen = ""
         while not ("succeeded" in seen and "[reply]" in seen):
@@ -230,8 +230,8 @@ def test_a_wrong_target_is_said_in_a_sentence():
         assert "Traceback" not in done.stderr
 
 
-def test_python_m_holdfast_is_the_same_program():
-    assert process("--version").stdout.startswith("holdfast, version ")
+def test_python_m_ackbone_is_the_same_program():
+    assert process("--version").stdout.startswith("ackbone, version ")
 
 
 def test_help_is_quick_and_loads_nothing(unmeasured):
@@ -240,10 +240,10 @@ def test_help_is_quick_and_loads_nothing(unmeasured):
         begun = time.perf_counter()
         assert process("--help").returncode == 0
         took.append(time.perf_counter() - begun)
-    print(f"\nholdfast --help: best {min(took):.3f} s of {[round(each, 3) for each in took]}")
+    print(f"\nackbone --help: best {min(took):.3f} s of {[round(each, 3) for each in took]}")
     assert min(took) < HELP_LIMIT_S
     code = (
-        "import sys\nfrom holdfast.cli.root import cli\n"
+        "import sys\nfrom ackbone.cli.root import cli\n"
         "cli.main(['--help'], standalone_mode=False)\n"
         "print(*(set(m.partition('.')[0] for m in sys.modules)), file=sys.stderr)"
     )
@@ -272,7 +272,7 @@ def test_looking_needs_no_schema_tools(
     database: Path, arguments: list[str], unmeasured: dict[str, str]
 ):
     code = (
-        "import sys\nfrom holdfast.cli.root import cli\n"
+        "import sys\nfrom ackbone.cli.root import cli\n"
         f"cli.main({arguments!r}, standalone_mode=False)\n"
         "print(*sorted(set(m.partition('.')[0] for m in sys.modules)), file=sys.stderr)"
     )
@@ -305,7 +305,7 @@ def on_terminal(*arguments: str, **variables: str) -> str:
     if pid == 0:
         environment = {**os.environ, "TERM": "xterm", **variables}
         environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None
-        os.execve(sys.executable, [*HOLDFAST, *arguments], environment)
+        os.execve(sys.executable, [*ACKBONE, *arguments], environment)
     shown = b""
     while True:
         try:
@@ -362,7 +362,7 @@ def test_wrong_options_are_usage_errors(arguments: list[str], home: Path):
     result = call("send", *arguments, code=Exit.USAGE)
     assert result.stdout == ""
     assert "Error" in result.stderr
-    assert not (home / "holdfast.db").exists(), "nothing was made for a mistake"
+    assert not (home / "ackbone.db").exists(), "nothing was made for a mistake"
 
 
 def test_a_refused_message_is_a_failure_with_its_reason():
@@ -387,7 +387,7 @@ def test_strict_sends_nothing_if_one_line_is_wrong(home: Path):
     for arguments, text in ((["--file", str(file)], ""), (["--file", "-"], file.read_text())):
         result = call("send", *arguments, "--strict", stdin=text, code=Exit.FAILURE)
         assert "line 4: message_type is missing" in result.stderr
-    assert not (home / "holdfast.db").exists()
+    assert not (home / "ackbone.db").exists()
     file.write_text('{"message_type": "good"}\n' * 3)
     assert call("send", "--file", str(file), "--strict").stdout == "sent 3\n"
 
@@ -406,14 +406,14 @@ def test_strict_sends_nothing_if_one_line_is_wrong(home: Path):
 def test_a_password_that_is_not_escaped_is_never_printed(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("HOLDFAST__STORE", "postgresql://u:SECRET/y@127.0.0.1:1/db")
+    monkeypatch.setenv("ACKBONE__STORE", "postgresql://u:SECRET/y@127.0.0.1:1/db")
     result = process(*arguments)
     assert "SECRET" not in result.stdout + result.stderr
     assert "internal error" not in result.stderr
 
 
 def test_sending_to_a_memory_broker_is_refused(home: Path):
-    Path("holdfast.yaml").write_text("broker: memory://\n")
+    Path("ackbone.yaml").write_text("broker: memory://\n")
     result = call("send", "--type", "x", code=Exit.UNAVAILABLE)
     assert "memory://" in result.stderr
     assert result.stdout == ""
@@ -435,7 +435,7 @@ def test_without_a_database_nothing_is_made(arguments: list[str], home: Path):
     result = call(*arguments, code=Exit.NOT_FOUND)
     assert "no database" in result.stderr
     assert result.stdout == ""
-    assert not (home / "holdfast.db").exists()
+    assert not (home / "ackbone.db").exists()
 
 
 def test_what_waits_for_a_person(database: Path):
@@ -536,7 +536,7 @@ def test_doctor_is_content_with_a_sound_home_and_not_with_an_open_one(database: 
 
 
 def test_doctor_names_subscribers_without_a_channel(database: Path):
-    Path("holdfast.yaml").write_text(
+    Path("ackbone.yaml").write_text(
         "subscribers: {people: {channel: slack, to: C1, events: [task.failed]}}"
     )
     found = {check["name"]: check for check in lines(call("doctor", "--json"))}
@@ -545,10 +545,10 @@ def test_doctor_names_subscribers_without_a_channel(database: Path):
 
 
 def test_doctor_tells_a_broken_configuration_and_a_broken_database(database: Path):
-    Path("holdfast.yaml").write_text("wroker: {}\n")
+    Path("ackbone.yaml").write_text("wroker: {}\n")
     result = call("doctor", "--json", code=Exit.CHECK_FAILED)
     assert any(c["name"] == "config" and c["finding"] == "refused" for c in lines(result))
-    Path("holdfast.yaml").unlink()
+    Path("ackbone.yaml").unlink()
     database.write_bytes(b"not a database, but long enough to look like one" * 100)
     result = call("doctor", "--json", code=Exit.CHECK_FAILED)
     assert any(check["finding"] == "refused" for check in lines(result))
@@ -560,7 +560,7 @@ def test_a_delayed_message_waits_in_the_store_where_the_broker_cannot_hold_it(
     server = RedisServer()
     server.start()
     try:
-        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__BROKER", server.url)
         (receipt,) = lines(call("send", "--type", "good", "--delay", "50ms", "--json"))
         assert receipt["durability"] == "fsync"
         (at_once,) = lines(call("send", "--type", "good", "--json"))
@@ -576,7 +576,7 @@ def test_what_waits_on_a_server_is_counted(home: Path, monkeypatch: pytest.Monke
     server = RedisServer()
     server.start()
     try:
-        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__BROKER", server.url)
         call("send", "--type", "good", "--count", "3")
         (found,) = lines(call("stats", "--json"))
         (state,) = [each for each in found["queues"] if each["queue"] == "stream:task"]
@@ -595,7 +595,7 @@ def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.M
     server = RedisServer()
     server.start()
     try:
-        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__BROKER", server.url)
         task = ["task_id", "t-1", "tool_name", "good", "payload", "{}", "idempotency_key", "k-1"]
         server.cli("XADD", "stream:task", "*", *task, "retry_count", "0")
         work()
@@ -615,11 +615,11 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
     server = RedisServer("--appendonly", "no")
     server.start()
     try:
-        monkeypatch.setenv("HOLDFAST__BROKER", f"{server.url}?password={CANARY}")
+        monkeypatch.setenv("ACKBONE__BROKER", f"{server.url}?password={CANARY}")
         wrong = call("doctor", "--json", code=Exit.CHECK_FAILED)
-        monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__BROKER", server.url)
         refused = call("doctor", "--json", code=Exit.CHECK_FAILED)
-        monkeypatch.setenv("HOLDFAST__BROKER", f"{server.url}?allow_unsafe=1")
+        monkeypatch.setenv("ACKBONE__BROKER", f"{server.url}?allow_unsafe=1")
         allowed = call("doctor", "--json")
     finally:
         server.remove()
@@ -631,7 +631,7 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
         assert found["name"] == "redis"
         assert server.url in found["detail"]
     assert CANARY not in wrong.stdout + wrong.stderr
-    monkeypatch.setenv("HOLDFAST__BROKER", "redis://h/0?visibility=1")
+    monkeypatch.setenv("ACKBONE__BROKER", "redis://h/0?visibility=1")
     mistaken = call("doctor", code=Exit.CHECK_FAILED)
     assert "did you mean visibility_timeout_s?" in mistaken.stdout
 
@@ -639,13 +639,13 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
 def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):
     from contextlib import closing
 
-    from holdfast.sqlite.witness import Witness
+    from ackbone.sqlite.witness import Witness
 
     send("--id", "m-1")
     with closing(Witness(database)) as witness:
         witness.write((witness.read() or 0) + 2)
     refused = call("stats", code=Exit.FAILURE)
-    assert "holdfast recover" in refused.stderr
+    assert "ackbone recover" in refused.stderr
     assert call("recover", "--json", code=Exit.CHECK_FAILED).stdout.count('"sound": false') == 1
     (after,) = lines(call("recover", "--accept-loss", "--json"))
     assert after["sound"] is True
@@ -655,18 +655,18 @@ def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):
 
 def test_migrate_says_from_where_to_where(home: Path):
     assert lines(call("migrate", "--check", "--json", code=Exit.CHECK_FAILED))[0]["from"] is None
-    assert not (home / "holdfast.db").exists()
+    assert not (home / "ackbone.db").exists()
     assert "went from nothing to" in call("migrate").stdout
     assert "the newest" in call("migrate", "--check").stdout
 
 
 def test_config_is_shown_and_checked():
     assert call("config", "check").stdout.startswith("ok")
-    Path("holdfast.yaml").write_text("worker:\n  slots: 7\n  leas_s: 1\n")
+    Path("ackbone.yaml").write_text("worker:\n  slots: 7\n  leas_s: 1\n")
     result = call("config", "check", "--json", code=Exit.CHECK_FAILED)
     assert "lease_s" in lines(result)[0]["problems"][0]
     assert "leas_s" in call("stats", code=Exit.USAGE).stderr
-    Path("holdfast.yaml").write_text("worker:\n  slots: 7\n")
+    Path("ackbone.yaml").write_text("worker:\n  slots: 7\n")
     shown = call("config", "show", "worker.slots", "--origin").stdout
     assert shown == "worker.slots: 7  # file\n"
     call("config", "show", "nothing", code=Exit.NOT_FOUND)
@@ -674,7 +674,7 @@ def test_config_is_shown_and_checked():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str):
-    assert "_HOLDFAST_COMPLETE" in call("completion", shell).stdout
+    assert "_ACKBONE_COMPLETE" in call("completion", shell).stdout
 
 
 # ── what holds for all commands ──────────────────────────────────────────────────────────────────
@@ -718,7 +718,7 @@ def test_every_command_explains_itself(name: str):
     shown = call(*name.split(), "--help").stdout
     first = (command.help or "").strip().splitlines()[0]
     assert first.endswith("."), "one sentence"
-    assert shown.count(f"holdfast {name.split(maxsplit=1)[0]}") >= 2, "usage and examples"
+    assert shown.count(f"ackbone {name.split(maxsplit=1)[0]}") >= 2, "usage and examples"
     assert "Examples:" in shown
     assert len(shown.split("Examples:")[1].strip().splitlines()) >= 2
     if name in ENTRIES:
@@ -738,8 +738,8 @@ def test_a_mistyped_command_gets_a_hint(typed: list[str], meant: str):
 
 def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BROKER_PASSWORD", CANARY)
-    monkeypatch.setenv("HOLDFAST_LEDGER_KEY", f"{CANARY}-and-long-enough-to-sign")
-    Path("holdfast.yaml").write_text(
+    monkeypatch.setenv("ACKBONE_LEDGER_KEY", f"{CANARY}-and-long-enough-to-sign")
+    Path("ackbone.yaml").write_text(
         "triggers:\n"
         "  - queue_name: orders\n"
         "    consumer_group: g\n"
@@ -757,7 +757,7 @@ def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch):
     ):  # fmt: skip
         result = call(*arguments, code=None)
         shown += result.stdout + result.stderr
-    Path("holdfast.yaml").write_text(
+    Path("ackbone.yaml").write_text(
         f"broker: amqp://user:{CANARY}@host/\nworker:\n  password: {CANARY}\n"
     )
     for arguments in (["config", "check"], ["stats", "--debug"], ["doctor", "--json"]):
@@ -786,19 +786,19 @@ def test_a_newer_database_asks_for_a_newer_program(database: Path, arguments: li
         conn.execute("UPDATE alembic_version SET version_num = '0907'")
     told = call(*arguments, code=Exit.FAILURE).stderr
     assert "has schema revision 0907" in told
-    assert "pip install --upgrade holdfast" in told
-    assert "Run 'holdfast migrate'" not in told
+    assert "pip install --upgrade ackbone" in told
+    assert "Run 'ackbone migrate'" not in told
 
 
 def test_a_database_without_tables_asks_for_a_migration(home: Path):
-    (home / "holdfast.db").touch()
-    assert "Run 'holdfast migrate'" in call("stats", code=Exit.FAILURE).stderr
+    (home / "ackbone.db").touch()
+    assert "Run 'ackbone migrate'" in call("stats", code=Exit.FAILURE).stderr
 
 
 def test_an_unforeseen_error_is_one_sentence_unless_debugging(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from holdfast.store.sqlite.records import SqliteRecords
+    from ackbone.store.sqlite.records import SqliteRecords
 
     async def broken(self):
         raise ZeroDivisionError("oh, redis://u:hunter2@host")
@@ -822,7 +822,7 @@ def test_many_cannot_act_at_once_on_one_letter(database: Path):
     async def storm() -> list[int]:
         async def one() -> int:
             child = await asyncio.create_subprocess_exec(
-                *HOLDFAST, "dlq", "replay", "m-1",
+                *ACKBONE, "dlq", "replay", "m-1",
                 stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             return await asyncio.wait_for(child.wait(), LIMIT_S)
@@ -911,7 +911,7 @@ def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> Non
     assert call("rules", "check", "rules.yaml").stdout == "ok: 3 rules (rules.yaml)\n"
     assert "Name a FILE" in call("rules", "check", code=2).stderr
     Path("rules.yaml").write_text(RULES.replace("deny", "dney").replace("hour", "hours"))
-    monkeypatch.setenv("HOLDFAST__RULES", "rules.yaml")
+    monkeypatch.setenv("ACKBONE__RULES", "rules.yaml")
     for command in (("rules", "check"), ("config", "check")):
         (found,) = lines(call(*command, "--json", code=int(Exit.CHECK_FAILED)))
         assert [problem.split(": ")[1] for problem in found["problems"]] == [
@@ -937,7 +937,7 @@ def asked(database: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "  - {name: both, match: {tenant: acme}, then: approve, four_eyes: true}\n"
         "  - {name: one, match: {tenant: default}, then: approve, reason: look first}\n"
     )
-    monkeypatch.setenv("HOLDFAST__RULES", str(rules))
+    monkeypatch.setenv("ACKBONE__RULES", str(rules))
     ids = [send("--payload", f'{{"n": {n}}}', "--id", f"order-{n}") for n in range(2)]
     ids.append(send("--id", "order-2", "--tenant", "acme"))
     work()
@@ -999,7 +999,7 @@ def test_rules_usage_shows_what_is_used_and_what_waits(
     rules = Path("rules.yaml").absolute()
     quota = "{name: daily, match: {tenant: acme}, then: quota, window: day, limits: {runs: 2}}"
     rules.write_text(f"rules:\n  - {quota}\n")
-    monkeypatch.setenv("HOLDFAST__RULES", str(rules))
+    monkeypatch.setenv("ACKBONE__RULES", str(rules))
     for n in range(2):
         send("--tenant", "acme", "--id", f"m-{n}")
     work()

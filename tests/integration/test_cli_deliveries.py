@@ -1,4 +1,4 @@
-"""`holdfast deliveries`: what operators see of replies, and what they do to them."""
+"""`ackbone deliveries`: what operators see of replies, and what they do to them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast import App, Context, FinalError
-from holdfast.cli.root import cli
-from holdfast.cli.session import Exit
-from holdfast.config import load_config
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import SendUnknown, TemporaryError
-from holdfast.core.events import Event
-from holdfast.services import relays_of
+from ackbone import App, Context, FinalError
+from ackbone.cli.root import cli
+from ackbone.cli.session import Exit
+from ackbone.config import load_config
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import SendUnknown, TemporaryError
+from ackbone.core.events import Event
+from ackbone.services import relays_of
 
 IDS = {
     "sent": "aaaa1111-sent",
@@ -58,7 +58,7 @@ class Moody:
 def _own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "cwd").mkdir()
     monkeypatch.chdir(home / "cwd")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
 
 
 def call(*arguments: str, stdin: str = "", code: int = 0) -> Result:
@@ -200,7 +200,7 @@ def test_stats_show_every_state_and_what_is_paused():
 def test_a_reply_is_edited_and_sent_again():
     edited = call("edit", "bbbb1111", "--content", "good now")
     assert edited.stdout == f"{IDS['failed']} edited\n"
-    assert f"holdfast deliveries retry {IDS['failed']}" in edited.stderr
+    assert f"ackbone deliveries retry {IDS['failed']}" in edited.stderr
     assert one("bbbb1111")["status"] == "failed"
     assert call("retry", "bbbb1111").stdout == f"{IDS['failed']} due again\n"
     assert one("bbbb1111")["status"] == "pending"
@@ -229,7 +229,7 @@ def test_an_edit_opens_the_editor_on_a_terminal(home: Path):
     editor.write_text(f'#!/bin/sh\ncp "$1" {home}/seen && printf \'typed\\n\' > "$1"\n')
     editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
     primary, secondary = pty.openpty()
-    command = [sys.executable, "-m", "holdfast", "deliveries", "edit", "bbbb1111"]
+    command = [sys.executable, "-m", "ackbone", "deliveries", "edit", "bbbb1111"]
     done = subprocess.run(
         command, stdin=secondary, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env={**os.environ, "EDITOR": str(editor), "VISUAL": ""},
@@ -308,7 +308,7 @@ def test_many_replies_are_discarded_by_what_they_have_in_common():
 def test_channels_are_paused_and_resumed():
     assert call("pause", "moody").stdout == "moody is paused\n"
     assert call("pause", "moody").stdout == "moody is paused (it was before)\n"
-    assert "holdfast deliveries resume moody" in call("list").stderr
+    assert "ackbone deliveries resume moody" in call("list").stderr
     assert "channel   moody (paused)" in call("show", "bbbb1111").stdout
     (resumed,) = lines(call("resume", "moody", "--json"))
     assert resumed == {"channel": "moody", "paused": False, "changed": True}

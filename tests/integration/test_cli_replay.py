@@ -1,4 +1,4 @@
-"""`holdfast dlq replay` and `dlq_replay`, as people call them: many letters, paced, interrupted."""
+"""`ackbone dlq replay` and `dlq_replay`, as people call them: many letters, paced, interrupted."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.replaying import program
-from holdfast.cli.session import Exit
+from ackbone.cli.replaying import program
+from ackbone.cli.session import Exit
 from tests.servers.redis import RedisServer
 
 TARGET = f"{Path(__file__).with_name('cli_app.py')}:app"
 LIMIT_S = 90
-HOLDFAST = [sys.executable, "-m", "holdfast"]
-DLQ_REPLAY = [sys.executable, "-c", "from holdfast.cli.replaying import program; program()"]
-REPLAY = [*HOLDFAST, "dlq", "replay"]
+ACKBONE = [sys.executable, "-m", "ackbone"]
+DLQ_REPLAY = [sys.executable, "-c", "from ackbone.cli.replaying import program; program()"]
+REPLAY = [*ACKBONE, "dlq", "replay"]
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "cwd").mkdir()
     monkeypatch.chdir(home / "cwd")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
 
 
 def call(*command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def work() -> None:
-    call(*HOLDFAST, "run", TARGET, "--until-idle", "--log-level", "critical")
+    call(*ACKBONE, "run", TARGET, "--until-idle", "--log-level", "critical")
 
 
 def bury(*messages: dict[str, Any]) -> None:
@@ -63,12 +63,12 @@ def bury(*messages: dict[str, Any]) -> None:
     file.write_text(
         "".join(f"{json.dumps({'message_type': 'bad', **each})}\n" for each in messages)
     )
-    call(*HOLDFAST, "send", "--file", str(file))
+    call(*ACKBONE, "send", "--file", str(file))
     work()
 
 
 def asked(home: Path, sql: str) -> list[Any]:
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         return conn.execute(sql).fetchall()
 
 
@@ -122,7 +122,7 @@ def test_a_replay_that_is_interrupted_says_what_is_left_and_goes_on(
 def test_a_second_signal_insists(home: Path):
     bury({"payload": {}}, {"payload": {}})
     code = (
-        "import asyncio, os, signal\nfrom holdfast.cli.session import Session\n"
+        "import asyncio, os, signal\nfrom ackbone.cli.session import Session\n"
         "session = Session(as_json=False, config_path=None, debug=False)\n"
         "async def work():\n"
         "    with session.signals.gently() as asked:\n"
@@ -149,7 +149,7 @@ def test_a_dry_run_groups_by_cause_and_changes_nothing(home: Path):
     assert groups[0]["payload"] == {"n": 9}
     assert len(groups[0]["examples"]) == 3
     assert "only an object has fields" in groups[1]["problem"]
-    (given_up,) = lines(call(*HOLDFAST, "dlq", "discard", "--all", "--dry-run", "--json"))
+    (given_up,) = lines(call(*ACKBONE, "dlq", "discard", "--all", "--dry-run", "--json"))
     assert (given_up["count"], given_up["what"]) == (4, "would be discarded")
     assert states(home) == {"open": 4}
     assert asked(home, "SELECT count(*) FROM event_log WHERE event_type LIKE 'dlq.%'") == [(0,)]
@@ -246,7 +246,7 @@ def test_dlq_replay_is_installed_as_a_program():
 def test_on_redis_a_replay_goes_through_the_outbox(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__BROKER", server.url)
     bury(*({"payload": {"n": n}, "message_id": f"m-{n}"} for n in range(5)))
     done = lines(
         call(*DLQ_REPLAY, "--all", "--set", "payload.mended=true", "--unset", "payload.n", "--json")
@@ -271,7 +271,7 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They write the six fields to `stream:dlq`, and know nothing of a store."""
-    monkeypatch.setenv("HOLDFAST__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__BROKER", server.url)
     bury({"payload": {"n": 0}, "message_id": "ours"})
     for task_id, error in (("theirs", "boom"), ("theirs", "boom again"), ("given-up", "no")):
         client.xadd(
@@ -284,14 +284,14 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
     client.xadd("stream:dlq", {"what": b"\xff\xfe", "task_id": "x"})
     client.xadd("stream:dlq", {"task_id": "\0" + "x" * 1000, "tenant_id": "a/b", "error": "\0"})
     work()
-    found = lines(call(*HOLDFAST, "dlq", "list", "--json"))
+    found = lines(call(*ACKBONE, "dlq", "list", "--json"))
     reasons = Counter(letter["reason"] for letter in found)
     assert (len(found), reasons["failed_elsewhere"]) == (6, 5)
     named = {letter["message_id"]: letter for letter in found}
     assert {named["ours"]["queue"], named["theirs"]["queue"]} == {"stream:task"}
     assert named["theirs"]["error"] == "boom"
     call(*DLQ_REPLAY, "theirs", "--set", "payload.mended=true", "--unset", "payload.n")
-    call(*HOLDFAST, "dlq", "discard", "given-up")
+    call(*ACKBONE, "dlq", "discard", "given-up")
     work()
     results = [fields for _, fields in client.xrange("stream:result")]
     assert Counter(each[b"status"] for each in results) == {b"failed": 1, b"succeeded": 1}
@@ -302,13 +302,13 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
 def test_while_redis_is_away_people_can_still_act(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST__BROKER", "redis://127.0.0.1:1")
+    monkeypatch.setenv("ACKBONE__BROKER", "redis://127.0.0.1:1")
     letters = [
         (f"m-{n}", n.to_bytes(16, "big"), json.dumps({"message_type": "bad", "payload": {"n": n}}))
         for n in range(2)
     ]
-    call(*HOLDFAST, "migrate")
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn, conn:
+    call(*ACKBONE, "migrate")
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn, conn:
         conn.executemany(
             "INSERT INTO dead_letters (message_id, id, body, body_info, body_crc, subscription,"
             " queue_name, event_name, reason, failed_at) VALUES (?1, ?2, CAST(?3 AS BLOB), ?4, ?5,"
@@ -318,14 +318,14 @@ def test_while_redis_is_away_people_can_still_act(
                 for name, row, text in letters
             ],
         )
-    call(*HOLDFAST, "dlq", "discard", "m-0")
+    call(*ACKBONE, "dlq", "discard", "m-0")
     call(*REPLAY, "m-1", "--set", "payload.mended=true", "--unset", "payload.n")
     assert states(home) == {"discarded": 1, "replayed": 1}
-    stats = call(*HOLDFAST, "stats", "--json")
+    stats = call(*ACKBONE, "stats", "--json")
     assert "what waits at the broker is not counted" in stats.stderr
     (seen,) = [q for q in json.loads(stats.stdout)["queues"] if q["queue"] == "work"]
     assert (seen["ready"], seen["delayed"]) == (1, 0), "it waits in the outbox"
-    monkeypatch.setenv("HOLDFAST__BROKER", server.url)
-    monkeypatch.setenv("HOLDFAST__QUEUES__WORK__CODEC", "standard")
+    monkeypatch.setenv("ACKBONE__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__QUEUES__WORK__CODEC", "standard")
     work()
     assert asked(home, "SELECT count(*) FROM outbox") == [(0,)]

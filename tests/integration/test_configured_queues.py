@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast import App, ConfigError, Context, SyncContext
-from holdfast.cli.root import cli
-from holdfast.cli.session import Exit
+from ackbone import App, ConfigError, Context, SyncContext
+from ackbone.cli.root import cli
+from ackbone.cli.session import Exit
 
 TRIGGER = """
 queue_trigger:
@@ -28,7 +28,7 @@ queue_trigger:
 
 
 def _app(home: Path, text: str) -> App:
-    path = home / "holdfast.yaml"
+    path = home / "ackbone.yaml"
     path.write_text(f"home: {home}/data\n{text}")
     return App(path)
 
@@ -91,7 +91,7 @@ def test_a_trigger_that_names_another_broker_is_refused_by_run_and_check(
     home: Path, broker: str, adapter: str, problem: str | None
 ) -> None:
     app = _app(home, f"broker: {broker}\n{TRIGGER}  adapter: {adapter}\n")
-    shown = CliRunner().invoke(cli, ["config", "check", "--config", str(home / "holdfast.yaml")])
+    shown = CliRunner().invoke(cli, ["config", "check", "--config", str(home / "ackbone.yaml")])
     assert "hunter2" not in shown.output
     if problem is None:
         assert [sub.name for sub in app.subscriptions()] == ["agent-events"]

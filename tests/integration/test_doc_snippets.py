@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import App
+from ackbone import App
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,7 +31,7 @@ def blocks_of(page: Path) -> Iterator[tuple[int, str]]:
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to work in: what a page makes stays in it."""
-    with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="ab-", dir="/tmp") as name:
         monkeypatch.chdir(name)
         yield Path(name)
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.core.clock import to_us
-from holdfast.core.outcome import Done
-from holdfast.core.store import Finished, Run, Worker
-from holdfast.engine.decoder import decoder
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.core.clock import to_us
+from ackbone.core.outcome import Done
+from ackbone.core.store import Finished, Run, Worker
+from ackbone.engine.decoder import decoder
 from tests.servers.stores import sqlite_store
 
 
@@ -29,7 +29,7 @@ async def finish(app: App, runs: Sequence[Run], worker: Worker) -> None:
 
 
 def statuses(home: Path) -> dict[str, str]:
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         return dict(conn.execute("SELECT message_id, status FROM queue_executions"))
 
 

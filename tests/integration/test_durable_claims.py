@@ -14,18 +14,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.core.broker import Delivery, Notices, Subscription
-from holdfast.core.codec import CODECS
-from holdfast.core.message import Message
-from holdfast.core.outcome import Done, Released
-from holdfast.core.quota import Limits, Quota
-from holdfast.core.store import Answer, Candidate, Finished, Run, Store, Verdict, Worker
-from holdfast.engine.decoder import decoder
-from holdfast.sqlite.witness import witnessed
-from holdfast.store.postgres.migrate import ensure_schema as ensure_postgres
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.core.broker import Delivery, Notices, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.message import Message
+from ackbone.core.outcome import Done, Released
+from ackbone.core.quota import Limits, Quota
+from ackbone.core.store import Answer, Candidate, Finished, Run, Store, Verdict, Worker
+from ackbone.engine.decoder import decoder
+from ackbone.sqlite.witness import witnessed
+from ackbone.store.postgres.migrate import ensure_schema as ensure_postgres
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
+from ackbone.store.sqlite.store import SqliteStore
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("postgres")

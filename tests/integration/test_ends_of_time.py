@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context, TemporaryError
-from holdfast.config import Config, Retry, Tasks
+from ackbone import App, Context, TemporaryError
+from ackbone.config import Config, Retry, Tasks
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 30.0
@@ -73,7 +73,7 @@ async def test_a_time_to_live_of_any_length_stops_nobody(
 ) -> None:
     for name, more in (("far", {"ttl_us": "9" * digits}), ("near", {})):
         body = f'{{"message_id": "{name}", "message_type": "t", "payload": {{}}}}'
-        client.xadd("orders", {"hf": 1, "id": name, "body": body, **more})
+        client.xadd("orders", {"ab": 1, "id": name, "body": body, **more})
     ran = await both_attempts(app, "orders")
     assert ran == [("far", 1), ("far", 2), ("near", 1), ("near", 2)]
 

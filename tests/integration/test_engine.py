@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.broker import Outgoing
-from holdfast.core.errors import FinalError, ParkMessage, RetryableError, ValidationError
-from holdfast.core.events import FAILED, PARKED, RESUMED, RETRIED, SUCCEEDED
-from holdfast.core.message import Message
-from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
-from holdfast.engine.context import Context, SyncContext
+from ackbone.core.broker import Outgoing
+from ackbone.core.errors import FinalError, ParkMessage, RetryableError, ValidationError
+from ackbone.core.events import FAILED, PARKED, RESUMED, RETRIED, SUCCEEDED
+from ackbone.core.message import Message
+from ackbone.core.outcome import Dead, Done, Park, Rejected, Retry
+from ackbone.engine.context import Context, SyncContext
 from tests.integration.lab import Lab
 
 
@@ -170,7 +170,7 @@ async def test_whatever_a_handler_raises_is_its_own_failure(
     one_file: Lab, error: BaseException, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing that a handler raises ends the worker, loops for ever or touches a neighbour."""
-    caplog.set_level(logging.CRITICAL, "holdfast")  # pytest-xdist cannot carry lone surrogates
+    caplog.set_level(logging.CRITICAL, "ackbone")  # pytest-xdist cannot carry lone surrogates
     app = await one_file.open()
 
     async def raises(ctx: Context) -> None:

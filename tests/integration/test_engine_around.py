@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.events import FAILED, REJECTED, RELEASED, SUCCEEDED, Event
-from holdfast.engine.context import Context
-from holdfast.engine.executor import CallNext
-from holdfast.engine.guard import Decision
+from ackbone.core.events import FAILED, REJECTED, RELEASED, SUCCEEDED, Event
+from ackbone.engine.context import Context
+from ackbone.engine.executor import CallNext
+from ackbone.engine.guard import Decision
 from tests.integration.lab import Lab
 
 

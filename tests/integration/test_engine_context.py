@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import Tasks
-from holdfast.core.errors import InvalidMessage, NotDone
-from holdfast.core.events import HEARTBEAT, PARKED, SUCCEEDED, Event
-from holdfast.engine.context import Context, SyncContext
-from holdfast.testing import Signal
+from ackbone.config import Tasks
+from ackbone.core.errors import InvalidMessage, NotDone
+from ackbone.core.events import HEARTBEAT, PARKED, SUCCEEDED, Event
+from ackbone.engine.context import Context, SyncContext
+from ackbone.testing import Signal
 from tests.integration.lab import ONE_FILE, Lab
 
 

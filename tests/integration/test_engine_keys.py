@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from holdfast.core.events import DUPLICATE, SUCCEEDED
-from holdfast.engine.context import Context
-from holdfast.engine.worker import EngineWorker
-from holdfast.testing import FakeClock
+from ackbone.core.events import DUPLICATE, SUCCEEDED
+from ackbone.engine.context import Context
+from ackbone.engine.worker import EngineWorker
+from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 
 

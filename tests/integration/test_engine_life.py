@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.events import FINAL_EVENTS, RELEASED, RETRIED
-from holdfast.core.store import Commit, Finished, Worker
-from holdfast.engine.context import Context
-from holdfast.engine.worker import Phase
-from holdfast.testing import Fault, FaultyBroker
+from ackbone.app import App
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.events import FINAL_EVENTS, RELEASED, RETRIED
+from ackbone.core.store import Commit, Finished, Worker
+from ackbone.engine.context import Context
+from ackbone.engine.worker import Phase
+from ackbone.testing import Fault, FaultyBroker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
 from tests.servers.stores import sqlite_store
 

@@ -6,13 +6,13 @@ import sqlite3
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.broker import Outgoing
-from holdfast.core.errors import ParkMessage
-from holdfast.core.events import EXPIRED, FAILED
-from holdfast.engine.context import Context
-from holdfast.engine.worker import EngineWorker
-from holdfast.testing import FakeClock
+from ackbone.app import App
+from ackbone.core.broker import Outgoing
+from ackbone.core.errors import ParkMessage
+from ackbone.core.events import EXPIRED, FAILED
+from ackbone.engine.context import Context
+from ackbone.engine.worker import EngineWorker
+from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 from tests.servers.stores import sqlite_store
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.errors import StoreUnavailable
-from holdfast.engine import patience
-from holdfast.engine.context import Context, SyncContext
-from holdfast.engine.executor import Executor
+from ackbone.app import App
+from ackbone.core.errors import StoreUnavailable
+from ackbone.engine import patience
+from ackbone.engine.context import Context, SyncContext
+from ackbone.engine.executor import Executor
 from tests.integration.lab import ONE_FILE, Lab
 
 pytestmark = pytest.mark.parametrize("lab", [ONE_FILE], indirect=True)

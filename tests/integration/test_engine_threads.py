@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from holdfast.engine.context import Context, SyncContext
-from holdfast.engine.worker import Phase
+from ackbone.engine.context import Context, SyncContext
+from ackbone.engine.worker import Phase
 from tests.integration.lab import Lab
 
 

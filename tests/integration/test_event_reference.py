@@ -4,13 +4,13 @@ import asyncio
 import re
 from pathlib import Path
 
-from holdfast import App, Config, Context, Decision, ParkMessage, TemporaryError
-from holdfast.cli.session import operating
-from holdfast.config import Retry
-from holdfast.core.approvals import ApprovalFilter
-from holdfast.core.delivery import Again, Failed, Held, New, Result, Sent, Settled, unlimited
-from holdfast.core.events import FINAL_EVENTS
-from holdfast.testing.history import History
+from ackbone import App, Config, Context, Decision, ParkMessage, TemporaryError
+from ackbone.cli.session import operating
+from ackbone.config import Retry
+from ackbone.core.approvals import ApprovalFilter
+from ackbone.core.delivery import Again, Failed, Held, New, Result, Sent, Settled, unlimited
+from ackbone.core.events import FINAL_EVENTS
+from ackbone.testing.history import History
 from tests.unit.desk import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/events.md"
@@ -41,7 +41,7 @@ def checked(home: Path) -> set[str]:
     """The types of all events in the ledger; each has the keys that the page says."""
     known = documented()
     seen = set()
-    for event in History(home / "holdfast.db").events:
+    for event in History(home / "ackbone.db").events:
         must, may = known[event.type]
         keys = set(event.data)
         assert must <= keys <= may, f"{event.type}: {sorted(keys)}"

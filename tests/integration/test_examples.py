@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import App
+from ackbone import App
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PATIENCE_S = 90.0
@@ -35,7 +35,7 @@ class Shelf:
         return asyncio.run(all_of_them())
 
     def start(self, example: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "holdfast.supervisor", f"{EXAMPLES / example}:app"]
+        command = [sys.executable, "-m", "ackbone.supervisor", f"{EXAMPLES / example}:app"]
         child = subprocess.Popen([*command, *options], env={**os.environ, **environment})
         self._running.append(child)
         return child
@@ -46,7 +46,7 @@ class Shelf:
         assert child.wait(PATIENCE_S) == 0
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        conn = sqlite3.connect(f"file:{self.home / 'holdfast.db'}?mode=ro", uri=True)
+        conn = sqlite3.connect(f"file:{self.home / 'ackbone.db'}?mode=ro", uri=True)
         try:
             return conn.execute(sql, values).fetchall()
         finally:
@@ -114,7 +114,7 @@ def test_shop_charges_once_though_its_worker_is_killed(shelf: Shelf) -> None:
     first = shelf.start("shop.py", SHOP_CHARGES=str(charges))
     done = "SELECT 1 FROM effects WHERE message_id = ? AND state = 'done'"
     shelf.until(
-        lambda: (shelf.home / "holdfast.db").exists() and bool(shelf.rows(done, order)),
+        lambda: (shelf.home / "ackbone.db").exists() and bool(shelf.rows(done, order)),
         "the charge is recorded",
     )
     first.send_signal(signal.SIGKILL)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context, QueueTrigger
-from holdfast.config import Config, load_config
+from ackbone import App, Context, QueueTrigger
+from ackbone.config import Config, load_config
 from tests.faults.waiting import until
 from tests.integration.test_queue_trigger import Kit, raw
 
@@ -78,7 +78,7 @@ async def test_a_trigger_whose_metrics_are_off_writes_none(home: Path, off: str)
 
 
 def loaded(home: Path, text: str) -> Config:
-    file = home / "holdfast.yaml"
+    file = home / "ackbone.yaml"
     file.write_text(text)
     return load_config(file, environ={}, overrides={"home": str(home)})
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.root import cli
+from ackbone.cli.root import cli
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
@@ -22,16 +22,16 @@ APP = Path(__file__).with_name("failing_app.py")
 TARGET = f"{APP}:app"
 PRICE_LINE = APP.read_text().splitlines().index('    return order["price"]') + 1
 LIMIT_S = 90
-HOLDFAST = [sys.executable, "-m", "holdfast"]
+ACKBONE = [sys.executable, "-m", "ackbone"]
 CANARY = "c4nary-s3cret-9f1b"
 
 
 @pytest.fixture(autouse=True)
 def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No holdfast.yaml or .env of the developer's counts here."""
+    """No ackbone.yaml or .env of the developer's counts here."""
     (home / "cwd").mkdir()
     monkeypatch.chdir(home / "cwd")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
     return home / "cwd"
 
 
@@ -46,7 +46,7 @@ def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """`run` as a process of its own."""
     arguments = ("run", TARGET, *arguments)
     done = subprocess.run(
-        [*HOLDFAST, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*ACKBONE, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == code, (arguments, done.stdout, done.stderr)
     return done
@@ -110,7 +110,7 @@ class Running:
 @contextmanager
 def running(*arguments: str) -> Iterator[Running]:
     process = subprocess.Popen(
-        [*HOLDFAST, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*ACKBONE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     found = Running(process)
     try:
@@ -130,7 +130,7 @@ def test_a_failure_shows_the_users_lines_everywhere(type_: str) -> None:
     (failed,) = [line for line in about(work(), message_id) if "exception" in line]
     assert failed["level"] == "warning"
     assert f"attempt 1 of 1 of {type_} failed: KeyError: 'price'" in failed["message"]
-    assert f"holdfast dlq show {message_id}" in failed["message"]
+    assert f"ackbone dlq show {message_id}" in failed["message"]
     place = f'File "{APP}", line {PRICE_LINE}, in price_of'
     shown = command("dlq", "show", message_id)
     traced = command("trace", message_id)
@@ -138,7 +138,7 @@ def test_a_failure_shows_the_users_lines_everywhere(type_: str) -> None:
         assert place in text
         assert 'return order["price"]' in text
         assert f"in {type_}" in text
-        assert "holdfast/engine" not in text
+        assert "ackbone/engine" not in text
     letter = json.loads(command("dlq", "show", message_id, "--json"))
     assert place in letter["history"][-1]["traceback"]
 
@@ -189,20 +189,20 @@ def test_parking_is_a_warning_with_the_next_command() -> None:
     assert parked["level"] == "warning"
     assert parked["message"] == (
         f"message {message_id}: parked (workflow_pending): the shop is closed; "
-        f"see: holdfast parked show {message_id}"
+        f"see: ackbone parked show {message_id}"
     )
     assert not any(line["message"].startswith("finished 1 message") for line in lines)
     assert 'payload   {"n": 1}' in command("trace", message_id)
 
 
 def test_a_message_that_waits_for_an_approval_names_the_command_for_it(folder: Path) -> None:
-    (folder / "holdfast.yaml").write_text("rules: rules.yaml\n")
+    (folder / "ackbone.yaml").write_text("rules: rules.yaml\n")
     (folder / "rules.yaml").write_text(
         "rules:\n  - name: large\n    match: {type: struct}\n    then: approve\n"
     )
     message_id = send("struct")
     (parked,) = about(work(), message_id)
-    assert parked["message"].endswith(f"see: holdfast approvals show {message_id}")
+    assert parked["message"].endswith(f"see: ackbone approvals show {message_id}")
     assert message_id in command("approvals", "show", message_id)
 
 
@@ -247,7 +247,7 @@ def redis() -> Iterator[RedisServer]:
 def test_an_outage_of_the_broker_is_told_when_it_begins_and_when_it_ends(
     folder: Path, redis: RedisServer
 ) -> None:
-    (folder / "holdfast.yaml").write_text(
+    (folder / "ackbone.yaml").write_text(
         f"broker: {redis.url}\nqueues:\n  default: {{codec: standard}}\n"
     )
     first = send("struct")
@@ -279,7 +279,7 @@ def postgres() -> Iterator[PostgresServer]:
 def test_an_outage_of_the_store_is_told_when_it_begins_and_when_it_ends(
     folder: Path, redis: RedisServer, postgres: PostgresServer
 ) -> None:
-    (folder / "holdfast.yaml").write_text(
+    (folder / "ackbone.yaml").write_text(
         f"broker: {redis.url}\nstore: {postgres.url(postgres.new_database())}\n"
         "queues:\n  default: {codec: standard}\n"
     )
@@ -305,7 +305,7 @@ def test_an_outage_of_the_store_is_told_when_it_begins_and_when_it_ends(
 
 def refused(settings: str, folder: Path) -> str:
     """What `run` says before it gives up, which it does by itself."""
-    (folder / "holdfast.yaml").write_text(settings)
+    (folder / "ackbone.yaml").write_text(settings)
     done = run(code=1)
     assert "another one starts" not in done.stderr
     assert "giving up" in done.stderr
@@ -343,7 +343,7 @@ def test_a_wrong_password_ends_run(folder: Path, postgres: PostgresServer) -> No
 
 def test_a_password_that_is_refused_later_is_tried_again(folder: Path, redis: RedisServer) -> None:
     """It may be about to change: a worker that runs goes on, and so does its replacement."""
-    (folder / "holdfast.yaml").write_text(
+    (folder / "ackbone.yaml").write_text(
         f"broker: {redis.url}\nqueues:\n  default: {{codec: standard}}\n"
     )
     send("struct")

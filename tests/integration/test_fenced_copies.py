@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.broker import Inspectable
-from holdfast.engine.context import Context
-from holdfast.engine.worker import EngineWorker
+from ackbone.app import App
+from ackbone.core.broker import Inspectable
+from ackbone.engine.context import Context
+from ackbone.engine.worker import EngineWorker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
 from tests.servers.stores import sqlite_store
 

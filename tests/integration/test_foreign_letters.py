@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import App
-from holdfast.config import Config
-from holdfast.core.records import LetterFilter
-from holdfast.engine.foreign_letters import REASON, ForeignLetters
+from ackbone import App
+from ackbone.config import Config
+from ackbone.core.records import LetterFilter
+from ackbone.engine.foreign_letters import REASON, ForeignLetters
 from tests.servers.redis import RedisServer
 from tests.servers.stores import STORES, store_url
 
@@ -41,7 +41,7 @@ async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) ->
         (sub,) = app.subscriptions()
         letters = ForeignLetters(app.store, app.broker, sub, "stream:dlq")
         await letters.step(worker)
-        client.xgroup_destroy("stream:dlq", "holdfast:letters")  # all of it is read again
+        client.xgroup_destroy("stream:dlq", "ackbone:letters")  # all of it is read again
         for _ in range(2):  # the first step finds that the group is gone
             await letters.step(worker)
         (group,) = client.xinfo_groups("stream:dlq")

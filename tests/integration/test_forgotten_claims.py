@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.store import Commit, Finished, Worker
-from holdfast.engine.context import Context
-from holdfast.engine.worker import EngineWorker
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.app import App
+from ackbone.core.store import Commit, Finished, Worker
+from ackbone.engine.context import Context
+from ackbone.engine.worker import EngineWorker
+from ackbone.store.sqlite.store import SqliteStore
 from tests.integration.lab import MEMORY, PATIENCE_S, Lab
 from tests.servers.stores import sqlite_store
 

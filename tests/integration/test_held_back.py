@@ -5,9 +5,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from holdfast.app import App
-from holdfast.config import load_config
-from holdfast.engine.context import Context
+from ackbone.app import App
+from ackbone.config import load_config
+from ackbone.engine.context import Context
 
 
 async def test_a_paused_queue_that_is_woken_leaves_the_loop_to_others(home: Path) -> None:
@@ -19,7 +19,7 @@ async def test_a_paused_queue_that_is_woken_leaves_the_loop_to_others(home: Path
         raise AssertionError("the queue is paused")
 
     async with app:
-        with closing(sqlite3.connect(home / "holdfast.db", isolation_level=None)) as conn:
+        with closing(sqlite3.connect(home / "ackbone.db", isolation_level=None)) as conn:
             conn.execute("INSERT INTO sources (subscription, paused_at) VALUES ('default', 1)")
         worker = app.worker()
         await worker.begin()

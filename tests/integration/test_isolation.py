@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.app import App
-from holdfast.core.errors import ConfigError, StoreUnavailable
-from holdfast.core.events import HEARTBEAT, RELEASED, SUCCEEDED
-from holdfast.engine.context import Context
-from holdfast.engine.worker import EngineWorker
-from holdfast.supervisor import load_app
+from ackbone.app import App
+from ackbone.core.errors import ConfigError, StoreUnavailable
+from ackbone.core.events import HEARTBEAT, RELEASED, SUCCEEDED
+from ackbone.engine.context import Context
+from ackbone.engine.worker import EngineWorker
+from ackbone.supervisor import load_app
 from tests.integration.lab import ONE_FILE, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
@@ -295,7 +295,7 @@ async def test_without_a_target_it_says_what_to_do(home: Path) -> None:
         return None
 
     async with app:
-        with pytest.raises(ConfigError, match=r"holdfast run MODULE:APP.*app\.target"):
+        with pytest.raises(ConfigError, match=r"ackbone run MODULE:APP.*app\.target"):
             app.worker()
 
 
@@ -314,8 +314,8 @@ async def test_an_app_that_a_child_cannot_load(lab: IsolatedLab) -> None:
 
 def _start(home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.supervisor", TARGET, "--log-level", "error"],
-        env={**os.environ, "HOLDFAST_HOME": str(home)},
+        [sys.executable, "-m", "ackbone.supervisor", TARGET, "--log-level", "error"],
+        env={**os.environ, "ACKBONE_HOME": str(home)},
     )
 
 

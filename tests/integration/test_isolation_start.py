@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.core.errors import HandlerFailed
-from holdfast.engine import isolation
-from holdfast.engine.context import Context
-from holdfast.engine.handlers import Handler
-from holdfast.engine.isolation import Children
+from ackbone.core.errors import HandlerFailed
+from ackbone.engine import isolation
+from ackbone.engine.context import Context
+from ackbone.engine.handlers import Handler
+from ackbone.engine.isolation import Children
 
 HANDLER = Handler(type="n", queue="jobs", call=print, isolation="process")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import supervisor
-from holdfast.launcher import Launcher
+from ackbone import supervisor
+from ackbone.launcher import Launcher
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 APP = """

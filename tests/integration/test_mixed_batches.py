@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from holdfast import App, Config, Context
-from holdfast.core.broker import Outgoing
+from ackbone import App, Config, Context
+from ackbone.core.broker import Outgoing
 from tests.servers.stores import sqlite_store
 
 

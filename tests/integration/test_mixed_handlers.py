@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.engine.context import Context
+from ackbone.engine.context import Context
 from tests.integration.lab import Lab
 
 

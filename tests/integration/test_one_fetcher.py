@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from holdfast.app import App
-from holdfast.config import Config, Queue, Worker
-from holdfast.engine.context import Context
+from ackbone.app import App
+from ackbone.config import Config, Queue, Worker
+from ackbone.engine.context import Context
 from tests.servers.redis import RedisServer
 
 CONVERSATIONS, MESSAGES = 5, 12
@@ -46,7 +46,7 @@ async def two_workers(home: Path, broker: str, look: Callable[[], None] | None =
     config = Config(
         home=home,
         broker=broker,
-        store=f"sqlite:///{home}/holdfast.db",
+        store=f"sqlite:///{home}/ackbone.db",
         queues={"stream:task": Queue(ordered=True)},
         worker=Worker(slots=3, lease_s=5.0, shutdown_timeout_s=5.0),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from ackbone import (
     App,
     Ask,
     Cancelled,
@@ -22,12 +22,12 @@ from holdfast import (
     Orchestrator,
     TemporaryError,
 )
-from holdfast.admin.approvals import Approvals
-from holdfast.cli.session import operating
-from holdfast.config import Config, Retry, Tasks
-from holdfast.core.clock import from_us
-from holdfast.core.errors import StoreUnavailable
-from holdfast.services import relays_of
+from ackbone.admin.approvals import Approvals
+from ackbone.cli.session import operating
+from ackbone.config import Config, Retry, Tasks
+from ackbone.core.clock import from_us
+from ackbone.core.errors import StoreUnavailable
+from ackbone.services import relays_of
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 30.0

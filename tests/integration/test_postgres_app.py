@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import App, Context
-from holdfast.config import Config, Queue, Retry, Worker
-from holdfast.core.message import Message
-from holdfast.engine.worker import EngineWorker
-from holdfast.services import relays_of
-from holdfast.storage.postgres import PostgresStorage
-from holdfast.store.postgres.store import PostgresStore
+from ackbone import App, Context
+from ackbone.config import Config, Queue, Retry, Worker
+from ackbone.core.message import Message
+from ackbone.engine.worker import EngineWorker
+from ackbone.services import relays_of
+from ackbone.storage.postgres import PostgresStorage
+from ackbone.store.postgres.store import PostgresStore
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -154,7 +154,7 @@ async def test_the_ledger_is_whole_and_signed(config: Config) -> None:
         ]
         await app.send_many(batch, queue="plain")
         await until_idle(app)
-    from holdfast.store.ledger_key import ledger_key
+    from ackbone.store.ledger_key import ledger_key
 
     key = ledger_key(config.ledger_key_file)
     storage = PostgresStorage(config)
@@ -186,16 +186,16 @@ async def desk(config: Config) -> AsyncIterator[Any]:
 
 def command(config: Config, home: Path, *arguments: str, code: int = 0) -> list[Any]:
     """A command in a process of its own, as an operator runs it; its JSON lines."""
-    file = home / "holdfast.yaml"
+    file = home / "ackbone.yaml"
     if not file.exists():
         queues = "queues:\n  plain: {ordered: false}\n"
         file.write_text(f"broker: {config.broker}\nstore: {config.store}\n{queues}")
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments, "--json", "--config", str(file)],
+        [sys.executable, "-m", "ackbone", *arguments, "--json", "--config", str(file)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "HOLDFAST_HOME": str(home)},
+        env={**os.environ, "ACKBONE_HOME": str(home)},
     )
     assert done.returncode == code, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -11,21 +11,21 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.core import events
-from holdfast.core.checks import Finding
-from holdfast.core.clock import from_us
-from holdfast.core.errors import StoreCorrupt
-from holdfast.store.postgres import pruned_rows as rows_module
-from holdfast.store.postgres import seals
-from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.checks import examine
-from holdfast.store.postgres.migrate import ensure_schema
-from holdfast.store.postgres.prune import Pruner
-from holdfast.store.postgres.pruned_rows import pruned_rows
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
-from holdfast.store.postgres.wall import admit_worker
-from holdfast.store.seals import TENANT
+from ackbone.core import events
+from ackbone.core.checks import Finding
+from ackbone.core.clock import from_us
+from ackbone.core.errors import StoreCorrupt
+from ackbone.store.postgres import pruned_rows as rows_module
+from ackbone.store.postgres import seals
+from ackbone.store.postgres.address import Address
+from ackbone.store.postgres.checks import examine
+from ackbone.store.postgres.migrate import ensure_schema
+from ackbone.store.postgres.prune import Pruner
+from ackbone.store.postgres.pruned_rows import pruned_rows
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
+from ackbone.store.postgres.wall import admit_worker
+from ackbone.store.seals import TENANT
 from tests.servers.postgres import PostgresServer
 
 from .pruning import DAY_S, KEY, PostgresBook

@@ -12,12 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.core.errors import SchemaMismatch, StoreUnavailable
-from holdfast.store.migrate import HEAD, render
-from holdfast.store.postgres import migrate
-from holdfast.store.postgres.migrate import current_revision, ensure_schema, upgrade
-from holdfast.store.postgres.partitions import make_partitions
-from holdfast.store.postgres.wall import TABLES
+from ackbone.core.errors import SchemaMismatch, StoreUnavailable
+from ackbone.store.migrate import HEAD, render
+from ackbone.store.postgres import migrate
+from ackbone.store.postgres.migrate import current_revision, ensure_schema, upgrade
+from ackbone.store.postgres.partitions import make_partitions
+from ackbone.store.postgres.wall import TABLES
 from tests.schema import tables_of
 from tests.servers.postgres import OutsidePostgres, PostgresServer
 
@@ -161,18 +161,18 @@ def test_an_older_schema_names_the_command(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate, "HEAD", "9999")
-    with pytest.raises(SchemaMismatch, match="'holdfast migrate'"):
+    with pytest.raises(SchemaMismatch, match="'ackbone migrate'"):
         ensure_schema(postgres_url)
 
 
 def test_a_newer_schema_is_refused(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as conn:
         conn.execute("UPDATE alembic_version SET version_num = '0907'")
-    with pytest.raises(SchemaMismatch, match="newer holdfast has used this database"):
+    with pytest.raises(SchemaMismatch, match="newer ackbone has used this database"):
         ensure_schema(postgres_url)
     with psycopg.connect(postgres_url) as conn:
         conn.execute("UPDATE alembic_version SET version_num = 'ae1027a6acf'")
-    with pytest.raises(SchemaMismatch, match="none of holdfast's"):
+    with pytest.raises(SchemaMismatch, match="none of ackbone's"):
         upgrade(postgres_url)
 
 
@@ -187,7 +187,7 @@ def test_a_role_without_permission_names_the_command(own_postgres: PostgresServe
     role, name = f"weak_{os.getpid()}", own_postgres.new_database()
     own_postgres.execute(f"CREATE ROLE {role} LOGIN")
     try:
-        with pytest.raises(StoreUnavailable, match="'holdfast migrate' with a role that owns"):
+        with pytest.raises(StoreUnavailable, match="'ackbone migrate' with a role that owns"):
             ensure_schema(own_postgres.url(name, role=role))
         assert tables(own_postgres.url(name)) == set()
     finally:

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.approvals import Approval, ApprovalFilter
-from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.clock import to_us
-from holdfast.core.codec import CODECS
-from holdfast.core.delivery import New, Outbound, Sent, Settled, unlimited
-from holdfast.core.errors import Conflict, StoreUnavailable
-from holdfast.core.message import Message
-from holdfast.core.outcome import Dead, Done, Park, ParkKind, Question, Retry
-from holdfast.core.quota import Limits, Quota
-from holdfast.core.records import Identity
-from holdfast.core.store import (
+from ackbone.core.approvals import Approval, ApprovalFilter
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.clock import to_us
+from ackbone.core.codec import CODECS
+from ackbone.core.delivery import New, Outbound, Sent, Settled, unlimited
+from ackbone.core.errors import Conflict, StoreUnavailable
+from ackbone.core.message import Message
+from ackbone.core.outcome import Dead, Done, Park, ParkKind, Question, Retry
+from ackbone.core.quota import Limits, Quota
+from ackbone.core.records import Identity
+from ackbone.core.store import (
     Answer,
     Candidate,
     Commit,
@@ -36,9 +36,9 @@ from holdfast.core.store import (
     Run,
     Worker,
 )
-from holdfast.engine.decoder import decoder
-from holdfast.store.operations import StoreOperations
-from holdfast.store.postgres import (
+from ackbone.engine.decoder import decoder
+from ackbone.store.operations import StoreOperations
+from ackbone.store.postgres import (
     approvals,
     arrays,
     claims,
@@ -50,15 +50,15 @@ from holdfast.store.postgres import (
     reaper,
     tasks,
 )
-from holdfast.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
-from holdfast.store.postgres.deliveries import PostgresDeliveries
-from holdfast.store.postgres.months import Months
-from holdfast.store.postgres.outbox import PostgresOutboxRows
-from holdfast.store.postgres.partitions import make_partitions
-from holdfast.store.postgres.roll import Sign
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
-from holdfast.store.postgres.wake import Bells
+from ackbone.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
+from ackbone.store.postgres.deliveries import PostgresDeliveries
+from ackbone.store.postgres.months import Months
+from ackbone.store.postgres.outbox import PostgresOutboxRows
+from ackbone.store.postgres.partitions import make_partitions
+from ackbone.store.postgres.roll import Sign
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
+from ackbone.store.postgres.wake import Bells
 from tests.faults.waiting import until
 from tests.servers.postgres_clock import ServerClock, silence
 

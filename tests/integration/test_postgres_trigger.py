@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import (
+from ackbone import (
     Config,
     ConfigError,
     MockQueueAdapter,
@@ -15,11 +15,11 @@ from holdfast import (
     QueueTriggerConfig,
     RawMessage,
 )
-from holdfast.config import Retention
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.verify import verify_ledger
-from holdfast.testing import (
+from ackbone.config import Retention
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.verify import verify_ledger
+from ackbone.testing import (
     MockAgentRuntime,
     MockGovernanceLayer,
     MockIdempotencyStore,
@@ -74,7 +74,7 @@ async def test_the_sample_of_the_specification(home: Path, postgres_url: str) ->
     report = verify_ledger(postgres_url, ledger_key(home / "ledger.key"), home / "ledger.anchors")
     assert report.ok, report.findings
     assert report.anchors > 0
-    assert not (home / "holdfast.db").exists(), "no broker of ours is needed"
+    assert not (home / "ackbone.db").exists(), "no broker of ours is needed"
 
 
 @pytest.mark.parametrize("form", ["url", "config", "store"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from ackbone import (
     Config,
     ConfigError,
     IdempotencyStore,
@@ -18,14 +18,14 @@ from holdfast import (
     QueueTriggerConfig,
     RawMessage,
 )
-from holdfast.config import Worker
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.events import RETRIED, Entry
-from holdfast.engine.worker import EngineWorker
-from holdfast.queue_trigger import LONGEST_WAIT_S
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import (
+from ackbone.config import Worker
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.events import RETRIED, Entry
+from ackbone.engine.worker import EngineWorker
+from ackbone.queue_trigger import LONGEST_WAIT_S
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import (
     FakeClock,
     GovernanceResult,
     MockAgentRuntime,
@@ -34,7 +34,7 @@ from holdfast.testing import (
     MockLedger,
     Signal,
 )
-from holdfast.triggers import broker
+from ackbone.triggers import broker
 from tests.faults.waiting import until
 
 PATIENCE_S = 60.0
@@ -94,7 +94,7 @@ async def test_a_caller_that_does_not_wait_for_its_stop_leaves_nothing_behind() 
         await asyncio.wait_for(trigger.stop(), 0.01)
     await trigger.stop()
     assert kit.adapter.get_nacked() == ["a"]
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast")]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ackbone")]
 
 
 async def test_it_can_be_started_again_and_remembers() -> None:
@@ -205,7 +205,7 @@ async def test_the_unfinished_are_counted_and_handed_back(
     await trigger.stop()
     assert kit.adapter.waiting == running + 2
     assert kit.adapter.get_acked() == ["done"]
-    said = [r.getMessage() for r in caplog.records if r.name == "holdfast.trigger"]
+    said = [r.getMessage() for r in caplog.records if r.name == "ackbone.trigger"]
     assert (
         f"Stopped orders with {running + 1} unfinished messages; the queue has them again" in said
     )
@@ -348,7 +348,7 @@ def configured(home: Path, **settings: Any) -> Config:
 async def test_where_dedup_must_not_be_missed_messages_wait_for_it(
     home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, said_by: str
 ) -> None:
-    monkeypatch.setattr("holdfast.triggers.runner.DEDUP_AWAY_S", 0.01)
+    monkeypatch.setattr("ackbone.triggers.runner.DEDUP_AWAY_S", 0.01)
     kit = Kit(max_retries=0)
     kit.keys.error = OSError("redis://:hunter2@cache is away")
     kit.adapter.enqueue(raw("a"))
@@ -687,7 +687,7 @@ async def test_waits_grow_without_a_limit_that_anybody_would_notice() -> None:
 
 
 async def test_a_paused_trigger_does_not_take_up_retries(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "holdfast.trigger")
+    caplog.set_level(logging.INFO, "ackbone.trigger")
     kit = Kit(retry_backoff_base=5.0)
     clock = FakeClock()
     gate = kit.runtime.block()

@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from holdfast import MockQueueAdapter, QueueTrigger, QueueTriggerConfig, RawMessage
-from holdfast.testing import (
+from ackbone import MockQueueAdapter, QueueTrigger, QueueTriggerConfig, RawMessage
+from ackbone.testing import (
     MockAgentRuntime,
     MockGovernanceLayer,
     MockIdempotencyStore,

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast import Context, Decision
-from holdfast.app import App
-from holdfast.cli.session import operating
-from holdfast.core.outcome import Duplicate
-from holdfast.core.quota import QuotaUse
-from holdfast.services import relays_of
-from holdfast.testing import FakeClock
+from ackbone import Context, Decision
+from ackbone.app import App
+from ackbone.cli.session import operating
+from ackbone.core.outcome import Duplicate
+from ackbone.core.quota import QuotaUse
+from ackbone.services import relays_of
+from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 
 HOUR_US = 3_600_000_000

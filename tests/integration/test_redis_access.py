@@ -13,12 +13,12 @@ import pytest
 import redis.asyncio
 from redis import Redis
 
-from holdfast import App, Context, RedisIdempotencyStore
-from holdfast.brokers.registry import make_broker
-from holdfast.config import Config
-from holdfast.core.broker import Examinable
-from holdfast.core.checks import Finding
-from holdfast.core.errors import BrokerUnavailable, PublishUnknown
+from ackbone import App, Context, RedisIdempotencyStore
+from ackbone.brokers.registry import make_broker
+from ackbone.config import Config
+from ackbone.core.broker import Examinable
+from ackbone.core.checks import Finding
+from ackbone.core.errors import BrokerUnavailable, PublishUnknown
 from tests.servers.certificates import Authority
 from tests.servers.redis import RedisServer
 
@@ -211,8 +211,8 @@ async def test_a_password_that_was_changed_is_read_again(home: Path, guarded: Re
     secret = home / "secret"
     secret.write_text("old\n")
     address = f"{guarded.url}?username=ada&password=${{file:secret}}"
-    (home / "holdfast.yaml").write_text(f"home: .\nbroker: {address}\n")
-    app = App(home / "holdfast.yaml")
+    (home / "ackbone.yaml").write_text(f"home: .\nbroker: {address}\n")
+    app = App(home / "ackbone.yaml")
     async with app, asyncio.timeout(LIMIT_S):
         await app.send("hello", {})
         guarded.cli("ACL", "SETUSER", "ada", "<old", ">new")

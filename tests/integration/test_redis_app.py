@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context
-from holdfast.config import Config, Queue, Tasks
+from ackbone import App, Context
+from ackbone.config import Config, Queue, Tasks
 from tests.servers.redis import RedisServer
 
 STREAM = "stream:task"
@@ -36,7 +36,7 @@ async def until_idle(app: App) -> None:
 
 
 def asked(home: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         return conn.execute(sql).fetchall()
 
 
@@ -96,7 +96,7 @@ async def test_a_wrong_task_is_a_dead_letter_and_others_go_on(
     assert is_clean(client)
 
 
-@pytest.mark.parametrize("form", [{"page": "/same"}, {"hf": "1", "body": '{"page": "/same"}'}])
+@pytest.mark.parametrize("form", [{"page": "/same"}, {"ab": "1", "body": '{"page": "/same"}'}])
 async def test_entries_of_two_priorities_in_one_millisecond_are_two_messages(
     home: Path, server: RedisServer, client: Any, form: dict[str, str]
 ):

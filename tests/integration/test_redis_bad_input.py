@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from holdfast import App, Context
-from holdfast.config import Config, Tasks
-from holdfast.core.broker import Examinable
-from holdfast.core.checks import Finding
-from holdfast.core.errors import BrokerUnavailable
-from holdfast.engine.worker import EngineWorker
-from holdfast.services import relays_of
+from ackbone import App, Context
+from ackbone.config import Config, Tasks
+from ackbone.core.broker import Examinable
+from ackbone.core.checks import Finding
+from ackbone.core.errors import BrokerUnavailable
+from ackbone.engine.worker import EngineWorker
+from ackbone.services import relays_of
 from tests.faults.waiting import until
 from tests.servers.redis import RedisServer
 
@@ -79,7 +79,7 @@ class Bench:
             await self.app.work(until_idle=True)
 
     def rows(self, sql: str) -> list[Any]:
-        with closing(sqlite3.connect(self.home / "holdfast.db")) as conn:
+        with closing(sqlite3.connect(self.home / "ackbone.db")) as conn:
             return conn.execute(sql).fetchall()
 
     def has_ended(self, *ids: str, status: str = "succeeded") -> Callable[[], bool]:

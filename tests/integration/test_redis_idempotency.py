@@ -13,8 +13,8 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from holdfast import ConfigError, IdempotencyStore, RedisIdempotencyStore
-from holdfast.core.events import FINAL_EVENTS, Entry
+from ackbone import ConfigError, IdempotencyStore, RedisIdempotencyStore
+from ackbone.core.events import FINAL_EVENTS, Entry
 from tests.integration.test_queue_trigger import Kit, raw
 from tests.servers.redis import RedisServer
 
@@ -172,7 +172,7 @@ async def test_a_key_that_is_claimed_for_long_costs_no_attempt(
     keys: RedisIdempotencyStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Another machine's run may take longer than all retries of this message would."""
-    monkeypatch.setattr("holdfast.triggers.runner.CLAIMED_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("ackbone.triggers.runner.CLAIMED_ELSEWHERE_S", 0.01)
     client.set("idempotency-claim:k", "another message", ex=3600)
     asked = 0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context
-from holdfast.config import Config
+from ackbone import App, Context
+from ackbone.config import Config
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 60.0

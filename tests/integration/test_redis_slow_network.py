@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.brokers.redis import RedisBroker
-from holdfast.core.broker import Outgoing, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerUnavailable
-from holdfast.core.ids import new_id
+from ackbone.brokers.redis import RedisBroker
+from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.ids import new_id
 from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
@@ -81,7 +81,7 @@ async def test_what_takes_longer_than_the_timeout_comes(server: RedisServer, cli
 
 
 async def test_a_line_that_falls_silent_is_given_up(server: RedisServer, client: Any) -> None:
-    client.xadd("jobs", {"hf": 1, "id": "large", "body": b"x" * 8_000_000})
+    client.xadd("jobs", {"ab": 1, "id": "large", "body": b"x" * 8_000_000})
     line = SlowLine(client.connection_pool.connection_kwargs["path"])
     async with line.open() as url, asyncio.timeout(LIMIT_S):
         broker = RedisBroker(url, timeout_s=TIMEOUT_S)

@@ -13,19 +13,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.core.clock import from_us
-from holdfast.core.ids import uuid7_bytes
-from holdfast.sqlite import liveness
-from holdfast.store.keep import Keep
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.postgres import retention as on_the_server
-from holdfast.store.postgres.database import _SETTINGS
-from holdfast.store.postgres.retention import Retention as ServerRetention
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.sqlite import retention
-from holdfast.store.sqlite.retention import Retention
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import FakeClock
+from ackbone.core.clock import from_us
+from ackbone.core.ids import uuid7_bytes
+from ackbone.sqlite import liveness
+from ackbone.store.keep import Keep
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.postgres import retention as on_the_server
+from ackbone.store.postgres.database import _SETTINGS
+from ackbone.store.postgres.retention import Retention as ServerRetention
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.sqlite import retention
+from ackbone.store.sqlite.retention import Retention
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import FakeClock
 from tests.servers.postgres_clock import ServerClock
 from tests.servers.stores import STORES
 
@@ -99,7 +99,7 @@ class FileAttic(Attic):
 
     def __init__(self, home: Path) -> None:
         self.clock = FakeClock()
-        self.store = SqliteStore(home / "holdfast.db", clock=self.clock)
+        self.store = SqliteStore(home / "ackbone.db", clock=self.clock)
 
     async def put(self, table: str, *rows: dict[str, Any]) -> None:
         names = list(rows[0])
@@ -222,7 +222,7 @@ class SetAtTheNextTransaction(FakeClock):
     jump_s: float | None = None
 
     def now_us(self) -> int:
-        if self.jump_s is not None and threading.current_thread().name.startswith("holdfast-"):
+        if self.jump_s is not None and threading.current_thread().name.startswith("ackbone-"):
             jump_s, self.jump_s = self.jump_s, None
             self.jump_wall(jump_s)
         return super().now_us()
@@ -232,7 +232,7 @@ class SetAtTheNextTransaction(FakeClock):
 async def test_a_key_that_moves_with_the_clock_is_not_measured_by_the_old_one(home, jump_s):
     attic = FileAttic(home)
     attic.clock = SetAtTheNextTransaction()
-    attic.store = SqliteStore(home / "holdfast.db", clock=attic.clock)
+    attic.store = SqliteStore(home / "ackbone.db", clock=attic.clock)
     ensure_schema(attic.store.path)
     await attic.store.open()
     await attic.key("valid", "done", 3600, "acme")

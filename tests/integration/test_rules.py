@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast import Context, Decision
-from holdfast.app import App
-from holdfast.config.rule_file import load_rules
-from holdfast.core.errors import ConfigError
-from holdfast.governance.rules import Rules, changes
-from holdfast.services import relays_of
+from ackbone import Context, Decision
+from ackbone.app import App
+from ackbone.config.rule_file import load_rules
+from ackbone.core.errors import ConfigError
+from ackbone.governance.rules import Rules, changes
+from ackbone.services import relays_of
 from tests.integration.lab import Lab
 
 FREEZE = {"name": "freeze", "match": {"tenant": "acme", "type": "pay*"}, "then": "deny"}
@@ -106,7 +106,7 @@ async def test_a_changed_file_is_read_again(
     await one_file.start(app, relays=relays_of(app, spawn_solo=False))
     await app.send("payout", id="m-1", tenant_id="acme")
     assert await one_file.ends("m-1") == ["rejected"]
-    caplog.set_level(logging.WARNING, "holdfast.governance")
+    caplog.set_level(logging.WARNING, "ackbone.governance")
     began = asyncio.get_running_loop().time()
     write(one_file, {**FREEZE, "then": "allow"}, {"name": "new", "match": {}, "then": "deny"})
     await one_file.until(lambda: "have changed" in caplog.text)
@@ -128,7 +128,7 @@ async def test_a_broken_change_is_refused_and_the_rules_stay(
     file = one_file.home / "rules.yaml"
     rules = app.rule_file
     assert rules is not None
-    caplog.set_level(logging.WARNING, "holdfast.governance")
+    caplog.set_level(logging.WARNING, "ackbone.governance")
     match fault:
         case "broken":
             file.write_text("rules:\n  - {name: freeze, then: [deny}\n")

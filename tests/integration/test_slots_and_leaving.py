@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from holdfast import App, Config, Context, RetryPolicy
-from holdfast.config import Breaker, Worker
-from holdfast.core.store import Taken
+from ackbone import App, Config, Context, RetryPolicy
+from ackbone.config import Breaker, Worker
+from ackbone.core.store import Taken
 from tests.servers.stores import sqlite_store
 
 PATIENCE_S = 60.0

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import App
-from holdfast.core.store import Company, Worker
-from holdfast.engine.context import Context
-from holdfast.engine.executor import CallNext
-from holdfast.warden import Child, Warden
+from ackbone.app import App
+from ackbone.core.store import Company, Worker
+from ackbone.engine.context import Context
+from ackbone.engine.executor import CallNext
+from ackbone.warden import Child, Warden
 from tests.integration.lab import PATIENCE_S, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook
 
-from holdfast import App, Config, Context
-from holdfast.admin.deliveries import Deliveries
-from holdfast.cli.session import operating
-from holdfast.config import Retry, load_config
-from holdfast.config.settings import Delivery, Subscriber
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import ConfigError, FinalError
-from holdfast.core.events import Entry
-from holdfast.core.subscribers import EVENT_NAMES, OURS, Subscribers
-from holdfast.core.subscribers import Subscriber as Place
-from holdfast.delivery.webhook import WebhookChannel
+from ackbone import App, Config, Context
+from ackbone.admin.deliveries import Deliveries
+from ackbone.cli.session import operating
+from ackbone.config import Retry, load_config
+from ackbone.config.settings import Delivery, Subscriber
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import ConfigError, FinalError
+from ackbone.core.events import Entry
+from ackbone.core.subscribers import EVENT_NAMES, OURS, Subscribers
+from ackbone.core.subscribers import Subscriber as Place
+from ackbone.delivery.webhook import WebhookChannel
 from tests.servers.receiver import Receiver, receiving
 from tests.servers.stores import STORES, sqlite_store, store_url
 
@@ -229,7 +229,7 @@ def test_mistakes_are_named(home: Path) -> None:
 
 
 def test_mistakes_of_the_file_are_named_with_their_lines(home: Path) -> None:
-    file = home / "holdfast.yaml"
+    file = home / "ackbone.yaml"
     file.write_text("""
 subscribers:
   ops:

@@ -1,4 +1,4 @@
-"""`holdfast run` over workers that fail: when it starts another, and when it gives up."""
+"""`ackbone run` over workers that fail: when it starts another, and when it gives up."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import supervisor
+from ackbone import supervisor
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 APP = """
 import os, sys
 from pathlib import Path
-from holdfast import App, Context
+from ackbone import App, Context
 
-home = Path(os.environ["HOLDFAST_HOME"])
+home = Path(os.environ["ACKBONE_HOME"])
 starts = home / "starts"
 with starts.open("a") as file:
     file.write("x")
@@ -53,9 +53,9 @@ def starts(home: Path) -> int:
     return len((home / "starts").read_text()) if (home / "starts").exists() else 0
 
 
-def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+def ackbone(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "ackbone", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -65,10 +65,10 @@ def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`holdfast run`, its talk in `run.log`; whatever is left of it is ended."""
+    """`ackbone run`, its talk in `run.log`; whatever is left of it is ended."""
     with (home / "run.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "run", *arguments],
+            [sys.executable, "-m", "ackbone", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -84,7 +84,7 @@ def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_it_gives_up_when_no_start_succeeds(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble="os.kill(os.getpid(), 11)"))
-    done = holdfast("run", f"{target}:app", "--until-idle")
+    done = ackbone("run", f"{target}:app", "--until-idle")
     assert done.returncode == 1, done.stderr
     assert starts(home) == 5
     told = done.stderr[done.stderr.rindex("giving up") :]
@@ -101,7 +101,7 @@ def test_it_gives_up_when_no_start_succeeds(home: Path, target: Path) -> None:
         ('sys.exit("no key")', "could not be loaded: SystemExit: no key", 1),
         ("sys.exit(0)", "could not be loaded: SystemExit: 0", 1),
         (
-            'Path("holdfast.yaml").write_text("channels: {hook: {connection: {}}}")',
+            'Path("ackbone.yaml").write_text("channels: {hook: {connection: {}}}")',
             "channels.hook: no kind 'hook'",
             2,
         ),
@@ -111,7 +111,7 @@ def test_an_app_that_cannot_start_is_reported_once(
     target: Path, trouble: str, words: str, code: int
 ) -> None:
     target.write_text(APP.format(trouble=trouble))
-    done = holdfast("run", f"{target}:app", "--workers", "3")
+    done = ackbone("run", f"{target}:app", "--workers", "3")
     assert done.returncode == code, done.stderr
     assert done.stderr.count(words) == 1
     assert "another one starts" not in done.stderr
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_an_app_is_said_without_the_way_there(
     target: Path, command: str, trouble: str, said: str
 ) -> None:
     target.write_text(APP.format(trouble=trouble))
-    done = holdfast(command, f"{target}:app")
+    done = ackbone(command, f"{target}:app")
     assert done.returncode == 1, done.stderr
     assert f"{target}:app could not be loaded: " in done.stderr
     assert said in done.stderr
@@ -142,14 +142,14 @@ def test_what_is_wrong_with_an_app_is_said_without_the_way_there(
 
 def test_it_starts_again_after_failures_that_pass(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble="if n < 4: os._exit(1)"))
-    done = holdfast("run", f"{target}:app", "--until-idle")
+    done = ackbone("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
     assert starts(home) == 4
 
 
 BLIP = """
-from holdfast.core.errors import StoreUnavailable
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.core.errors import StoreUnavailable
+from ackbone.store.sqlite.store import SqliteStore
 
 is_empty, asked = SqliteStore.is_empty, []
 
@@ -166,9 +166,9 @@ SqliteStore.is_empty = away_once
 def test_a_store_that_gives_no_answer_is_not_taken_for_idle(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble=BLIP))
     payload = '{"file": "touched"}'
-    sent = holdfast("send", "--type", "touch", "--payload", payload, "--delay", "2")
+    sent = ackbone("send", "--type", "touch", "--payload", payload, "--delay", "2")
     assert sent.returncode == 0, sent.stderr
-    done = holdfast("run", f"{target}:app", "--until-idle")
+    done = ackbone("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
     assert (home / "touched").exists(), "it ended with a message left"
 
@@ -270,7 +270,7 @@ def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target
     target.write_text(APP.format(trouble='if n > 1: raise RuntimeError("only one")'))
     with running(home, f"{target}:app", "--workers", "2") as process:
         wait_until(lambda: starts(home) > 6, "the second one failed six times")
-        sent = holdfast("send", "--type", "touch", "--payload", '{"file": "touched"}')
+        sent = ackbone("send", "--type", "touch", "--payload", '{"file": "touched"}')
         assert sent.returncode == 0, sent.stderr
         wait_until((home / "touched").exists, "the first one works")
         assert process.poll() is None
@@ -288,7 +288,7 @@ def test_it_says_what_it_serves_once_all_workers_are_up(home: Path, target: Path
     with running(home, f"{target}:app", "--workers", "2") as process:
         wait_until(lambda: ready in (home / "run.log").read_text(), "the ready line")
         (workers,) = [
-            line for line in holdfast("stats").stdout.splitlines() if line.startswith("workers")
+            line for line in ackbone("stats").stdout.splitlines() if line.startswith("workers")
         ]
         assert "2 alive" in workers
         process.terminate()
@@ -310,13 +310,13 @@ def test_poison_is_no_failed_start(
 ) -> None:
     """More workers die one after the other than starts may fail: each was up before. None of the
     codes makes an end that a message caused an orderly one."""
-    monkeypatch.setenv("HOLDFAST__WORKER__SLOTS", "1")
-    monkeypatch.setenv("HOLDFAST__WORKER__CRASH_BUDGET", "2")
+    monkeypatch.setenv("ACKBONE__WORKER__SLOTS", "1")
+    monkeypatch.setenv("ACKBONE__WORKER__CRASH_BUDGET", "2")
     target.write_text(APP.format(trouble=""))
     for n in range(3):
         payload = ("--payload", str(code))
-        assert holdfast("send", "--type", "die", "--id", f"die-{n}", *payload).returncode == 0
-    done = holdfast("run", f"{target}:app", "--until-idle")
+        assert ackbone("send", "--type", "die", "--id", f"die-{n}", *payload).returncode == 0
+    done = ackbone("run", f"{target}:app", "--until-idle")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"ended ({fate})") >= 6
-    assert holdfast("dlq", "list").stdout.count("crash_budget") == 3
+    assert ackbone("dlq", "list").stdout.count("crash_budget") == 3

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context
-from holdfast.config import Config, Queue, Tasks
-from holdfast.core.errors import ConfigError, TemporaryError
-from holdfast.core.events import Event
-from holdfast.core.outcome import Rejected
-from holdfast.core.records import Identity
-from holdfast.store.operations import StoreOperations
+from ackbone import App, Context
+from ackbone.config import Config, Queue, Tasks
+from ackbone.core.errors import ConfigError, TemporaryError
+from ackbone.core.events import Event
+from ackbone.core.outcome import Rejected
+from ackbone.core.records import Identity
+from ackbone.store.operations import StoreOperations
 from tests.servers.redis import RedisServer
 from tests.servers.stores import sqlite_store
 
@@ -72,7 +72,7 @@ def entries(client: Any, stream: str) -> list[dict[str, str]]:
 
 
 def events_of(home: Path, task_id: str) -> list[str]:
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         found = conn.execute(
             "SELECT event_type FROM event_log WHERE task_id = ? ORDER BY rowid", (task_id,)
         ).fetchall()
@@ -347,7 +347,7 @@ async def test_what_a_stranger_lets_lie_is_taken_over(home: Path, server: RedisS
     await until_idle(app)
     (result,) = entries(client, "stream:result")
     assert result["status"] == "succeeded"
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         ((told,),) = conn.execute(
             "SELECT data FROM event_log WHERE event_type = 'task.reclaimed'"
         ).fetchall()
@@ -391,7 +391,7 @@ async def test_what_a_stranger_takes_from_us_and_lets_lie_is_taken_back(
 
     await until_idle(again)
     (result,) = entries(client, "stream:result")
-    with closing(sqlite3.connect(home / "holdfast.db")) as conn:
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
         ((told,),) = conn.execute(
             "SELECT data FROM event_log WHERE event_type = 'task.reclaimed'"
         ).fetchall()

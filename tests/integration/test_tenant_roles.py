@@ -15,18 +15,18 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast import App, Context
-from holdfast.config import Breaker, Config, Queue, Worker
-from holdfast.core.approvals import ApprovalFilter
-from holdfast.core.broker import Notices
-from holdfast.core.errors import Conflict, NotFound, StoreUnavailable
-from holdfast.core.records import LetterFilter
-from holdfast.services import relays_of
-from holdfast.storage import storage_of
-from holdfast.store import migrate as sqlite_migrate
-from holdfast.store.approvals import Answering
-from holdfast.store.operations import StoreOperations
-from holdfast.store.postgres import (
+from ackbone import App, Context
+from ackbone.config import Breaker, Config, Queue, Worker
+from ackbone.core.approvals import ApprovalFilter
+from ackbone.core.broker import Notices
+from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
+from ackbone.core.records import LetterFilter
+from ackbone.services import relays_of
+from ackbone.storage import storage_of
+from ackbone.store import migrate as sqlite_migrate
+from ackbone.store.approvals import Answering
+from ackbone.store.operations import StoreOperations
+from ackbone.store.postgres import (
     approvals,
     claims,
     finish,
@@ -36,10 +36,10 @@ from holdfast.store.postgres import (
     tasks,
     wall,
 )
-from holdfast.store.postgres.database import _SETTINGS
-from holdfast.store.postgres.migrate import admit, ensure_schema, tend, upgrade
-from holdfast.store.postgres.records import PostgresRecords
-from holdfast.store.postgres.store import PostgresStore
+from ackbone.store.postgres.database import _SETTINGS
+from ackbone.store.postgres.migrate import admit, ensure_schema, tend, upgrade
+from ackbone.store.postgres.records import PostgresRecords
+from ackbone.store.postgres.store import PostgresStore
 from tests.integration.tenancy import Estate, bind, estate
 from tests.servers.postgres import PostgresServer
 
@@ -150,7 +150,7 @@ async def test_a_role_that_is_bound_does_not_start(home: Path, place: Estate) ->
     place.superuser(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
     place.superuser(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
     for start in (App(config(home, place.url(role))).open, _reading(home, place.url(role))):
-        with pytest.raises(StoreUnavailable, match=f"holdfast migrate --worker-role {role}"):
+        with pytest.raises(StoreUnavailable, match=f"ackbone migrate --worker-role {role}"):
             await start()
     found = {each.name: each for each in _examined(home, place.url(role))}
     assert found["tenants"].finding == "refused"
@@ -329,7 +329,7 @@ async def as_api(place: Estate, tenant: str) -> AsyncIterator[PostgresStore]:
     """A store as the API will have it: under its role, each transaction bound to one tenant."""
     role = place.role(f"pages_{tenant}")
     admit(place.owner, api=role)
-    place.superuser(f"ALTER ROLE {role} SET holdfast.tenant_id = '{tenant}'")
+    place.superuser(f"ALTER ROLE {role} SET ackbone.tenant_id = '{tenant}'")
     told = Notices(results="results", dead_letters="letters", on_ack=False)
     store = PostgresStore(place.url(role), notices=lambda _: told)
     await store.open()
@@ -474,14 +474,14 @@ def test_both_are_given_or_none(place: Estate) -> None:
 
 def command(home: Path, url: str, *arguments: str) -> tuple[int, list[Any], str]:
     """In a process of its own, as an operator runs it: exit code, JSON lines, what was said."""
-    file = home / "holdfast.yaml"
+    file = home / "ackbone.yaml"
     file.write_text(f"broker: sqlite\nstore: {url}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments, "--json", "--config", str(file)],
+        [sys.executable, "-m", "ackbone", *arguments, "--json", "--config", str(file)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "HOLDFAST_HOME": str(home)},
+        env={**os.environ, "ACKBONE_HOME": str(home)},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return done.returncode, lines, done.stderr

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.core.message import DEFAULT_TENANT
-from holdfast.store.postgres import wall
-from holdfast.store.postgres.migrate import tend
-from holdfast.store.postgres.partitions import make_partitions
+from ackbone.core.message import DEFAULT_TENANT
+from ackbone.store.postgres import wall
+from ackbone.store.postgres.migrate import tend
+from ackbone.store.postgres.partitions import make_partitions
 from tests import schema
 from tests.integration.tenancy import Estate, Rows, bind, estate
 from tests.servers.postgres import PostgresServer

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import QueueTrigger
-from holdfast.config import Config, Retention
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.verify import verify_ledger
+from ackbone import QueueTrigger
+from ackbone.config import Config, Retention
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.store.sqlite.verify import verify_ledger
 from tests.faults.waiting import until
 from tests.integration.test_queue_trigger import Kit, raw
 

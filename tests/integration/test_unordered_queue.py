@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import App, Config, Context
-from holdfast.config import Queue
+from ackbone import App, Config, Context
+from ackbone.config import Queue
 
 
 @pytest.mark.parametrize("broker", ["sqlite", "memory://"])

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Config, Context
-from holdfast.core.delivery import Outbound
-from holdfast.delivery.recovery import store_report
-from holdfast.services import relays_of
+from ackbone import App, Config, Context
+from ackbone.core.delivery import Outbound
+from ackbone.delivery.recovery import store_report
+from ackbone.services import relays_of
 from tests.unit.desk import until
 
 
@@ -46,8 +46,8 @@ def make_app(home: Path, *, mail: bool = False) -> App:
 async def command(home: Path, *arguments: str) -> list[dict[str, Any]]:
     """The lines of a command, run beside the workers of this process."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "holdfast", *arguments, "--json",
-        env={**os.environ, "HOLDFAST_HOME": str(home)}, cwd=home,
+        sys.executable, "-m", "ackbone", *arguments, "--json",
+        env={**os.environ, "ACKBONE_HOME": str(home)}, cwd=home,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()

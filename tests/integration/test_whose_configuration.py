@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import App, Config, Context
-from holdfast.core.errors import ConfigError
-from holdfast.supervisor import load_app
+from ackbone import App, Config, Context
+from ackbone.core.errors import ConfigError
+from ackbone.supervisor import load_app
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 AGENT = """
 import os
-from holdfast import App, Config, Context, load_config
+from ackbone import App, Config, Context, load_config
 
 app = App({own})
 
@@ -46,8 +46,8 @@ async def die(ctx: Context) -> str:
 @pytest.fixture(name="folder")
 def project_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with an agent and a second configuration; nothing is said in the environment."""
-    monkeypatch.delenv("HOLDFAST_HOME")
-    monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
+    monkeypatch.delenv("ACKBONE_HOME")
+    monkeypatch.delenv("ACKBONE_CONFIG", raising=False)
     monkeypatch.chdir(home)
     (home / "agent.py").write_text(AGENT.format(own=""))
     (home / "prod").mkdir()
@@ -55,11 +55,11 @@ def project_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def holdfast(
+def ackbone(
     *arguments: str, code: int = 0, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "ackbone", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -72,11 +72,11 @@ def holdfast(
 
 @contextmanager
 def dev(folder: Path, *arguments: str) -> Iterator[Path]:
-    """`holdfast dev` in the background; gives the file that it writes to."""
+    """`ackbone dev` in the background; gives the file that it writes to."""
     log = folder / "dev.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "dev", *arguments],
+            [sys.executable, "-m", "ackbone", "dev", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -93,7 +93,7 @@ def dev(folder: Path, *arguments: str) -> Iterator[Path]:
     [
         ("--config", "order"),
         ("--home", "order"),
-        ("HOLDFAST_CONFIG", "order"),
+        ("ACKBONE_CONFIG", "order"),
         ("--config", "child"),
         ("--config", "die"),
     ],
@@ -105,23 +105,23 @@ def test_a_message_runs_under_the_configuration_it_was_sent_with(
     place = "prod/prod.yaml" if way.endswith(("config", "CONFIG")) else "prod/data"
     options = [way, place] if way.startswith("--") else []
     variables = {} if options else {way: place}
-    holdfast("send", "--type", type_, "--id", "m1", *options, variables=variables)
-    holdfast("run", "agent.py:app", "--until-idle", *options, variables=variables)
-    trace = json.loads(holdfast("trace", "m1", "--json", *options, variables=variables).stdout)
+    ackbone("send", "--type", type_, "--id", "m1", *options, variables=variables)
+    ackbone("run", "agent.py:app", "--until-idle", *options, variables=variables)
+    trace = json.loads(ackbone("trace", "m1", "--json", *options, variables=variables).stdout)
     (task,) = trace["tasks"]
     assert task["status"] == "succeeded"
-    assert not (folder / ".holdfast").exists(), "nobody wrote into the project's own"
+    assert not (folder / ".ackbone").exists(), "nobody wrote into the project's own"
 
 
 def test_dev_runs_under_the_configuration_of_the_command(folder: Path) -> None:
     with dev(folder, "agent.py:app", "--config", "prod/prod.yaml") as log:
         wait_until(lambda: "Ctrl+C drains" in log.read_text(), "it greets")
         shown = log.read_text()
-        assert str(folder / "prod" / "data" / "holdfast.db") in shown
-        assert f"HOLDFAST_CONFIG={folder}/prod/prod.yaml" in shown, "its examples go there, too"
-        holdfast("send", "--type", "order", "--config", "prod/prod.yaml")
+        assert str(folder / "prod" / "data" / "ackbone.db") in shown
+        assert f"ACKBONE_CONFIG={folder}/prod/prod.yaml" in shown, "its examples go there, too"
+        ackbone("send", "--type", "order", "--config", "prod/prod.yaml")
         wait_until(lambda: "succeeded" in log.read_text(), "the message ran")
-    assert not (folder / ".holdfast").exists()
+    assert not (folder / ".ackbone").exists()
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,22 @@ def test_a_configuration_that_contradicts_the_command_is_an_error_that_names_bot
 ) -> None:
     (folder / "own.yaml").write_text("home: own\n")
     (folder / "agent.py").write_text(AGENT.format(own=own))
-    done = holdfast(command, "agent.py:app", "--config", "prod/prod.yaml", code=2)
+    done = ackbone(command, "agent.py:app", "--config", "prod/prod.yaml", code=2)
     assert is_own in done.stderr
     assert str(folder / "prod" / "prod.yaml") in done.stderr
     assert done.stderr.count("has a configuration of its own") == 1
-    assert "holdfast is running" not in done.stdout
-    assert not list(folder.glob("**/holdfast.db")), "nothing was begun"
+    assert "ackbone is running" not in done.stdout
+    assert not list(folder.glob("**/ackbone.db")), "nothing was begun"
 
 
 def test_a_home_that_contradicts_the_environment_is_an_error_that_names_both(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "agent.py").write_text(AGENT.format(own='Config(home="own")'))
-    monkeypatch.setenv("HOLDFAST_HOME", "other")
+    monkeypatch.setenv("ACKBONE_HOME", "other")
     with pytest.raises(ConfigError, match=r"home .*/own\), and this command is told to use other"):
         load_app("agent.py:app")
-    monkeypatch.setenv("HOLDFAST_HOME", "own")
+    monkeypatch.setenv("ACKBONE_HOME", "own")
     assert load_app("agent.py:app").config.home == folder / "own"
 
 
@@ -162,7 +162,7 @@ def test_the_same_configuration_twice_is_no_contradiction(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "agent.py").write_text(AGENT.format(own='"prod/prod.yaml"'))
-    monkeypatch.setenv("HOLDFAST_CONFIG", str(folder / "prod" / "prod.yaml"))
+    monkeypatch.setenv("ACKBONE_CONFIG", str(folder / "prod" / "prod.yaml"))
     assert load_app("agent.py:app").config.home == folder / "prod" / "data"
 
 
@@ -178,18 +178,18 @@ NO_AIOHTTP = "import sys; sys.modules['aiohttp'] = None\n"
 def test_check_says_what_run_and_dev_refuse_in_their_words(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "holdfast.yaml").write_text(CHANNELS)
+    (folder / "ackbone.yaml").write_text(CHANNELS)
     (folder / "sitecustomize.py").write_text(NO_AIOHTTP)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    check = holdfast("config", "check", "--json", code=10)
+    check = ackbone("config", "check", "--json", code=10)
     problems = json.loads(check.stdout)["problems"]
     assert problems[0].startswith("channels.hook: no kind 'hook'; write `kind:` with ")
     assert problems[1].startswith("channels.telegram needs aiohttp: pip install ")
     assert problems[2].startswith("channels.mail.connection.hots: unknown")
     for command in ("run", "dev", "chat"):
-        done = holdfast(command, "agent.py:app", code=2)
+        done = ackbone(command, "agent.py:app", code=2)
         said = [line.strip() for line in done.stderr.splitlines()]
-        assert said == ["holdfast: the configuration is wrong:", *problems]
+        assert said == ["ackbone: the configuration is wrong:", *problems]
         assert done.stdout == "", "nothing was claimed before"
 
 
@@ -197,7 +197,7 @@ async def test_variables_that_are_set_after_the_import_count(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a test of the user's: the app is imported first, and every test has its own home."""
-    monkeypatch.setenv("HOLDFAST_HOME", str(home / "real"))
+    monkeypatch.setenv("ACKBONE_HOME", str(home / "real"))
     app = App()
     ran: list[str] = []
 
@@ -207,15 +207,15 @@ async def test_variables_that_are_set_after_the_import_count(
 
     app.subscribe("webhook", "https://example.org")
     for name in ("first", "second"):
-        monkeypatch.setenv("HOLDFAST_HOME", str(home / name))
-        monkeypatch.setenv("HOLDFAST__QUEUES__DEFAULT__TIMEOUT_S", str(len(ran) + 1))
+        monkeypatch.setenv("ACKBONE_HOME", str(home / name))
+        monkeypatch.setenv("ACKBONE__QUEUES__DEFAULT__TIMEOUT_S", str(len(ran) + 1))
         async with app:
             await app.send("order", id=name)
             (handler,) = app.handlers
             assert handler.timeout_s == len(ran) + 1
             assert handler.retry.max_retries == 1
         await app.work(until_idle=True)
-        assert (home / name / "holdfast.db").exists()
+        assert (home / name / "ackbone.db").exists()
     assert ran == ["first", "second"]
     assert not (home / "real").exists()
 
@@ -233,7 +233,7 @@ async def test_what_is_registered_after_a_look_at_the_settings_counts(home: Path
 SLOW = """
 import asyncio
 from pathlib import Path
-from holdfast import App, Config, Context
+from ackbone import App, Config, Context
 
 app = App(Config(home="own", worker={"shutdown_timeout_s": 60}))
 
@@ -257,8 +257,8 @@ def test_a_stop_takes_as_long_as_the_apps_own_settings_allow(folder: Path) -> No
     (folder / "slow.py").write_text(SLOW)
     subprocess.run([sys.executable, "slow.py"], check=True, timeout=PATIENCE_S)
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "run", "slow.py:app"],
-        env={**os.environ, "HOLDFAST__WORKER__SHUTDOWN_TIMEOUT_S": "0"},
+        [sys.executable, "-m", "ackbone", "run", "slow.py:app"],
+        env={**os.environ, "ACKBONE__WORKER__SHUTDOWN_TIMEOUT_S": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.events import CLAIMED, EVENT_OF_STATUS, FINAL_EVENTS
-from holdfast.core.ids import derived_id
-from holdfast.core.outcome import FINAL, Status
-from holdfast.store.chain import GENESIS, link
+from ackbone.core.events import CLAIMED, EVENT_OF_STATUS, FINAL_EVENTS
+from ackbone.core.ids import derived_id
+from ackbone.core.outcome import FINAL, Status
+from ackbone.store.chain import GENESIS, link
 from tests.property.protocol_world import RESULTS, Sent, World
 
 _BURIED = frozenset({Status.FAILED, Status.EXPIRED, Status.REJECTED})

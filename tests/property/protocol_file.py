@@ -17,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.core.clock import Clock
-from holdfast.core.errors import StoreUnavailable
-from holdfast.sqlite.file import add_functions
-from holdfast.store.migrate import SPINE
+from ackbone.core.clock import Clock
+from ackbone.core.errors import StoreUnavailable
+from ackbone.sqlite.file import add_functions
+from ackbone.store.migrate import SPINE
 
 T = TypeVar("T")
 Rewrite = Callable[[str], str]

@@ -19,13 +19,13 @@ from unittest import mock
 
 import msgspec
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Delivery, Outgoing, Subscription
-from holdfast.core.clock import from_us
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import Conflict, LeaseLost, StoreUnavailable
-from holdfast.core.message import Message
-from holdfast.core.outcome import (
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Delivery, Outgoing, Subscription
+from ackbone.core.clock import from_us
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import Conflict, LeaseLost, StoreUnavailable
+from ackbone.core.message import Message
+from ackbone.core.outcome import (
     Dead,
     Discarded,
     Done,
@@ -36,8 +36,8 @@ from holdfast.core.outcome import (
     Released,
     Retry,
 )
-from holdfast.core.records import EffectWord, Identity, Resumption
-from holdfast.core.store import (
+from ackbone.core.records import EffectWord, Identity, Resumption
+from ackbone.core.store import (
     Answer,
     Commit,
     Company,
@@ -49,11 +49,11 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
-from holdfast.engine.decoder import decoder
-from holdfast.sqlite.file import SqliteFile
-from holdfast.store.operations import StoreOperations
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.clock import FakeClock
+from ackbone.engine.decoder import decoder
+from ackbone.sqlite.file import SqliteFile
+from ackbone.store.operations import StoreOperations
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing.clock import FakeClock
 from tests.property.protocol_file import Fault, InlineFile
 
 T = TypeVar("T")
@@ -173,8 +173,8 @@ class World:
     @contextlib.contextmanager
     def _real_store(self) -> Any:
         """The store and queue as they are, on our file, with our word on who is alive."""
-        queue = "holdfast.brokers.sqlite"
-        store, roll = "holdfast.store.sqlite.store", "holdfast.store.sqlite.roll"
+        queue = "ackbone.brokers.sqlite"
+        store, roll = "ackbone.store.sqlite.store", "ackbone.store.sqlite.roll"
 
         def opened(path: Path, clock: object = None) -> SqliteFile:
             return cast(SqliteFile, self.file)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.postgres.months import Months
+from ackbone.store.postgres.months import Months
 from tests.integration.pruning import DAY_S, PostgresBook
 from tests.servers.postgres import OutsidePostgres, PostgresServer
 
@@ -35,7 +35,7 @@ def test_what_is_left_is_proven(
     plan: list[tuple[object, ...]],
 ) -> None:
     name = postgres.new_database(template=postgres_template)
-    home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
     try:
         asyncio.run(_follow(PostgresBook(postgres.url(name), home), plan))
     finally:

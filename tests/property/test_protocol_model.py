@@ -4,7 +4,7 @@ lost answers.
 A seed is one story, told by `protocol_world`; `protocol_checks` says what must be true at its end.
 A failing seed is printed; tell it again alone with
 
-    HOLDFAST_MODEL_SEED=fused:1234 pytest tests/property/test_protocol_model.py -k every_story
+    ACKBONE_MODEL_SEED=fused:1234 pytest tests/property/test_protocol_model.py -k every_story
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store import crash
+from ackbone.store import crash
 from tests.conftest import SOAK
 from tests.property.protocol_checks import violations
 from tests.property.protocol_faults import PLANTS, Plant
@@ -48,7 +48,7 @@ async def told(seed: int, mode: Mode, plant: Plant | None = None) -> tuple[list[
 
 
 def stories(chunk: int) -> Iterator[tuple[int, Mode]]:
-    asked = os.environ.get("HOLDFAST_MODEL_SEED")
+    asked = os.environ.get("ACKBONE_MODEL_SEED")
     if asked is not None:
         name, _, number = asked.partition(":")
         yield int(number), Mode(name)
@@ -62,7 +62,7 @@ def stories(chunk: int) -> Iterator[tuple[int, Mode]]:
 async def test_promises_hold_in_every_story(chunk: int) -> None:
     for seed, mode in stories(chunk):
         found, _ = await told(seed, mode)
-        assert not found, f"HOLDFAST_MODEL_SEED={mode}:{seed}\n" + "\n".join(found)
+        assert not found, f"ACKBONE_MODEL_SEED={mode}:{seed}\n" + "\n".join(found)
 
 
 async def test_a_seed_tells_the_same_story_each_time() -> None:

@@ -4,8 +4,8 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from holdfast import RawMessage
-from holdfast.testing import FakeClock
+from ackbone import RawMessage
+from ackbone.testing import FakeClock
 from tests.property.trigger_lab import (
     World,
     ids,

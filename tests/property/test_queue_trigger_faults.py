@@ -9,24 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import QueueTrigger
-from holdfast import queue_trigger as root
-from holdfast.core.body_codecs import TextCodec
-from holdfast.core.retry import RetryPolicy
-from holdfast.core.store import Answer
-from holdfast.engine import executor, stages, tracebacks
-from holdfast.engine import worker as engine_worker
-from holdfast.engine.fetcher import Slots
-from holdfast.engine.worker import EngineWorker
-from holdfast.observe.metrics import Metrics
-from holdfast.testing import MockIdempotencyStore
-from holdfast.triggers import announcer, broker, mapping, messages, runner
-from holdfast.triggers.announcer import Announcer
-from holdfast.triggers.broker import AdapterBroker
-from holdfast.triggers.broker_adapter import BrokerQueueAdapter
-from holdfast.triggers.messages import DEDUP_HEADER
-from holdfast.triggers.parsers import JSONParser
-from holdfast.triggers.runner import AgentRunner
+from ackbone import QueueTrigger
+from ackbone import queue_trigger as root
+from ackbone.core.body_codecs import TextCodec
+from ackbone.core.retry import RetryPolicy
+from ackbone.core.store import Answer
+from ackbone.engine import executor, stages, tracebacks
+from ackbone.engine import worker as engine_worker
+from ackbone.engine.fetcher import Slots
+from ackbone.engine.worker import EngineWorker
+from ackbone.observe.metrics import Metrics
+from ackbone.testing import MockIdempotencyStore
+from ackbone.triggers import announcer, broker, mapping, messages, runner
+from ackbone.triggers.announcer import Announcer
+from ackbone.triggers.broker import AdapterBroker
+from ackbone.triggers.broker_adapter import BrokerQueueAdapter
+from ackbone.triggers.messages import DEDUP_HEADER
+from ackbone.triggers.parsers import JSONParser
+from ackbone.triggers.runner import AgentRunner
 from tests.property import (
     test_queue_trigger_dedup,
     test_queue_trigger_lifecycle,

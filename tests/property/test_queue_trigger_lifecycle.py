@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from holdfast import FinalError, MockQueueAdapter, TemporaryError
+from ackbone import FinalError, MockQueueAdapter, TemporaryError
 from tests.property.trigger_lab import (
     PATIENCE_S,
     Lines,

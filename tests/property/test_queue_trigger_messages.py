@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from holdfast import (
+from ackbone import (
     BinaryParser,
     JSONParser,
     MessageEnvelope,
@@ -16,10 +16,10 @@ from holdfast import (
     RawMessage,
     TextParser,
 )
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Inspectable, Outgoing
-from holdfast.triggers.broker_adapter import BrokerQueueAdapter
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Inspectable, Outgoing
+from ackbone.triggers.broker_adapter import BrokerQueueAdapter
 from tests.property.trigger_lab import (
     PATIENCE_S,
     World,

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast.core import events
-from holdfast.testing import FakeClock
+from ackbone.core import events
+from ackbone.testing import FakeClock
 from tests.property.trigger_lab import (
     PATIENCE_S,
     POLICIES,

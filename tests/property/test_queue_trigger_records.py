@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from holdfast import MockQueueAdapter, RawMessage
-from holdfast.observe.logs import make_handler
-from holdfast.testing import FakeClock
-from holdfast.testing.agents import TriggeredEvent
+from ackbone import MockQueueAdapter, RawMessage
+from ackbone.observe.logs import make_handler
+from ackbone.testing import FakeClock
+from ackbone.testing.agents import TriggeredEvent
 from tests.property.trigger_lab import (
     START,
     Lines,
@@ -256,7 +256,7 @@ async def test_property_23_no_credentials_in_logs(secret: str, leaks: list[str])
     written = io.StringIO()
     handler = make_handler(written, "json")
     with Lines() as lines:
-        logging.getLogger("holdfast").addHandler(handler)
+        logging.getLogger("ackbone").addHandler(handler)
         try:
             with pytest.raises(ConnectionError, match="Cannot connect to orders: ") as refused:
                 await world.trigger.start()
@@ -268,7 +268,7 @@ async def test_property_23_no_credentials_in_logs(secret: str, leaks: list[str])
                 letters = world.rows("SELECT error, history FROM dead_letters")
                 events = world.rows("SELECT data FROM event_log")
         finally:
-            logging.getLogger("holdfast").removeHandler(handler)
+            logging.getLogger("ackbone").removeHandler(handler)
     assert lines.records
     assert "continuing without dedup" in lines.text()
     assert secret not in lines.text()  # as they were logged, before any handler masked them

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from holdfast import RedisIdempotencyStore
-from holdfast.testing import FakeClock
+from ackbone import RedisIdempotencyStore
+from ackbone.testing import FakeClock
 from tests.property import trigger_lab
 from tests.property.trigger_lab import World, message, words
 from tests.servers.redis import RedisServer

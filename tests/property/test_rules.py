@@ -10,11 +10,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.config.rule_file import load_rules
-from holdfast.core.errors import ConfigError
-from holdfast.governance.expression import MISSING
-from holdfast.governance.rulebook import RuleBook
-from holdfast.governance.rules import Action, Facts, Rules, decide, fits, quotas_for
+from ackbone.config.rule_file import load_rules
+from ackbone.core.errors import ConfigError
+from ackbone.governance.expression import MISSING
+from ackbone.governance.rulebook import RuleBook
+from ackbone.governance.rules import Action, Facts, Rules, decide, fits, quotas_for
 
 NAMES = ["acme", "umbrella", "a*", "*", "?cme", "payout", "chat"]
 CONDITIONS = ["amount > 5", "kind == 'x'", "exists(amount)", "not amount <= 5 or kind != 'y'"]

@@ -16,20 +16,20 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast import (
+from ackbone import (
     IdempotencyStore,
     MockQueueAdapter,
     QueueTrigger,
     QueueTriggerConfig,
     RawMessage,
 )
-from holdfast.config import Worker
-from holdfast.core.clock import Clock
-from holdfast.core.events import Entry
-from holdfast.core.store import Verdict
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import (
+from ackbone.config import Worker
+from ackbone.core.clock import Clock
+from ackbone.core.events import Entry
+from ackbone.core.store import Verdict
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import (
     MockAgentRuntime,
     MockGovernanceLayer,
     MockIdempotencyStore,
@@ -167,7 +167,7 @@ def message(
 
 def fresh_folder() -> Path:
     """With an empty database in it."""
-    folder = Path(tempfile.mkdtemp(prefix="hf-", dir=MEMORY))
+    folder = Path(tempfile.mkdtemp(prefix="ab-", dir=MEMORY))
     (folder / "t.db").write_bytes(_schema())
     return folder
 
@@ -175,7 +175,7 @@ def fresh_folder() -> Path:
 @functools.cache
 def _schema() -> bytes:
     """An empty database, migrated once for all examples."""
-    with tempfile.TemporaryDirectory(prefix="hf-", dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix="ab-", dir=MEMORY) as folder:
         path = Path(folder) / "schema.db"
         ensure_schema(path)
         return path.read_bytes()
@@ -187,7 +187,7 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.records: list[logging.LogRecord] = []
-        self._logger = logging.getLogger("holdfast")
+        self._logger = logging.getLogger("ackbone")
 
     def emit(self, record: logging.LogRecord) -> None:
         # A copy: other handlers rewrite the record, and what counts is what the code said.

@@ -11,7 +11,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 class Authority:
     """Its files lie in `folder`: `ca.crt`, and `NAME.crt` with `NAME.key` for each one signed."""
 
-    def __init__(self, folder: Path, name: str = "holdfast tests") -> None:
+    def __init__(self, folder: Path, name: str = "ackbone tests") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.certificate = folder / "ca.crt"

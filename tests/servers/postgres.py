@@ -1,6 +1,6 @@
 """A private PostgreSQL: its own folder, a socket instead of a port.
 
-HOLDFAST_TEST_POSTGRES_URL names one to use instead, where a test needs no server of its own: each
+ACKBONE_TEST_POSTGRES_URL names one to use instead, where a test needs no server of its own: each
 test gets a new database in it.
 """
 
@@ -26,7 +26,7 @@ from tests.servers.faketime import ClockFile
 
 STARTS_WITHIN_S = 60.0
 STOPS_WITHIN_S = 30.0
-OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_POSTGRES_URL", "")
+OUTSIDE_URL = os.environ.get("ACKBONE_TEST_POSTGRES_URL", "")
 _ROLE = "app"
 _numbers = itertools.count(1)
 _RUN = f"{os.getpid()}_{os.urandom(3).hex()}"
@@ -50,7 +50,7 @@ class _Databases:
 
     def new_database(self, *, template: str | None = None) -> str:
         """The name of an empty database, or of a copy of `template`."""
-        name = f"hf_{_RUN}_{next(_numbers)}"
+        name = f"ab_{_RUN}_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         return name
 
@@ -86,7 +86,7 @@ class PostgresServer(_Databases):
 
     def __init__(self, *settings: str) -> None:
         self._bin = _programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="hf-pg-", dir="/tmp"))
+        self._folder = Path(tempfile.mkdtemp(prefix="ab-pg-", dir="/tmp"))
         self._data = self._folder / "data"
         self._user: int | None = None
         if os.geteuid() == 0:
@@ -218,7 +218,7 @@ def _programs() -> Path:
         return Path(found).resolve().parent
     if OUTSIDE_URL:
         raise SkipTest(
-            "this needs a PostgreSQL of its own: HOLDFAST_TEST_POSTGRES_URL is not enough"
+            "this needs a PostgreSQL of its own: ACKBONE_TEST_POSTGRES_URL is not enough"
         )
     raise AssertionError("PostgreSQL is missing: run tests/prepare.sh (Debian package postgresql)")
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from holdfast.core.clock import from_us
-from holdfast.core.store import Worker
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.testing.clock import FakeClock
+from ackbone.core.clock import from_us
+from ackbone.core.store import Worker
+from ackbone.store.postgres.store import PostgresStore
+from ackbone.testing.clock import FakeClock
 
 _SETUP = """
 CREATE SCHEMA fake;

@@ -1,6 +1,6 @@
 """A private Redis: its own folder, a socket instead of a port, every write in its log (AOF).
 
-HOLDFAST_TEST_REDIS_URL names one to use instead, where a test needs no server of its own.
+ACKBONE_TEST_REDIS_URL names one to use instead, where a test needs no server of its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from unittest import SkipTest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from holdfast.brokers.redis.entries import LEVELS, key_of
+from ackbone.brokers.redis.entries import LEVELS, key_of
 
-BINARY = os.environ.get("HOLDFAST_TEST_REDIS_SERVER", "redis-server")
+BINARY = os.environ.get("ACKBONE_TEST_REDIS_SERVER", "redis-server")
 """Another program that is a Redis, to test with: an older one, a newer one, Valkey."""
 STARTS_WITHIN_S = 30.0
-OUTSIDE_URL = os.environ.get("HOLDFAST_TEST_REDIS_URL", "")
+OUTSIDE_URL = os.environ.get("ACKBONE_TEST_REDIS_URL", "")
 
 
 def redis_server() -> RedisServer | OutsideRedis:
@@ -42,7 +42,7 @@ class OutsideRedis:
         """It runs, or the test that uses it says that it does not."""
 
     def restart(self) -> None:
-        raise SkipTest("HOLDFAST_TEST_REDIS_URL is somebody else's server: it is not restarted")
+        raise SkipTest("ACKBONE_TEST_REDIS_URL is somebody else's server: it is not restarted")
 
     def forget(self, *queues: str) -> None:
         """All that a queue had: a stream for each priority, marks of what was published once."""
@@ -61,9 +61,9 @@ class RedisServer:
     def __init__(self, *settings: str) -> None:
         binary = shutil.which(BINARY)
         if not binary and OUTSIDE_URL:
-            raise SkipTest("this needs a Redis of its own: HOLDFAST_TEST_REDIS_URL is not enough")
+            raise SkipTest("this needs a Redis of its own: ACKBONE_TEST_REDIS_URL is not enough")
         assert binary, "redis-server is missing: run tests/prepare.sh (Debian package redis-server)"
-        self._folder = Path(tempfile.mkdtemp(prefix="hf-redis-", dir="/tmp"))
+        self._folder = Path(tempfile.mkdtemp(prefix="ab-redis-", dir="/tmp"))
         self._socket = self._folder / "r.sock"
         self._command = [
             binary, "--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._folder),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import App
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone import App
+from ackbone.store.sqlite.store import SqliteStore
 
 STORES = ("sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres")))
 """For tests of what is the same on each."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from holdfast.core.delivery import (
+from ackbone.core.delivery import (
     Again,
     Deliveries,
     Limits,
@@ -18,9 +18,9 @@ from holdfast.core.delivery import (
     Taken,
     unlimited,
 )
-from holdfast.core.events import Entry, Event
-from holdfast.core.store import Worker
-from holdfast.testing.harness import expect
+from ackbone.core.events import Entry, Event
+from ackbone.core.store import Worker
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, Store, StoreHarness, StoreTrial, heard
 
 CHANNEL = "c"

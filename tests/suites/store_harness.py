@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.clock import from_us
-from holdfast.core.codec import CODECS
-from holdfast.core.events import FINAL_EVENTS, Entry, Event
-from holdfast.core.ids import new_id
-from holdfast.core.message import Message
-from holdfast.core.outcome import Outcome
-from holdfast.core.store import (
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.clock import from_us
+from ackbone.core.codec import CODECS
+from ackbone.core.events import FINAL_EVENTS, Entry, Event
+from ackbone.core.ids import new_id
+from ackbone.core.message import Message
+from ackbone.core.outcome import Outcome
+from ackbone.core.store import (
     Answer,
     Candidate,
     Claims,
@@ -29,9 +29,9 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
-from holdfast.engine.decoder import decoder
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.harness import expect
+from ackbone.engine.decoder import decoder
+from ackbone.testing.clock import FakeClock
+from ackbone.testing.harness import expect
 
 LEASE_S = 10.0
 CRASH_BUDGET = 2

@@ -10,7 +10,7 @@
             await store.drop_the_sign_of_life_of(worker)
 
 pytest with pytest-asyncio runs it (`asyncio_mode = auto`, or mark the class). It speaks to the
-ports of `holdfast.core.store` alone: claim and finish and their verdicts, keys, lanes, reaping,
+ports of `ackbone.core.store` alone: claim and finish and their verdicts, keys, lanes, reaping,
 adoption, effects, roles and the fence of ordered sources. Time is a `FakeClock` that it moves.
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_type
 
-from holdfast import App, Context, Receipt, RetryPolicy, SyncContext
-from holdfast.core.outcome import Dead, Retry
-from holdfast.core.retry import decide
+from ackbone import App, Context, Receipt, RetryPolicy, SyncContext
+from ackbone.core.outcome import Dead, Retry
+from ackbone.core.retry import decide
 
 if TYPE_CHECKING:
 
@@ -40,6 +40,6 @@ if TYPE_CHECKING:
 
 def test_the_names_exist_at_run_time() -> None:
     assert {App, Context, Receipt, RetryPolicy, SyncContext} == {
-        getattr(__import__("holdfast"), name)
+        getattr(__import__("ackbone"), name)
         for name in ("App", "Context", "Receipt", "RetryPolicy", "SyncContext")
     }

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast import App, Context, FinalError
-from holdfast.admin.causes import Handled
-from holdfast.admin.dead_letters import DeadLetters
-from holdfast.admin.parked import Parked
-from holdfast.cli.session import encoder, operating
-from holdfast.config import Config, Queue, Retry
-from holdfast.core.records import LedgerEvent
-from holdfast.services import relays_of
-from holdfast.storage import Acting, Looking
-from holdfast.store.postgres.store import PostgresStore
+from ackbone import App, Context, FinalError
+from ackbone.admin.causes import Handled
+from ackbone.admin.dead_letters import DeadLetters
+from ackbone.admin.parked import Parked
+from ackbone.cli.session import encoder, operating
+from ackbone.config import Config, Queue, Retry
+from ackbone.core.records import LedgerEvent
+from ackbone.services import relays_of
+from ackbone.storage import Acting, Looking
+from ackbone.store.postgres.store import PostgresStore
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import alembic.command  # noqa: F401 - for the children
 import sqlalchemy  # noqa: F401
 
-from holdfast.store import migrate
+from ackbone.store import migrate
 
 NEXT = f"{int(migrate.HEAD) + 1:04}"
 LATER = f'''

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.admin import doctor
-from holdfast.core.checks import Finding
-from holdfast.core.records import QueueState, WorkerState
-from holdfast.sqlite.witness import Witness
-from holdfast.store.migrate import PAGE_SIZE
-from holdfast.store.sqlite import checks
+from ackbone.admin import doctor
+from ackbone.core.checks import Finding
+from ackbone.core.records import QueueState, WorkerState
+from ackbone.sqlite.witness import Witness
+from ackbone.store.migrate import PAGE_SIZE
+from ackbone.store.sqlite import checks
 from tests.unit.desk import open_desk
 
 NOW_US = 1_800_000_000_000_000
@@ -25,7 +25,7 @@ async def database(home: Path) -> Path:
         await desk.app.send("unknown", {"n": 2}, id="parked")
         await desk.work()
         await desk.app.send("good", {"n": 3}, id="waiting")
-    return home / "holdfast.db"
+    return home / "ackbone.db"
 
 
 def test_an_old_sqlite_is_refused_and_a_risky_one_explained():
@@ -88,12 +88,12 @@ def test_a_damaged_page_is_found(database: Path, damage: bytes):
 def test_a_schema_from_before_or_from_elsewhere_is_refused(database: Path, home: Path):
     with closing(sqlite3.connect(database, isolation_level=None)) as conn:
         conn.execute("UPDATE alembic_version SET version_num = '0000'")
-    assert "holdfast migrate" in (checks.check_schema(database).hint or "")
+    assert "ackbone migrate" in (checks.check_schema(database).hint or "")
     with closing(sqlite3.connect(database, isolation_level=None)) as conn:
         conn.execute("UPDATE alembic_version SET version_num = '9999'")
     newer = checks.check_schema(database)
     assert newer.finding is Finding.REFUSED
-    assert "newer holdfast" in newer.detail
+    assert "newer ackbone" in newer.detail
     with closing(sqlite3.connect(database, isolation_level=None)) as conn:
         conn.execute("UPDATE alembic_version SET version_num = 'ab12'")
     assert "another program" in checks.check_schema(database).detail
@@ -103,9 +103,9 @@ def test_a_schema_from_before_or_from_elsewhere_is_refused(database: Path, home:
 
 
 def test_an_open_home_is_named(home: Path):
-    (home / "holdfast.db").touch(0o600)
+    (home / "ackbone.db").touch(0o600)
     assert {check.finding for check in doctor.check_home(home)} == {Finding.OK}
-    (home / "holdfast.db").chmod(0o644)
+    (home / "ackbone.db").chmod(0o644)
     assert {check.finding for check in doctor.check_home(home)} == {Finding.OK}
     home.chmod(0o755)
     folder, files = doctor.check_home(home)

@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
-from holdfast import Context
-from holdfast.admin.queues import list_queues, pause, resume
-from holdfast.admin.stats import stats
-from holdfast.admin.tail import EventFilter, follow
-from holdfast.admin.trace import trace
-from holdfast.core.errors import Ambiguous, NotFound
-from holdfast.core.records import LedgerEvent, Records
+from ackbone import Context
+from ackbone.admin.queues import list_queues, pause, resume
+from ackbone.admin.stats import stats
+from ackbone.admin.tail import EventFilter, follow
+from ackbone.admin.trace import trace
+from ackbone.core.errors import Ambiguous, NotFound
+from ackbone.core.records import LedgerEvent, Records
 from tests.unit.desk import Desk, open_desk
 
 
@@ -224,7 +224,7 @@ async def test_a_tail_that_is_stopped_at_the_moment_of_a_wake_up_stops(
             self.asked.set()
             return []
 
-    monkeypatch.setattr("holdfast.admin.tail.NET_S", 3600.0)
+    monkeypatch.setattr("ackbone.admin.tail.NET_S", 3600.0)
     records = Quiet()
     following = follow(cast(Records, records), EventFilter(), position=0)
     watching = asyncio.ensure_future(anext(following))

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.admin import sending
-from holdfast.admin.sending import Answer, Defaults, Line, lines_of, message_of, send_lines
-from holdfast.cli.session import encoder
-from holdfast.core.broker import Result
-from holdfast.core.errors import (
+from ackbone.admin import sending
+from ackbone.admin.sending import Answer, Defaults, Line, lines_of, message_of, send_lines
+from ackbone.cli.session import encoder
+from ackbone.core.broker import Result
+from ackbone.core.errors import (
+    AckboneError,
     DecodeError,
-    HoldfastError,
     InvalidMessage,
     MessageTooLarge,
     PublishUnknown,
     StoreFull,
 )
-from holdfast.core.store import Send
+from ackbone.core.store import Send
 from tests.unit.desk import Desk, open_desk
 
 GOOD = b'{"message_type": "good", "payload": {"n": 1}}'
@@ -145,7 +145,7 @@ async def test_sending_stops_where_the_broker_stops_and_says_at_which_line(
     taken: list[str] = []
 
     async def full_after_two(queue, batch):
-        error: HoldfastError | None = StoreFull("no room") if taken else None
+        error: AckboneError | None = StoreFull("no room") if taken else None
         taken.extend(each.outgoing.id for each in batch)
         return [Result(id=each.outgoing.id, error=error) for each in batch]
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from holdfast.store.anchor_file import AnchorFile
-from holdfast.store.ledger_report import FileSide, LedgerReport
-from holdfast.store.seals import next_anchor
+from ackbone.store.anchor_file import AnchorFile
+from ackbone.store.ledger_report import FileSide, LedgerReport
+from ackbone.store.seals import next_anchor
 
 KEY = b"k" * 32
 

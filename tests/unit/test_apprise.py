@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from holdfast.core.breaker import Breaker, BreakerPolicy
-from holdfast.core.delivery import Again, Channel, Limit, Outbound, Sent, Splits
-from holdfast.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
-from holdfast.delivery.apprise_channel import THREADS, AppriseChannel
-from holdfast.delivery.attempts import Policy, Route, attempt
+from ackbone.core.breaker import Breaker, BreakerPolicy
+from ackbone.core.delivery import Again, Channel, Limit, Outbound, Sent, Splits
+from ackbone.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
+from ackbone.delivery.apprise_channel import THREADS, AppriseChannel
+from ackbone.delivery.attempts import Policy, Route, attempt
 from tests.servers.receiver import Receiver, receiving
 
 # One of its hundred plugins imports a module that Python will drop.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.batcher import Batcher
+from ackbone.engine.batcher import Batcher
 
 
 class Flusher:

@@ -149,12 +149,12 @@ def test_a_profile_counts_only_what_lies_in_the_window() -> None:
             [5, "MainThread", "engine/executor", "engine/executor:run", 9_000_000],
             [10, "MainThread", "engine/executor", "engine/executor:run", 2_000],
             [12, "MainThread", "waiting", "waiting", 1_000],
-            [15, "holdfast-writer:x", "SQL COMMIT", "sqlite/file:go", 5_000],
-            [16, "holdfast-writer:x", "sqlite/file", "sqlite/file:go", 1_000],
+            [15, "ackbone-writer:x", "SQL COMMIT", "sqlite/file:go", 5_000],
+            [16, "ackbone-writer:x", "sqlite/file", "sqlite/file:go", 1_000],
             [99, "MainThread", "engine/executor", "engine/executor:run", 9_000_000],
         ],
         "statements": {
-            "holdfast-writer:x": {"COMMIT": [4, 8_000, 2_000]},
+            "ackbone-writer:x": {"COMMIT": [4, 8_000, 2_000]},
             "pool": {"SELECT": [1, 1, 1]},
         },
     }
@@ -187,7 +187,7 @@ def test_a_tiny_run_measures_through_real_processes() -> None:
     done = subprocess.run(
         [*command, "drain", "sends", "latency", "peers"],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "HOLDFAST_BENCH_PEERS"},
+        env={k: v for k, v in os.environ.items() if k != "ACKBONE_BENCH_PEERS"},
         capture_output=True,
         text=True,
         timeout=110,

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.core.breaker import Breaker, BreakerPolicy, Passage
-from holdfast.testing import FakeClock
+from ackbone.core.breaker import Breaker, BreakerPolicy, Passage
+from ackbone.testing import FakeClock
 
 
 class BreakerMachine(RuleBasedStateMachine):

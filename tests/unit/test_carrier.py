@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.breaker import BreakerPolicy
-from holdfast.core.delivery import Channel, Limit, New, Outbound, Taken
-from holdfast.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
-from holdfast.core.events import Entry
-from holdfast.core.store import Worker
-from holdfast.delivery.answers import LONGEST_WAIT_S
-from holdfast.delivery.attempts import Policy
-from holdfast.delivery.carrier import Carried, Carrier
-from holdfast.engine.relays import Relay, run_relay
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.operations import StoreOperations
-from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import Signal
+from ackbone.core.breaker import BreakerPolicy
+from ackbone.core.delivery import Channel, Limit, New, Outbound, Taken
+from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
+from ackbone.core.events import Entry
+from ackbone.core.store import Worker
+from ackbone.delivery.answers import LONGEST_WAIT_S
+from ackbone.delivery.attempts import Policy
+from ackbone.delivery.carrier import Carried, Carrier
+from ackbone.engine.relays import Relay, run_relay
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.operations import StoreOperations
+from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import Signal
 
 Act = Callable[[Outbound], Any]
 FAST = Policy(wait_scale=0.0, timeout_s=5.0)
@@ -75,7 +75,7 @@ class Desk:
     """A store, and a carrier that runs as a worker's relay does."""
 
     def __init__(self, home: Path) -> None:
-        self.store = SqliteStore(home / "holdfast.db")
+        self.store = SqliteStore(home / "ackbone.db")
         self.deliveries = SqliteDeliveries(self.store)
         self.worker = Worker(worker_id=0)
         self.settled: Signal[str] = Signal("settled")
@@ -429,7 +429,7 @@ async def test_what_is_held_back_is_no_answer_of_a_destination_that_is_down(
 async def test_while_a_probe_hangs_the_others_wait_and_nothing_is_told_of_them(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "holdfast.delivery")
+    caplog.set_level("INFO", "ackbone.delivery")
     answered = asyncio.Event()
     told: list[str] = []
 
@@ -691,7 +691,7 @@ async def test_at_the_end_no_call_is_cut_that_could_have_been_left_for_later(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More is due than the time is enough for: what begins gets its answer, the rest stays."""
-    monkeypatch.setattr("holdfast.delivery.carrier.LAST_S", 2.0)
+    monkeypatch.setattr("ackbone.delivery.carrier.LAST_S", 2.0)
 
     async def slow(reply: Outbound) -> str:
         await asyncio.sleep(0.1)
@@ -741,7 +741,7 @@ async def test_what_was_taken_is_sent_though_the_step_was_cut(desk: Desk) -> Non
 async def test_what_was_taken_too_late_at_the_end_is_handed_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.delivery.carrier.LAST_S", 4.0)
+    monkeypatch.setattr("ackbone.delivery.carrier.LAST_S", 4.0)
     told: list[str] = []
     desk.store.on_events(lambda entries: told.extend(kind for *_, kind, _ in entries))
     deliveries = LateTaking(desk.store)
@@ -760,7 +760,7 @@ async def test_what_was_taken_too_late_at_the_end_is_handed_back(
 async def test_what_cannot_be_written_down_now_is_written_down_later(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.core.errors import StoreUnavailable
+    from ackbone.core.errors import StoreUnavailable
 
     real = desk.deliveries.settle
     refused = asyncio.Event()

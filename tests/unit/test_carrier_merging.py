@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.delivery import MERGE_MOST, Limit, New, Outbound
-from holdfast.core.errors import FinalError, SendUnknown, StoreUnavailable, TemporaryError
-from holdfast.delivery.attempts import Policy
+from ackbone.core.delivery import MERGE_MOST, Limit, New, Outbound
+from ackbone.core.errors import FinalError, SendUnknown, StoreUnavailable, TemporaryError
+from ackbone.delivery.attempts import Policy
 from tests.unit.test_carrier import Act, Desk, Script, desk
 
 __all__ = ["desk"]

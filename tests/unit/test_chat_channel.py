@@ -1,14 +1,14 @@
-"""What `holdfast chat` tells of replies: each once, before any attempt at it begins."""
+"""What `ackbone chat` tells of replies: each once, before any attempt at it begins."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast import App
-from holdfast.cli.chat_channel import AnnouncedDeliveries
-from holdfast.config import load_config
-from holdfast.core.delivery import New, unlimited
-from holdfast.core.delivery_desk import DeliveryRecord
+from ackbone import App
+from ackbone.cli.chat_channel import AnnouncedDeliveries
+from ackbone.config import load_config
+from ackbone.core.delivery import New, unlimited
+from ackbone.core.delivery_desk import DeliveryRecord
 
 
 async def test_replies_that_go_with_another_are_told_of(home: Path) -> None:

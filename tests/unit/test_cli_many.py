@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 import click
 import pytest
 
-from holdfast.cli.many import Ended, Words, on_each, on_many, refuse_unclear
-from holdfast.cli.session import Exit, Session
-from holdfast.core.delivery_desk import DeliveryFilter
-from holdfast.core.errors import Conflict, HoldfastError, NotFound
-from holdfast.core.records import LetterFilter
+from ackbone.cli.many import Ended, Words, on_each, on_many, refuse_unclear
+from ackbone.cli.session import Exit, Session
+from ackbone.core.delivery_desk import DeliveryFilter
+from ackbone.core.errors import AckboneError, Conflict, NotFound
+from ackbone.core.records import LetterFilter
 
 WORDS = Words("done", "nothing fits", ". Repeat the command")
 
@@ -26,13 +26,13 @@ def session() -> Session:
 class Items:
     """What becomes of each id: None, or an error. Stops where it is asked to."""
 
-    def __init__(self, *outcomes: HoldfastError | None, stop_after: int | None = None) -> None:
+    def __init__(self, *outcomes: AckboneError | None, stop_after: int | None = None) -> None:
         self.outcomes = outcomes
         self.ids = [f"i-{n}" for n in range(len(outcomes))]
         self.seen: list[str] = []
         self._stop_after = stop_after
 
-    async def act(self, asked: asyncio.Event) -> AsyncIterator[tuple[str, HoldfastError | None]]:
+    async def act(self, asked: asyncio.Event) -> AsyncIterator[tuple[str, AckboneError | None]]:
         for each in zip(self.ids, self.outcomes, strict=True):
             if asked.is_set():
                 return
@@ -80,19 +80,19 @@ async def test_every_item_has_a_line_and_several_have_a_sum(
 @pytest.mark.parametrize(
     ("outcomes", "code", "said"),
     [
-        ((NotFound("no such one"),), Exit.NOT_FOUND, "holdfast: no such one\n"),
+        ((NotFound("no such one"),), Exit.NOT_FOUND, "ackbone: no such one\n"),
         (
             (Conflict("too late"), NotFound("no such one")),
             Exit.CONFLICT,
-            "holdfast: too late\nholdfast: no such one\n0 done, 2 not\n",
+            "ackbone: too late\nackbone: no such one\n0 done, 2 not\n",
         ),
-        ((None, Conflict("too late")), Exit.PARTIAL, "holdfast: too late\n1 done, 1 not\n"),
+        ((None, Conflict("too late")), Exit.PARTIAL, "ackbone: too late\n1 done, 1 not\n"),
     ],
 )
 async def test_errors_are_said_counted_and_decide_the_code(
     session: Session,
     capsys: pytest.CaptureFixture[str],
-    outcomes: Sequence[HoldfastError | None],
+    outcomes: Sequence[AckboneError | None],
     code: Exit,
     said: str,
 ) -> None:
@@ -161,7 +161,7 @@ async def test_of_several_names_the_others_are_done(
     with pytest.raises(click.exceptions.Exit) as ended:
         await on_each(session, ["bad", "good"], act)
     assert ended.value.exit_code == Exit.PARTIAL
-    assert capsys.readouterr() == ("good resumed\n", "holdfast: no such one\n")
+    assert capsys.readouterr() == ("good resumed\n", "ackbone: no such one\n")
     with pytest.raises(click.exceptions.Exit) as ended:
         await on_each(session, ["bad", "bad"], act)
     assert ended.value.exit_code == Exit.NOT_FOUND

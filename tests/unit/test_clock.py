@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.core.clock import from_us, to_us
+from ackbone.core.clock import from_us, to_us
 
 
 @given(st.datetimes(timezones=st.just(UTC)))

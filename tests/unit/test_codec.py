@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.core import json_text
-from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.codec import CODECS, STANDARD, header_bytes, header_text
-from holdfast.core.errors import DecodeError, InvalidMessage
-from holdfast.core.json_text import MAX_DEPTH, dumps, hash_payload, loads
-from holdfast.core.message import Message
-from holdfast.engine.decoder import decoder
+from ackbone.core import json_text
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.codec import CODECS, STANDARD, header_bytes, header_text
+from ackbone.core.errors import DecodeError, InvalidMessage
+from ackbone.core.json_text import MAX_DEPTH, dumps, hash_payload, loads
+from ackbone.core.message import Message
+from ackbone.engine.decoder import decoder
 
 SUB = Subscription(name="s", queue="q")
 

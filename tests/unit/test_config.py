@@ -1,4 +1,4 @@
-"""holdfast.yaml, variables and defaults: what loads, what is refused, and in which words."""
+"""ackbone.yaml, variables and defaults: what loads, what is refused, and in which words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.brokers.redis.address import read_address
-from holdfast.config import (
+from ackbone.brokers.redis.address import read_address
+from ackbone.config import (
     Config,
     Queue,
     QueueTriggerConfig,
@@ -30,10 +30,10 @@ from holdfast.config import (
     mask_text,
     validate_config,
 )
-from holdfast.config.substitution import parse_dotenv, substitute
-from holdfast.core.broker import Notices
-from holdfast.core.errors import ConfigError
-from holdfast.core.retry import RetryPolicy
+from ackbone.config.substitution import parse_dotenv, substitute
+from ackbone.core.broker import Notices
+from ackbone.core.errors import ConfigError
+from ackbone.core.retry import RetryPolicy
 
 QUEUE_TRIGGER = """\
 queue_trigger:
@@ -77,11 +77,11 @@ KAFKA = {
 
 @pytest.fixture
 def load(tmp_path):
-    """Load a text as ./holdfast.yaml, under no variables but the given ones."""
+    """Load a text as ./ackbone.yaml, under no variables but the given ones."""
 
     def load(text: str | None = None, environ: dict[str, str] | None = None, **more: Any) -> Config:
         if text is not None:
-            (tmp_path / "holdfast.yaml").write_text(text)
+            (tmp_path / "ackbone.yaml").write_text(text)
         return load_config(environ=environ or {}, cwd=tmp_path, **more)
 
     return load
@@ -104,10 +104,10 @@ def problems(load):
 
 def test_without_a_file_everything_has_a_default(load, tmp_path):
     config = load()
-    assert config.home == tmp_path / ".holdfast"
-    assert config.broker_file == config.store_file == tmp_path / ".holdfast" / "holdfast.db"
-    assert config.ledger_key_file == tmp_path / ".holdfast" / "ledger.key"
-    assert config.ledger_anchor_file == tmp_path / ".holdfast" / "ledger.anchors"
+    assert config.home == tmp_path / ".ackbone"
+    assert config.broker_file == config.store_file == tmp_path / ".ackbone" / "ackbone.db"
+    assert config.ledger_key_file == tmp_path / ".ackbone" / "ledger.key"
+    assert config.ledger_anchor_file == tmp_path / ".ackbone" / "ledger.anchors"
     assert config.file is None
     worker = config.worker
     assert (worker.slots, worker.lease_s, worker.crash_budget) == (100, 10, 2)
@@ -132,7 +132,7 @@ def test_a_redis_broker_is_all_that_a_task_worker_needs(load):
     policy = config.retry_policy("stream:task")
     assert (policy.max_retries, tuple(policy.table)) == (3, (60, 300, 900))
     other = config.subscription("orders")
-    assert (other.codec, other.group, other.ordered) == ("standard", "holdfast", True)
+    assert (other.codec, other.group, other.ordered) == ("standard", "ackbone", True)
     assert other.notices is None
     assert load("").default_queue == "default"
 
@@ -158,9 +158,7 @@ def test_what_a_task_queue_says_itself_is_kept(load):
 def test_the_variables_of_the_task_protocol(load):
     config = load("", {"MAX_RETRIES": "5", "HEARTBEAT_INTERVAL_S": "12.5"})
     assert (config.tasks.max_retries, config.tasks.heartbeat_interval_s) == (5, 12.5)
-    assert (
-        load("", {"MAX_RETRIES": "5", "HOLDFAST__TASKS__MAX_RETRIES": "2"}).tasks.max_retries == 2
-    )
+    assert load("", {"MAX_RETRIES": "5", "ACKBONE__TASKS__MAX_RETRIES": "2"}).tasks.max_retries == 2
     with pytest.raises(ConfigError, match="MAX_RETRIES"):
         load("", {"MAX_RETRIES": "many"})
 
@@ -262,19 +260,19 @@ def test_a_queue_gets_its_own_settings_and_inherits_the_rest(load):
 
 
 def test_the_file_is_looked_for_by_argument_then_variable_then_folder(tmp_path):
-    for name, slots in (("a.yaml", 1), ("b.yaml", 2), ("holdfast.yaml", 3)):
+    for name, slots in (("a.yaml", 1), ("b.yaml", 2), ("ackbone.yaml", 3)):
         (tmp_path / name).write_text(f"worker: {{slots: {slots}}}\n")
-    env = {"HOLDFAST_CONFIG": "b.yaml"}
+    env = {"ACKBONE_CONFIG": "b.yaml"}
     assert load_config(Path("a.yaml"), environ=env, cwd=tmp_path).worker.slots == 1
     assert load_config(environ=env, cwd=tmp_path).worker.slots == 2
     assert load_config(environ={}, cwd=tmp_path).worker.slots == 3
-    (tmp_path / ".env").write_text("HOLDFAST_CONFIG=a.yaml\n")
+    (tmp_path / ".env").write_text("ACKBONE_CONFIG=a.yaml\n")
     assert load_config(environ={}, cwd=tmp_path).worker.slots == 1
 
 
 def test_arguments_win_over_the_environment_over_the_file_over_defaults(load):
     text = "worker: {slots: 2, crash_budget: 4}\n"
-    env = {"HOLDFAST__WORKER__SLOTS": "3"}
+    env = {"ACKBONE__WORKER__SLOTS": "3"}
     config = load(text, env, overrides={"worker.slots": 7})
     assert config.worker.slots == 7
     assert load(text, env).worker.slots == 3
@@ -290,16 +288,16 @@ def test_relative_paths_start_at_the_file_or_at_the_current_folder(tmp_path):
     config = load_config(Path("etc/h.yaml"), environ={}, cwd=tmp_path)
     assert config.home == tmp_path / "etc" / "data"
     assert config.broker_file == config.store_file == tmp_path / "etc" / "q.db"
-    config = load_config(Path("etc/h.yaml"), environ={"HOLDFAST_HOME": "h"}, cwd=tmp_path)
+    config = load_config(Path("etc/h.yaml"), environ={"ACKBONE_HOME": "h"}, cwd=tmp_path)
     assert config.home == tmp_path / "h"
 
 
 @pytest.mark.parametrize(
     ("lines", "broker_file", "store_file"),
     [
-        ("broker: memory://", None, "home/holdfast.db"),
-        ("broker: memory", None, "home/holdfast.db"),
-        ("broker: sqlite://", "home/holdfast.db", "home/holdfast.db"),
+        ("broker: memory://", None, "home/ackbone.db"),
+        ("broker: memory", None, "home/ackbone.db"),
+        ("broker: sqlite://", "home/ackbone.db", "home/ackbone.db"),
         ("broker: sqlite:///a.db", "a.db", "a.db"),
         ("store: sqlite:///b.db", "b.db", "b.db"),
         ("broker: sqlite:///a.db\nstore: sqlite:///b.db", "a.db", "b.db"),
@@ -343,20 +341,20 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         "log: {level: loud}\n"
         "triggers:\n"
         "  - {queue_name: q, consumer_group: g, concurrency: 0}\n",
-        {"HOLDFAST__WORKER__LEASE_S": "soon"},
+        {"ACKBONE__WORKER__LEASE_S": "soon"},
     )
     assert found == [
-        "holdfast.yaml:1: brokr: unknown setting; did you mean broker?",
-        "holdfast.yaml:3: worker.slots: expected a whole number from 1 to 100000, "
+        "ackbone.yaml:1: brokr: unknown setting; did you mean broker?",
+        "ackbone.yaml:3: worker.slots: expected a whole number from 1 to 100000, "
         "found the text 'many'; write for example slots: 100",
-        "holdfast.yaml:4: worker.crash_budget: expected a whole number from 1 to 1000, "
+        "ackbone.yaml:4: worker.crash_budget: expected a whole number from 1 to 1000, "
         "found the number 0; write for example crash_budget: 2",
-        "holdfast.yaml:5: worker.lease: unknown setting; did you mean worker.lease_s?",
-        "holdfast.yaml:6: log.level: expected one of debug, info, warning, error, critical, "
+        "ackbone.yaml:5: worker.lease: unknown setting; did you mean worker.lease_s?",
+        "ackbone.yaml:6: log.level: expected one of debug, info, warning, error, critical, "
         "found the text 'loud'",
-        "holdfast.yaml:8: triggers[0].concurrency: must be positive, got 0",
-        "HOLDFAST__WORKER__LEASE_S: worker.lease_s: expected a number from 0.5 to 86400, "
-        "found the text 'soon'; write for example HOLDFAST__WORKER__LEASE_S=10",
+        "ackbone.yaml:8: triggers[0].concurrency: must be positive, got 0",
+        "ACKBONE__WORKER__LEASE_S: worker.lease_s: expected a number from 0.5 to 86400, "
+        "found the text 'soon'; write for example ACKBONE__WORKER__LEASE_S=10",
     ]
 
 
@@ -396,7 +394,7 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
             "queues: {a: {codec: jsn}}",
             "'jsn' is no codec; did you mean json? known: standard, json",
         ),
-        ("queues: {a: {codec: cloudevents}}", "this version of holdfast has no codec cloudevents"),
+        ("queues: {a: {codec: cloudevents}}", "this version of ackbone has no codec cloudevents"),
         ("queues: {'a b!': }", 'queues["a b!"]: no name for a queue: letters, digits'),
         (
             "queues: {a: {base_delay_s: 90}}",
@@ -429,18 +427,18 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: sqlite:///a.db?mode=ro", "takes a path alone"),
         (
             "- a",
-            "holdfast.yaml:1: expected settings such as `broker: sqlite`, one to a line; found",
+            "ackbone.yaml:1: expected settings such as `broker: sqlite`, one to a line; found",
         ),
         ("just words", "found a single value"),
         ("a: [1, 2", "expected ',' or ']', but got '<stream end>', in what begins on line 1; "),
-        ("a: 1\n\tb: 2", "holdfast.yaml:2: not valid YAML: "),
+        ("a: 1\n\tb: 2", "ackbone.yaml:2: not valid YAML: "),
         ("a: 1\n---\nb: 2", "not valid YAML: but found another document"),
         ("retention: {tasks_days: ${D}}", "inside { } and [ ], put a value with ${…} in quotes"),
         ("worker: !!python/object:os.system {}", "means nothing here; remove it"),
         ("? [a]\n: 1", "a key must be a text"),
         ("worker: {<<: 5}", "`<<` takes a section"),
         ('retry: {max_retries: "\\ud800"}', "max_retries: holds half of a character"),
-        ('home: "\\ud800"', "holdfast.yaml:1: home: holds half of a character"),
+        ('home: "\\ud800"', "ackbone.yaml:1: home: holds half of a character"),
         ('broker: "redis://\\udfff"', "broker: holds half of a character"),
         ('queues: {"a\\ud800": {}}', "queues: a key holds half of a character"),
         ('channels: {a: {kind: webhook, options: ["\\ud800"]}}', "holds half of a character"),
@@ -454,7 +452,7 @@ def test_what_is_said_about_a_mistake(problems, text, said):
 
 def test_a_key_that_stands_twice_is_a_mistake(problems):
     assert problems("worker:\n  slots: 1\n  lease_s: 5\n  slots: 2\n") == [
-        "holdfast.yaml:4: worker.slots: stands here twice, first on line 2; keep one of the two"
+        "ackbone.yaml:4: worker.slots: stands here twice, first on line 2; keep one of the two"
     ]
 
 
@@ -462,21 +460,21 @@ def test_a_file_that_is_not_there_is_named(tmp_path, problems):
     with pytest.raises(ConfigError) as caught:
         load_config(Path("other.yaml"), environ={}, cwd=tmp_path)
     assert caught.value.problems[0].startswith("other.yaml: there is no such file; ")
-    [problem] = problems(None, {"HOLDFAST_CONFIG": "gone.yaml"})
+    [problem] = problems(None, {"ACKBONE_CONFIG": "gone.yaml"})
     assert problem == (
-        "HOLDFAST_CONFIG: there is no file 'gone.yaml'; correct the variable or unset it"
+        "ACKBONE_CONFIG: there is no file 'gone.yaml'; correct the variable or unset it"
     )
 
 
 def test_a_folder_a_large_file_and_bytes_are_refused(tmp_path, problems):
-    file = tmp_path / "holdfast.yaml"
+    file = tmp_path / "ackbone.yaml"
     file.mkdir()
-    assert problems() == ["holdfast.yaml: the file is no regular file"]
+    assert problems() == ["ackbone.yaml: the file is no regular file"]
     file.rmdir()
     file.write_bytes(b"#" * 1_048_577)
     assert "the file is larger than 1 MB" in problems()[0]
     file.write_bytes(b"# fine\nhome: \xff\n")
-    assert problems() == ["holdfast.yaml: the file is not UTF-8 text (line 2)"]
+    assert problems() == ["ackbone.yaml: the file is not UTF-8 text (line 2)"]
 
 
 def test_yaml_bombs_are_refused(problems):
@@ -508,7 +506,7 @@ def test_a_yaml_error_does_not_repeat_the_file(problems):
 
 def test_an_unset_variable_is_named_with_its_path(problems):
     assert problems("queues:\n  a:\n    tenant: ${WHO}-${WHERE}\n") == [
-        f"holdfast.yaml:3: queues.a.tenant: the variable {name} is not set; set it in the "
+        f"ackbone.yaml:3: queues.a.tenant: the variable {name} is not set; set it in the "
         f"environment or in .env, or give a default: ${{{name}:-default}}"
         for name in ("WHO", "WHERE")
     ]
@@ -529,7 +527,7 @@ def test_a_variable_fits_numbers_switches_and_texts(load):
 def test_what_a_variable_gave_is_not_repeated_in_an_error(problems):
     [problem] = problems("worker: {slots: '${PW}'}\n", {"PW": "hunter2"})
     assert problem == (
-        "holdfast.yaml:1: worker.slots: expected a whole number from 1 to 100000, found what the "
+        "ackbone.yaml:1: worker.slots: expected a whole number from 1 to 100000, found what the "
         "${…} there stands for (not shown: it may be secret); write for example slots: 100"
     )
 
@@ -542,7 +540,7 @@ def test_a_file_gives_its_content_stripped(load, problems, tmp_path):
     assert load(text.format("${D}/tenant.txt"), {"D": "."}).queues["a"].tenant == "acme"
     [problem] = problems(text.format("/no/such"))
     assert problem == (
-        "holdfast.yaml:1: queues.a.tenant: ${file:/no/such}: the file /no/such does not exist"
+        "ackbone.yaml:1: queues.a.tenant: ${file:/no/such}: the file /no/such does not exist"
     )
 
 
@@ -622,15 +620,15 @@ def test_variables_reach_every_kind_of_setting(load):
         "queues: {my-queue: {codec: json}}\n"
         "triggers: [{queue_name: q, consumer_group: g, adapter: {connection: {port: 1}}}]\n",
         {
-            "HOLDFAST__WORKER__SLOTS": "5",
-            "HOLDFAST__QUEUES__MY_QUEUE__TENANT": "123",
-            "HOLDFAST__QUEUES__OTHER__PAUSED": "on",
-            "HOLDFAST__RETRY__WAITS_S": "[1, 2.5]",
-            "HOLDFAST__TRIGGERS__0__CONCURRENCY": "8",
-            "HOLDFAST__TRIGGERS__0__ADAPTER__CONNECTION__PORT": "9092",
-            "HOLDFAST__TRIGGERS__0__ADAPTER__CONNECTION__PASSWORD": "0123",
-            "HOLDFAST__TRIGGERS__1": "{queue_name: r, consumer_group: $g}",
-            "HOLDFAST__RETENTION__TASKS_DAYS": "null",
+            "ACKBONE__WORKER__SLOTS": "5",
+            "ACKBONE__QUEUES__MY_QUEUE__TENANT": "123",
+            "ACKBONE__QUEUES__OTHER__PAUSED": "on",
+            "ACKBONE__RETRY__WAITS_S": "[1, 2.5]",
+            "ACKBONE__TRIGGERS__0__CONCURRENCY": "8",
+            "ACKBONE__TRIGGERS__0__ADAPTER__CONNECTION__PORT": "9092",
+            "ACKBONE__TRIGGERS__0__ADAPTER__CONNECTION__PASSWORD": "0123",
+            "ACKBONE__TRIGGERS__1": "{queue_name: r, consumer_group: $g}",
+            "ACKBONE__RETENTION__TASKS_DAYS": "null",
         },
     )
     assert config.worker.slots == 5
@@ -645,21 +643,21 @@ def test_variables_reach_every_kind_of_setting(load):
 
 
 def test_lists_by_index_grow_in_order(load, problems):
-    env = {f"HOLDFAST__RETRY__WAITS_S__{n}": str(n) for n in range(12)}
+    env = {f"ACKBONE__RETRY__WAITS_S__{n}": str(n) for n in range(12)}
     assert load(None, env).retry.waits_s == tuple(range(12))
-    [problem] = problems(None, {"HOLDFAST__RETRY__WAITS_S__1": "1"})
+    [problem] = problems(None, {"ACKBONE__RETRY__WAITS_S__1": "1"})
     assert "retry.waits_s[1]: entries are numbered without gaps: the next one is 0" in problem
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("HOLDFAST__WORKER__SLOT", "worker.slot: unknown setting; did you mean worker.slots?"),
-        ("HOLDFAST__WORKR__SLOTS", "workr: unknown setting; did you mean worker?"),
-        ("HOLDFAST__BROKER__X", "broker: is a single value: nothing can be set below it"),
-        ("HOLDFAST____X", "no setting has this name; write HOLDFAST__SECTION__KEY"),
-        ("HOLDFAST__TRIGGERS__X", "an entry of a list is named by its number, from 0"),
-        ("HOLDFAST__ORIGINS", "origins: unknown setting"),
+        ("ACKBONE__WORKER__SLOT", "worker.slot: unknown setting; did you mean worker.slots?"),
+        ("ACKBONE__WORKR__SLOTS", "workr: unknown setting; did you mean worker?"),
+        ("ACKBONE__BROKER__X", "broker: is a single value: nothing can be set below it"),
+        ("ACKBONE____X", "no setting has this name; write ACKBONE__SECTION__KEY"),
+        ("ACKBONE__TRIGGERS__X", "an entry of a list is named by its number, from 0"),
+        ("ACKBONE__ORIGINS", "origins: unknown setting"),
     ],
 )
 def test_a_wrong_variable_is_named(problems, name, said):
@@ -668,7 +666,7 @@ def test_a_wrong_variable_is_named(problems, name, said):
     assert said in problem
 
 
-@pytest.mark.parametrize("name", ["HOLDFAST_HOME", "HOLDFAST__RETRY__MAX_RETRIES"])
+@pytest.mark.parametrize("name", ["ACKBONE_HOME", "ACKBONE__RETRY__MAX_RETRIES"])
 def test_a_variable_with_half_of_a_character_is_a_mistake(problems, name):
     """Bytes of the environment that are no UTF-8 come as such."""
     (said,) = problems("", {name: "\udcff"})
@@ -676,22 +674,22 @@ def test_a_variable_with_half_of_a_character_is_a_mistake(problems, name):
 
 
 def test_home_by_its_two_names(load, problems, tmp_path):
-    assert load(None, {"HOLDFAST_HOME": "/a"}).home == Path("/a")
-    assert load(None, {"HOLDFAST__HOME": "b"}).home == tmp_path / "b"
-    assert load(None, {"HOLDFAST_HOME": ""}).home == tmp_path / ".holdfast"
-    [problem] = problems(None, {"HOLDFAST__HOME": "b", "HOLDFAST_HOME": "/a"})
-    assert "HOLDFAST__HOME names another folder; unset one of the two" in problem
+    assert load(None, {"ACKBONE_HOME": "/a"}).home == Path("/a")
+    assert load(None, {"ACKBONE__HOME": "b"}).home == tmp_path / "b"
+    assert load(None, {"ACKBONE_HOME": ""}).home == tmp_path / ".ackbone"
+    [problem] = problems(None, {"ACKBONE__HOME": "b", "ACKBONE_HOME": "/a"})
+    assert "ACKBONE__HOME names another folder; unset one of the two" in problem
 
 
 def test_dotenv_beside_the_file_is_read_and_the_environment_wins(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "h.yaml").write_text("queues: {a: {tenant: '${A}'}, b: {tenant: '${B}'}}\n")
-    (tmp_path / "etc" / ".env").write_text("A=file\nB=file\nHOLDFAST__WORKER__SLOTS=9\n")
-    (tmp_path / ".env").write_text("A=elsewhere\nHOLDFAST_HOME=elsewhere\n")
+    (tmp_path / "etc" / ".env").write_text("A=file\nB=file\nACKBONE__WORKER__SLOTS=9\n")
+    (tmp_path / ".env").write_text("A=elsewhere\nACKBONE_HOME=elsewhere\n")
     config = load_config(Path("etc/h.yaml"), environ={"B": "real"}, cwd=tmp_path)
     assert (config.queues["a"].tenant, config.queues["b"].tenant) == ("file", "real")
     assert config.worker.slots == 9
-    assert config.home == tmp_path / ".holdfast"
+    assert config.home == tmp_path / ".ackbone"
 
 
 def test_dotenv_forms():
@@ -779,7 +777,7 @@ def test_a_password_in_a_url_is_masked_whatever_it_holds(load, problems, passwor
 def test_an_adapter_that_this_version_lacks_is_named_when_it_is_started(load):
     [trigger] = load(QUEUE_TRIGGER, KAFKA).triggers
     with pytest.raises(
-        ConfigError, match=r"adapter\.type: this version of holdfast has no Kafka ad"
+        ConfigError, match=r"adapter\.type: this version of ackbone has no Kafka ad"
     ):
         trigger.adapter.broker()
     [trigger] = load(QUEUE_TRIGGER.replace('"kafka"', "mock"), KAFKA).triggers
@@ -789,9 +787,7 @@ def test_an_adapter_that_this_version_lacks_is_named_when_it_is_started(load):
 def test_mistakes_in_a_trigger_stand_under_their_own_name(problems):
     text = QUEUE_TRIGGER.replace("concurrency: 4", "concurrency: four").replace("kafka", "kafak")
     found = problems(text)
-    assert found[0].startswith(
-        "holdfast.yaml:5: queue_trigger.concurrency: expected a whole number"
-    )
+    assert found[0].startswith("ackbone.yaml:5: queue_trigger.concurrency: expected a whole number")
     assert any("'kafak' is no adapter; did you mean kafka? known: mock" in p for p in found)
     assert sum("is not set" in problem for problem in found) == 3
 
@@ -938,7 +934,7 @@ def test_describe_masks_and_shows_what_is_in_force(load, tmp_path):
     assert rows[f"{base}.credentials.none"] == (None, "file")
     assert rows[f"{base}.pin_key"] == ("***", "file")
     assert config.triggers[0].adapter.connection["url"].reveal() == "amqp://u:hunter2@h/v"
-    assert rows["ledger.key_file"] == (str(tmp_path / ".holdfast" / "ledger.key"), "default")
+    assert rows["ledger.key_file"] == (str(tmp_path / ".ackbone" / "ledger.key"), "default")
     assert rows["worker.lease_s"] == (10, "default")
     assert rows["triggers[0].metrics.enabled"] == (True, "default")
 
@@ -949,7 +945,7 @@ def test_describe_masks_and_shows_what_is_in_force(load, tmp_path):
 def loads_or_is_refused(content: bytes, environ: dict[str, str] | None = None) -> None:
     """Either a Config or a ConfigError with at least one mistake; never anything else."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "holdfast.yaml").write_bytes(content)
+        (Path(folder) / "ackbone.yaml").write_bytes(content)
         try:
             config = load_config(environ=environ or {}, cwd=Path(folder))
         except ConfigError as refused:
@@ -1011,7 +1007,7 @@ def test_any_tree_under_real_names_loads_or_is_refused(tree):
             st.sampled_from([*TOP, *INNER, "0", "1", "X", ""]).map(str.upper),
             min_size=1,
             max_size=5,
-        ).map(lambda parts: "HOLDFAST__" + "__".join(parts)),
+        ).map(lambda parts: "ACKBONE__" + "__".join(parts)),
         st.text(max_size=10) | st.sampled_from(["[1, 2]", "{a: 1}", "[", "null", "5", "yes"]),
         max_size=4,
     )
@@ -1038,7 +1034,7 @@ def test_any_variables_load_or_are_refused(environ):
 @settings(deadline=None)
 def test_every_value_in_range_comes_back_as_it_was(tree):
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "holdfast.yaml"
+        file = Path(folder) / "ackbone.yaml"
         file.write_text(yaml.safe_dump(tree))
         rows = {r.path: r for r in load_config(environ={}, cwd=Path(folder)).describe()}
     for name, value in tree.items():
@@ -1050,7 +1046,7 @@ def test_every_value_in_range_comes_back_as_it_was(tree):
 
 def test_importing_it_loads_no_yaml_and_no_database():
     code = (
-        "import sys, holdfast.config; "
+        "import sys, ackbone.config; "
         "print([m for m in ('yaml', 'sqlalchemy', 'alembic', 'click', 'prometheus_client') "
         "if m in sys.modules])"
     )

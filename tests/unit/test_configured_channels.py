@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from holdfast import App
-from holdfast.config import load_config
-from holdfast.core.breaker import Breaker, BreakerPolicy
-from holdfast.core.delivery import Again, Limit, Outbound
-from holdfast.core.errors import ConfigError
-from holdfast.delivery.attempts import Route, attempt
-from holdfast.delivery.folder_channel import FolderChannel
-from holdfast.delivery.slack_channel import SlackChannel
-from holdfast.delivery.telegram_channel import TelegramChannel
-from holdfast.delivery.terminal import TerminalChannel
-from holdfast.services import relays_of
+from ackbone import App
+from ackbone.config import load_config
+from ackbone.core.breaker import Breaker, BreakerPolicy
+from ackbone.core.delivery import Again, Limit, Outbound
+from ackbone.core.errors import ConfigError
+from ackbone.delivery.attempts import Route, attempt
+from ackbone.delivery.folder_channel import FolderChannel
+from ackbone.delivery.slack_channel import SlackChannel
+from ackbone.delivery.telegram_channel import TelegramChannel
+from ackbone.delivery.terminal import TerminalChannel
+from ackbone.services import relays_of
 
 TOKEN = "123456:very-secret"
 
 
 def app_with(home: Path, text: str) -> App:
-    (home / "holdfast.yaml").write_text(text)
-    return App(load_config(home / "holdfast.yaml", environ={"BOT": TOKEN}, cwd=home))
+    (home / "ackbone.yaml").write_text(text)
+    return App(load_config(home / "ackbone.yaml", environ={"BOT": TOKEN}, cwd=home))
 
 
 def test_a_channel_is_made_by_its_name_or_its_kind(home: Path) -> None:
@@ -195,5 +195,5 @@ def test_an_extra_that_is_missing_is_named(home: Path, monkeypatch: pytest.Monke
 
     app = app_with(home, "channels: {telegram: {connection: {token: '1:a'}}}")
     monkeypatch.setattr(importlib, "import_module", gone)
-    with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'holdfast\[telegram\]'"):
+    with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'ackbone\[telegram\]'"):
         app.carried()

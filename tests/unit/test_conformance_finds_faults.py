@@ -9,8 +9,8 @@ from unittest import SkipTest
 import msgspec
 import pytest
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.core.broker import (
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.core.broker import (
     Broker,
     Delivery,
     Health,
@@ -22,9 +22,9 @@ from holdfast.core.broker import (
     Subscription,
     Verb,
 )
-from holdfast.core.errors import BrokerUnavailable, MessageTooLarge
-from holdfast.testing import BrokerConformance, BrokerHarness, Check, FakeClock, run_check
-from holdfast.testing.checks import capabilities, lifecycle, restarts, settling, transport
+from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
+from ackbone.testing import BrokerConformance, BrokerHarness, Check, FakeClock, run_check
+from ackbone.testing.checks import capabilities, lifecycle, restarts, settling, transport
 
 GROUPS: tuple[ModuleType, ...] = (transport, lifecycle, settling, capabilities, restarts)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.store import Company, Worker
-from holdfast.engine.fetcher import Slots
-from holdfast.engine.ramp import Ramp
-from holdfast.store.crash import Gone, Judgement, crashes_of, judge
-from holdfast.testing.clock import FakeClock
+from ackbone.core.store import Company, Worker
+from ackbone.engine.fetcher import Slots
+from ackbone.engine.ramp import Ramp
+from ackbone.store.crash import Gone, Judgement, crashes_of, judge
+from ackbone.testing.clock import FakeClock
 
 ME = Worker(worker_id=7, name="me")
 GONE = Gone(

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.engine.deadlines import Deadlines
+from ackbone.engine.deadlines import Deadlines
 
 
 async def test_they_come_in_order_of_time() -> None:

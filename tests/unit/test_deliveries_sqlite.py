@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.delivery import Again, Limit, New, Outbound, Sent, Settled, Taken, unlimited
-from holdfast.core.parcels import AHEAD_US
-from holdfast.core.store import Worker
-from holdfast.store import migrate
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.deliveries import SqliteDeliveries
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import FakeClock
+from ackbone.core.delivery import Again, Limit, New, Outbound, Sent, Settled, Taken, unlimited
+from ackbone.core.parcels import AHEAD_US
+from ackbone.core.store import Worker
+from ackbone.store import migrate
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import FakeClock
 
 DAY_S = 86_400
 UNTIL_GIVEN_UP_S = 130
@@ -72,8 +72,8 @@ class Counter:
 
 @pytest.fixture
 async def counter(home: Path) -> AsyncIterator[Counter]:
-    ensure_schema(home / "holdfast.db")
-    found = Counter(home / "holdfast.db")
+    ensure_schema(home / "ackbone.db")
+    found = Counter(home / "ackbone.db")
     await found.store.open()
     found.worker = await found.store.register("sender")
     yield found
@@ -157,7 +157,7 @@ async def test_recovery_reads_only_windows_that_count(counter: Counter) -> None:
 
 
 async def test_replies_of_an_older_version_are_sent(home: Path) -> None:
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         conn.executescript(f"BEGIN;\n{migrate.render('sqlite', '0004')}\nCOMMIT;")
         for name, status in (("a", "pending"), ("b", "pending"), ("c", "sent"), ("d", "sending")):

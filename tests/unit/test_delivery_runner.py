@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core.delivery import SCHEDULED, Outbound
-from holdfast.core.errors import (
+from ackbone.core.delivery import SCHEDULED, Outbound
+from ackbone.core.errors import (
     FinalError,
     RateLimited,
     SendUnknown,
@@ -23,13 +23,13 @@ from holdfast.core.errors import (
     StoreFull,
     TemporaryError,
 )
-from holdfast.delivery import runner as runner_module
-from holdfast.delivery.channels import Channels
-from holdfast.delivery.file_queue import DeliveryQueue
-from holdfast.delivery.queued import QueuedDelivery
-from holdfast.delivery.recovery import recovery_report
-from holdfast.delivery.runner import DeliveryRunner, SendFn
-from holdfast.delivery.waits import due_at
+from ackbone.delivery import runner as runner_module
+from ackbone.delivery.channels import Channels
+from ackbone.delivery.file_queue import DeliveryQueue
+from ackbone.delivery.queued import QueuedDelivery
+from ackbone.delivery.recovery import recovery_report
+from ackbone.delivery.runner import DeliveryRunner, SendFn
+from ackbone.delivery.waits import due_at
 
 LIMIT_S = 20.0
 FAST = 0.001
@@ -127,7 +127,7 @@ def test_says_what_the_book_says(
     run: Callable[..., DeliveryRunner],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "holdfast.delivery")
+    caplog.set_level(logging.INFO, "ackbone.delivery")
     channel = Channel(*[ConnectionError("simulated failure")] * 3)
     first = queue.enqueue("terminal", "me", "This one is tried again three times.")
     run(channel)

@@ -1,14 +1,14 @@
-"""What `holdfast dev` suggests can be pasted."""
+"""What `ackbone dev` suggests can be pasted."""
 
 import shlex
 from pathlib import Path
 
 import pytest
 
-from holdfast import App, Config
-from holdfast.cli.display import Display, _program
-from holdfast.cli.output import Output
-from holdfast.cli.root import ENTRIES
+from ackbone import App, Config
+from ackbone.cli.display import Display, _program
+from ackbone.cli.output import Output
+from ackbone.cli.root import ENTRIES
 
 
 @pytest.mark.parametrize("queue", ["default", "orders"])
@@ -23,6 +23,6 @@ def test_suggested_commands_exist(
     assert len(commands) == 3
     program = shlex.split(_program())
     for words in commands:
-        assert words[0] == f"HOLDFAST_HOME={home}"
+        assert words[0] == f"ACKBONE_HOME={home}"
         assert words[1 : 1 + len(program)] == program
         assert words[1 + len(program)] in ENTRIES, "the name of a command follows"

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.delivery import Channel, Limited, Merges, Outbound, Splits
-from holdfast.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
-from holdfast.delivery.discord_channel import DiscordChannel
+from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
+from ackbone.delivery.discord_channel import DiscordChannel
 from tests.servers.receiver import Receiver, receiving
 
 TOKEN = "bot.very-secret"

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-import holdfast
-from holdfast.cli.root import cli
-from holdfast.config.queues import Queue
-from holdfast.config.settings import NOT_SETTINGS, Channel, Config, Subscriber, Trigger
-from holdfast.core import errors, events
-from holdfast.observe import metrics
+import ackbone
+from ackbone.cli.root import cli
+from ackbone.config.queues import Queue
+from ackbone.config.settings import NOT_SETTINGS, Channel, Config, Subscriber, Trigger
+from ackbone.core import errors, events
+from ackbone.observe import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -131,12 +131,12 @@ def test_every_setting_stands_in_the_reference() -> None:
 
 def test_the_tree_of_errors_is_the_one_of_the_module() -> None:
     assert errors.__doc__ is not None
-    tree = errors.__doc__[errors.__doc__.index("HoldfastError\n") :].strip()
+    tree = errors.__doc__[errors.__doc__.index("AckboneError\n") :].strip()
     assert f"```\n{tree}\n```" in text_of("reference/errors.md")
     names = {
         name
         for name, value in vars(errors).items()
-        if inspect.isclass(value) and issubclass(value, errors.HoldfastError)
+        if inspect.isclass(value) and issubclass(value, errors.AckboneError)
     }
     assert set(re.findall(r"\b[A-Z]\w+", _drawn_names(tree))) == names
 
@@ -152,7 +152,7 @@ def _drawn_names(tree: str) -> str:
 def test_drawn_parents_are_real_ones() -> None:
     """Depth in the drawing is inheritance in the code; the last branch is a remark, not a class."""
     assert errors.__doc__ is not None
-    lines = errors.__doc__[errors.__doc__.index("HoldfastError\n") :].strip().split("\n")
+    lines = errors.__doc__[errors.__doc__.index("AckboneError\n") :].strip().split("\n")
     parents: dict[int, type] = {}
     for line in lines:
         branch = re.match(r"([│ ]*(?:[├└]── )?)(.*)", line)
@@ -160,7 +160,7 @@ def test_drawn_parents_are_real_ones() -> None:
         depth = len(branch[1]) // 4
         name = branch[2].split()[0]
         if not name[0].isupper():
-            parents[depth] = errors.HoldfastError
+            parents[depth] = errors.AckboneError
             continue
         error = getattr(errors, name)
         if depth:
@@ -189,7 +189,7 @@ def test_every_event_stands_in_the_reference() -> None:
 def test_every_public_name_stands_in_the_reference() -> None:
     words = set(CODE.findall(text_of("reference/api.md")))
     named = {word.split("(")[0] for word in words}
-    missing = [name for name in holdfast.__all__ if name not in named]
+    missing = [name for name in ackbone.__all__ if name not in named]
     assert missing == []
 
 
@@ -200,7 +200,7 @@ def test_every_member_stands_in_the_reference(name: str) -> None:
     section = text_of("reference/api.md").partition(f"\n## `{name}`")[2].partition("\n## ")[0]
     assert section, f"there is no section about {name}"
     words = {re.split(r"[(\[ =:]", word)[0] for word in CODE.findall(section)}
-    kind = getattr(holdfast, name)
+    kind = getattr(ackbone, name)
     members = {member for member in vars(kind) if not member.startswith("_")}
     if issubclass(kind, msgspec.Struct):
         members |= set(kind.__struct_fields__)
@@ -256,7 +256,7 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:
-    """The words of every `holdfast …` that a console block shows, from `holdfast` on."""
+    """The words of every `ackbone …` that a console block shows, from `ackbone` on."""
     for block in CONSOLE.findall(page.read_text(encoding="utf-8")):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
             if not line.startswith("$ "):
@@ -266,7 +266,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
             words: list[str] = []
             for word in [*lexer, ";"]:
                 if set(word) <= set("|&;<>()"):
-                    names = [n for n, w in enumerate(words) if w.rpartition("/")[2] == "holdfast"]
+                    names = [n for n, w in enumerate(words) if w.rpartition("/")[2] == "ackbone"]
                     if names and all("=" in w for w in words[: names[0]]):
                         yield words[names[0] :]
                     words = []
@@ -279,7 +279,7 @@ def test_shown_commands_can_be_typed(page: Path) -> None:
     """Commands and options that a page shows exist, and their values are of the right kind."""
     for words in commands_of(page):
         command: click.Command = cli
-        context = click.Context(cli, info_name="holdfast")
+        context = click.Context(cli, info_name="ackbone")
         rest = words[1:]
         while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
             found = command.get_command(context, rest[0])
@@ -312,7 +312,7 @@ def named_in_spec() -> tuple[set[str], set[str]]:
 def test_every_module_of_the_specifications_exists() -> None:
     modules, _ = named_in_spec()
     assert len(modules) > 40
-    assert [each for each in sorted(modules) if not (ROOT / "src/holdfast" / each).is_file()] == []
+    assert [each for each in sorted(modules) if not (ROOT / "src/ackbone" / each).is_file()] == []
 
 
 def test_every_test_of_the_specifications_exists() -> None:

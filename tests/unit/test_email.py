@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.delivery import Channel, Outbound
-from holdfast.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
-from holdfast.delivery.email_channel import EmailChannel
-from holdfast.delivery.email_message import addresses_of, message_for, message_id
+from ackbone.core.delivery import Channel, Outbound
+from ackbone.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
+from ackbone.delivery.email_channel import EmailChannel
+from ackbone.delivery.email_message import addresses_of, message_for, message_id
 from tests.servers.certificates import Authority
 from tests.servers.smtp import SmtpServer, smtp_server
 
@@ -69,7 +69,7 @@ async def test_a_message_arrives(server: SmtpServer) -> None:
     assert message["Auto-Submitted"] == "auto-generated"
     assert message["Date"].datetime is not None
     assert receipt == message["Message-ID"]
-    assert receipt == "<holdfast.0d3f8a52-6d0b-4e0e-9c38-4f6f2f0f7a11@example.com>"
+    assert receipt == "<ackbone.0d3f8a52-6d0b-4e0e-9c38-4f6f2f0f7a11@example.com>"
 
 
 async def test_a_repeat_has_the_same_id_and_no_mark(server: SmtpServer) -> None:
@@ -163,7 +163,7 @@ async def test_who_is_refused_for_good_does_not_stop_the_others(
     server: SmtpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.recipients["gone@example.org"] = "550 5.1.1 no such user"
-    with caplog.at_level(logging.WARNING, "holdfast.delivery"):
+    with caplog.at_level(logging.WARNING, "ackbone.delivery"):
         await channel_to(server).send(reply(recipient="gone@example.org, Jo <jo@example.org>"))
     ((to, _),) = server.got
     assert to == ["jo@example.org"]

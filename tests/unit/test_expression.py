@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.governance.expression import DEEPEST, ExpressionError, parse
+from ackbone.governance.expression import DEEPEST, ExpressionError, parse
 
 PAYLOAD = {
     "amount": 1500,

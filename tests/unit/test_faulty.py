@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.core.broker import Broker, Delivery, Outgoing, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerUnavailable, PublishUnknown
-from holdfast.testing import BrokerConformance, Fault, FaultyBroker, chaos
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.core.broker import Broker, Delivery, Outgoing, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerUnavailable, PublishUnknown
+from ackbone.testing import BrokerConformance, Fault, FaultyBroker, chaos
 
 SUB = Subscription(name="q", queue="q")
 

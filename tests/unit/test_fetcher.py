@@ -9,14 +9,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.core.broker import Delivery, Outgoing, Subscription
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.message import Message
-from holdfast.core.standard_codec import StandardCodec
-from holdfast.core.store import Answer, Candidate, Claims, Run, Taken, Verdict, Worker
-from holdfast.engine.decoder import decoder
-from holdfast.engine.fetcher import BrokerFetcher, FusedFetcher, FusedStore, Slots
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.core.broker import Delivery, Outgoing, Subscription
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.message import Message
+from ackbone.core.standard_codec import StandardCodec
+from ackbone.core.store import Answer, Candidate, Claims, Run, Taken, Verdict, Worker
+from ackbone.engine.decoder import decoder
+from ackbone.engine.fetcher import BrokerFetcher, FusedFetcher, FusedStore, Slots
 
 SUB = Subscription(name="jobs", queue="jobs", ordered=False)
 

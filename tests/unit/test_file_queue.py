@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError, StoreFull
-from holdfast.delivery import whole_files
-from holdfast.delivery.file_queue import DeliveryQueue
-from holdfast.delivery.queued import QueuedDelivery
-from holdfast.delivery.recovery import recovery_report, recovery_scan
-from holdfast.delivery.waits import (
+from ackbone.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError, StoreFull
+from ackbone.delivery import whole_files
+from ackbone.delivery.file_queue import DeliveryQueue
+from ackbone.delivery.queued import QueuedDelivery
+from ackbone.delivery.recovery import recovery_report, recovery_scan
+from ackbone.delivery.waits import (
     BACKOFF_MS,
     JITTER,
     compute_backoff_ms,
@@ -485,8 +485,8 @@ def test_the_usual_folder_is_below_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACKBONE_HOME", str(tmp_path / "home"))
     assert DeliveryQueue().queue_dir == tmp_path / "home" / "workspace" / "delivery-queue"
-    monkeypatch.delenv("HOLDFAST_HOME")
-    assert DeliveryQueue().queue_dir == Path(".holdfast/workspace/delivery-queue")
+    monkeypatch.delenv("ACKBONE_HOME")
+    assert DeliveryQueue().queue_dir == Path(".ackbone/workspace/delivery-queue")
     assert DeliveryQueue(tmp_path / "own").queue_dir == tmp_path / "own"

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from holdfast.core.store import Offers
-from holdfast.store import fleet as fleet_module
-from holdfast.store.fleet import Fleet, offers_text, read_offers
+from ackbone.core.store import Offers
+from ackbone.store import fleet as fleet_module
+from ackbone.store.fleet import Fleet, offers_text, read_offers
 
 
 def test_what_was_read_counts_when_all_of_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import App, Context, DeliveryQueue, DeliveryRunner, FolderChannel
-from holdfast.core import events
-from holdfast.core.delivery import DIRECT, Outbound, Reconciles
-from holdfast.core.errors import FinalError, StoreFull
-from holdfast.core.events import Event
-from holdfast.delivery import whole_files
-from holdfast.testing import Signal
+from ackbone import App, Context, DeliveryQueue, DeliveryRunner, FolderChannel
+from ackbone.core import events
+from ackbone.core.delivery import DIRECT, Outbound, Reconciles
+from ackbone.core.errors import FinalError, StoreFull
+from ackbone.core.events import Event
+from ackbone.delivery import whole_files
+from ackbone.testing import Signal
 
 
 def outbound(**fields: Any) -> Outbound:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.errors import (
+from ackbone.core.errors import (
+    AckboneError,
     EffectUnknown,
     FinalError,
     HandlerFailed,
-    HoldfastError,
     InvalidResult,
     LeaseLost,
     ParkMessage,
@@ -20,11 +20,11 @@ from holdfast.core.errors import (
     StoreUnavailable,
     TemporaryError,
 )
-from holdfast.core.message import Message
-from holdfast.core.outcome import Dead, Done, Park, Rejected, Retry
-from holdfast.core.retry import RetryPolicy, decide, retry_after
-from holdfast.core.store import Run, Token
-from holdfast.engine.frames import (
+from ackbone.core.message import Message
+from ackbone.core.outcome import Dead, Done, Park, Rejected, Retry
+from ackbone.core.retry import RetryPolicy, decide, retry_after
+from ackbone.core.store import Run, Token
+from ackbone.engine.frames import (
     error_of,
     fault_of,
     packed,
@@ -35,7 +35,7 @@ from holdfast.engine.frames import (
     run_of,
     start,
 )
-from holdfast.engine.tracebacks import user_trace
+from ackbone.engine.tracebacks import user_trace
 
 text = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 json_values = st.recursive(
@@ -172,7 +172,7 @@ def test_an_unknown_error_is_one_of_its_nearest_known_base(base: type[Exception]
     assert decide(policy, failures=1, error=got) == decide(policy, failures=1, error=error)
 
 
-@pytest.mark.parametrize("base", [Exception, HoldfastError])
+@pytest.mark.parametrize("base", [Exception, AckboneError])
 def test_an_error_below_nothing_special_is_a_failure_by_its_name(base: type[Exception]) -> None:
     got = carried(_local(base))
     assert isinstance(got, HandlerFailed)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Config, ConfigError, Context
-from holdfast.core.errors import InvalidMessage
-from holdfast.core.text import unknown_option
-from holdfast.engine.sender import Sender, SendPolicy
+from ackbone import App, Config, ConfigError, Context
+from ackbone.core.errors import InvalidMessage
+from ackbone.core.text import unknown_option
+from ackbone.engine.sender import Sender, SendPolicy
 
 
 @pytest.fixture

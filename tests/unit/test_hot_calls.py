@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.brokers import sqlite as broker
-from holdfast.core.standard_codec import StandardCodec
-from holdfast.engine.decoder import decoder
-from holdfast.engine.executor import Executor
-from holdfast.store.sqlite import tasks
+from ackbone.brokers import sqlite as broker
+from ackbone.core.standard_codec import StandardCodec
+from ackbone.engine.decoder import decoder
+from ackbone.engine.executor import Executor
+from ackbone.store.sqlite import tasks
 
 
 def slow_calls(code: CodeType) -> list[int | None]:

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import SendUnknown, TemporaryError
-from holdfast.delivery.discord_channel import DiscordChannel
-from holdfast.delivery.http import HttpChannel, said
-from holdfast.delivery.slack_channel import SlackChannel
-from holdfast.delivery.telegram_channel import TelegramChannel
-from holdfast.delivery.webhook import WebhookChannel
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import SendUnknown, TemporaryError
+from ackbone.delivery.discord_channel import DiscordChannel
+from ackbone.delivery.http import HttpChannel, said
+from ackbone.delivery.slack_channel import SlackChannel
+from ackbone.delivery.telegram_channel import TelegramChannel
+from ackbone.delivery.webhook import WebhookChannel
 from tests.servers.receiver import Receiver, receiving
 
 SECRET = "AAF-very_secret"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.ids import derived_id, new_id, uuid7_block, uuid7_bytes
+from ackbone.core.ids import derived_id, new_id, uuid7_block, uuid7_bytes
 
 
 def test_version_and_variant() -> None:
@@ -57,7 +57,7 @@ def test_a_fork_does_not_count_on_from_the_same_id() -> None:
     """In one millisecond, where ids count upwards."""
     code = """if True:
         import os, time
-        from holdfast.core.ids import new_id
+        from ackbone.core.ids import new_id
         now = time.time_ns()
         time.time_ns = lambda: now
         new_id()

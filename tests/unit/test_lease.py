@@ -4,10 +4,10 @@ import asyncio
 import threading
 from typing import Any, cast
 
-from holdfast.core.clock import SystemClock
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.store import Worker
-from holdfast.engine.lease import Lease
+from ackbone.core.clock import SystemClock
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.store import Worker
+from ackbone.engine.lease import Lease
 
 
 class Away:

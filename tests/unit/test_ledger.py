@@ -10,22 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core import events
-from holdfast.core.errors import ConfigError, StoreError
-from holdfast.core.store import Worker
-from holdfast.sqlite.file import SqliteFile
-from holdfast.store import seals
-from holdfast.store.anchor_file import AnchorFile
-from holdfast.store.chain import GENESIS, link
-from holdfast.store.ledger_key import ledger_key
-from holdfast.store.ledger_report import LedgerReport
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite import seals as rows_of_seals
-from holdfast.store.sqlite.anchors import Anchors
-from holdfast.store.sqlite.prune import Pruner
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.verify import verify_ledger
-from holdfast.testing import FakeClock
+from ackbone.core import events
+from ackbone.core.errors import ConfigError, StoreError
+from ackbone.core.store import Worker
+from ackbone.sqlite.file import SqliteFile
+from ackbone.store import seals
+from ackbone.store.anchor_file import AnchorFile
+from ackbone.store.chain import GENESIS, link
+from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite import seals as rows_of_seals
+from ackbone.store.sqlite.anchors import Anchors
+from ackbone.store.sqlite.prune import Pruner
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.store.sqlite.verify import verify_ledger
+from ackbone.testing import FakeClock
 
 KEY = b"k" * 32
 DAY_S = 86_400.0
@@ -35,7 +35,7 @@ class Book:
     """A store whose ledger is written as the engine writes it: several tenants, several workers."""
 
     def __init__(self, home: Path) -> None:
-        self.path = home / "holdfast.db"
+        self.path = home / "ackbone.db"
         self.anchor_file = home / "ledger.anchors"
         self.clock = FakeClock()
         self.store = SqliteStore(self.path, clock=self.clock)
@@ -648,9 +648,9 @@ def test_a_key_is_made_once_and_only_its_owner_may_read_it(home):
 
 def test_the_variable_wins(home):
     text = "a key from the environment"
-    assert ledger_key(home / "x", environ={"HOLDFAST_LEDGER_KEY": text}) == text.encode()
+    assert ledger_key(home / "x", environ={"ACKBONE_LEDGER_KEY": text}) == text.encode()
     with pytest.raises(ConfigError, match="at least 16"):
-        ledger_key(home / "x", environ={"HOLDFAST_LEDGER_KEY": "short"})
+        ledger_key(home / "x", environ={"ACKBONE_LEDGER_KEY": "short"})
 
 
 def test_a_missing_or_open_key_is_named(home, caplog):

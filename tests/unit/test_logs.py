@@ -16,13 +16,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.core import secret as secret_module
-from holdfast.core.current import current_message
-from holdfast.core.message import Message
-from holdfast.core.secret import Secret, is_secret_name, mask_line
-from holdfast.observe import logs
-from holdfast.observe.logs import make_handler
-from holdfast.observe.redact import redact_value
+from ackbone.core import secret as secret_module
+from ackbone.core.current import current_message
+from ackbone.core.message import Message
+from ackbone.core.secret import Secret, is_secret_name, mask_line
+from ackbone.observe import logs
+from ackbone.observe.logs import make_handler
+from ackbone.observe.redact import redact_value
 
 FORMS: list[logs.Form] = ["json", "text"]
 
@@ -38,7 +38,7 @@ class Lines:
 
     def __init__(self, form: logs.Form) -> None:
         self.stream = io.StringIO()
-        self.log = logging.Logger("holdfast.test", logging.DEBUG)  # noqa: LOG001 - of its own
+        self.log = logging.Logger("ackbone.test", logging.DEBUG)  # noqa: LOG001 - of its own
         self.log.addHandler(make_handler(self.stream, form))
 
     @property
@@ -69,7 +69,7 @@ def test_a_json_line_is_one_object_with_time_level_logger_and_process():
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert line == {
         "level": "info",
-        "logger": "holdfast.test",
+        "logger": "ackbone.test",
         "message": "finished 3 messages",
         "pid": os.getpid(),
         "queue": "orders",
@@ -278,11 +278,11 @@ def test_handlers_that_come_later_see_the_masked_record():
 
 SCRIPT = """
 import logging, sys, threading, warnings
-from holdfast.observe.logs import configure_logs
+from ackbone.observe.logs import configure_logs
 configure_logs(level="warning")
 configure_logs(level={level!r}, format={form!r})
-logging.getLogger("holdfast.x").info("hello")
-logging.getLogger("holdfast.x").debug("detail")
+logging.getLogger("ackbone.x").info("hello")
+logging.getLogger("ackbone.x").debug("detail")
 warnings.warn("careful: password=hunter2hunter2")
 def fail(): raise RuntimeError("in a thread: password=hunter2hunter2")
 t = threading.Thread(target=fail, name="t1"); t.start(); t.join()

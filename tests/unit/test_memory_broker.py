@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.core.broker import Delivery, Inspectable, Outgoing, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerUnavailable, MessageTooLarge
-from holdfast.testing import FakeClock
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.core.broker import Delivery, Inspectable, Outgoing, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
+from ackbone.testing import FakeClock
 
 SUB = Subscription(name="q", queue="q")
 

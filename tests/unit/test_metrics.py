@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import App, Context, Message, RetryPolicy
-from holdfast.config import Config, load_config
-from holdfast.core import events
-from holdfast.core.errors import FinalError, RetryableError, StoreUnavailable
-from holdfast.core.events import FINAL_EVENTS, Event
-from holdfast.core.meter import MetricRow
-from holdfast.core.outcome import Done
-from holdfast.core.store import Finished, Run, Token, Usage, Worker
-from holdfast.engine.guard import Decision
-from holdfast.engine.worker import EngineWorker
-from holdfast.observe.export import Exporter
-from holdfast.observe.metrics import BUCKETS, HELP, NAMES, Metrics, QueueCounts
-from holdfast.services import relays_of
+from ackbone import App, Context, Message, RetryPolicy
+from ackbone.config import Config, load_config
+from ackbone.core import events
+from ackbone.core.errors import FinalError, RetryableError, StoreUnavailable
+from ackbone.core.events import FINAL_EVENTS, Event
+from ackbone.core.meter import MetricRow
+from ackbone.core.outcome import Done
+from ackbone.core.store import Finished, Run, Token, Usage, Worker
+from ackbone.engine.guard import Decision
+from ackbone.engine.worker import EngineWorker
+from ackbone.observe.export import Exporter
+from ackbone.observe.metrics import BUCKETS, HELP, NAMES, Metrics, QueueCounts
+from ackbone.services import relays_of
 from tests.servers.stores import sqlite_store
 
 NOW = RetryPolicy(max_retries=1, base_delay=0.0, jitter=0.0)
@@ -159,7 +159,7 @@ async def test_what_a_dead_worker_ran_is_counted_as_reclaimed(home):
     async with app:
         ghost = await app.store.register("ghost")
         await app.send("t", {}, queue="q")
-        from holdfast.engine.decoder import decoder
+        from ackbone.engine.decoder import decoder
 
         sub = app.config.subscription("q")
         taken = await sqlite_store(app).take(sub, decoder(sub), limit=1, worker=ghost)
@@ -318,9 +318,9 @@ def test_an_event_without_a_queue_counts_for_its_subscription_s():
 
 def test_nothing_of_prometheus_is_imported_before_it_is_asked_for():
     code = (
-        "import sys, holdfast.app, holdfast.services; "
+        "import sys, ackbone.app, ackbone.services; "
         "assert 'prometheus_client' not in sys.modules; "
-        "from holdfast.observe.metrics import Metrics; Metrics().registry; "
+        "from ackbone.observe.metrics import Metrics; Metrics().registry; "
         "assert 'prometheus_client' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

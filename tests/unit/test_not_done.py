@@ -8,8 +8,8 @@ import ssl
 import aiohttp
 import pytest
 
-from holdfast.core.effects import proves_not_done
-from holdfast.core.errors import NotDone, TemporaryError
+from ackbone.core.effects import proves_not_done
+from ackbone.core.errors import NotDone, TemporaryError
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 

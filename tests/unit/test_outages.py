@@ -2,15 +2,15 @@
 
 import pytest
 
-from holdfast.core.errors import (
+from ackbone.core.errors import (
     BrokerUnavailable,
     StoreCorrupt,
     StoreDenied,
     StoreFull,
     StoreUnavailable,
 )
-from holdfast.engine.outages import BROKER, STORE, Outages
-from holdfast.testing.clock import FakeClock
+from ackbone.engine.outages import BROKER, STORE, Outages
+from ackbone.testing.clock import FakeClock
 
 AWAY = StoreUnavailable("connection refused")
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Context
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.config import load_config
-from holdfast.core.broker import Outgoing, Result, Subscription
-from holdfast.core.errors import BrokerUnavailable, HoldfastError, MessageTooLarge
-from holdfast.core.ids import uuid7_bytes
-from holdfast.core.store import Worker
-from holdfast.services import relays_of
-from holdfast.store import outbox as outbox_module
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.outbox import Outbox
-from holdfast.store.sqlite.outbox import SqliteOutboxRows
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing import FakeClock, Signal
+from ackbone import App, Context
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.config import load_config
+from ackbone.core.broker import Outgoing, Result, Subscription
+from ackbone.core.errors import AckboneError, BrokerUnavailable, MessageTooLarge
+from ackbone.core.ids import uuid7_bytes
+from ackbone.core.store import Worker
+from ackbone.services import relays_of
+from ackbone.store import outbox as outbox_module
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.outbox import Outbox
+from ackbone.store.sqlite.outbox import SqliteOutboxRows
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing import FakeClock, Signal
 
 
 class Fragile(MemoryBroker):
@@ -31,7 +31,7 @@ class Fragile(MemoryBroker):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.refused: dict[str, HoldfastError] = {}
+        self.refused: dict[str, AckboneError] = {}
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
         if self.down:
@@ -44,7 +44,7 @@ class Fragile(MemoryBroker):
 class Office:
     def __init__(self, home: Path) -> None:
         self.clock = FakeClock()
-        self.store = SqliteStore(home / "holdfast.db", clock=self.clock)
+        self.store = SqliteStore(home / "ackbone.db", clock=self.clock)
         self.broker = Fragile(clock=self.clock)
         self.rows = SqliteOutboxRows(self.store)
         self.outbox = Outbox(self.rows, self.broker, codec_of=lambda queue: "standard")

@@ -1,4 +1,4 @@
-"""The server that HOLDFAST_TEST_POSTGRES_URL names: each test has a database of its own in it."""
+"""The server that ACKBONE_TEST_POSTGRES_URL names: each test has a database of its own in it."""
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -17,5 +17,5 @@ from tests.servers.postgres import OutsidePostgres
     ],
 )
 def test_only_the_database_is_another(url: str) -> None:
-    given, found = conninfo_to_dict(url), conninfo_to_dict(OutsidePostgres(url).url("hf_1"))
-    assert found == {**given, "dbname": "hf_1"}
+    given, found = conninfo_to_dict(url), conninfo_to_dict(OutsidePostgres(url).url("ab_1"))
+    assert found == {**given, "dbname": "ab_1"}

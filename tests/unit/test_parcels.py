@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core import parcels
-from holdfast.core.delivery import (
+from ackbone.core import parcels
+from ackbone.core.delivery import (
     Again,
     Failed,
     Held,
@@ -20,8 +20,8 @@ from holdfast.core.delivery import (
     Settled,
     Status,
 )
-from holdfast.core.parcels import AHEAD_US, Choice, Parcel, Windows, choose, ending_of, turns
-from holdfast.core.windows import UNANSWERED_US, Window, name_of
+from ackbone.core.parcels import AHEAD_US, Choice, Parcel, Windows, choose, ending_of, turns
+from ackbone.core.windows import UNANSWERED_US, Window, name_of
 
 NOW = 1_000_000_000
 PLACE, BOT = Limit("place", 2, 10.0), Limit("bot", 3, 10.0, whole_channel=True)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.roll import Pulse
+from ackbone.store.postgres.address import Address
+from ackbone.store.postgres.roll import Pulse
 
 
 def test_a_machine_that_slept_has_missed_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""What `import holdfast` offers, pinned; and how little it loads."""
+"""What `import ackbone` offers, pinned; and how little it loads."""
 
 import subprocess
 import sys
 
 import pytest
 
-import holdfast
+import ackbone
 
 PUBLIC = {
     "__version__",
@@ -20,7 +20,7 @@ PUBLIC = {
     "Decision",
     "Done",
     "FinalError",
-    "HoldfastError",
+    "AckboneError",
     "IdempotencyStore",
     "InvalidMessage",
     "JSONParser",
@@ -104,21 +104,21 @@ def loaded_by(statement: str, env: dict[str, str]) -> set[str]:
 
 
 def test_the_public_names_are_these():
-    assert set(holdfast.__all__) == PUBLIC
-    assert set(dir(holdfast)) == PUBLIC
+    assert set(ackbone.__all__) == PUBLIC
+    assert set(dir(ackbone)) == PUBLIC
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not():
-    for name in holdfast.__all__:
-        assert getattr(holdfast, name) is not None
+    for name in ackbone.__all__:
+        assert getattr(ackbone, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
-        holdfast.nonsense  # noqa: B018
+        ackbone.nonsense  # noqa: B018
 
 
-def test_importing_holdfast_loads_nothing_heavy(unmeasured):
-    assert loaded_by("import holdfast", unmeasured).isdisjoint(HEAVY)
+def test_importing_ackbone_loads_nothing_heavy(unmeasured):
+    assert loaded_by("import ackbone", unmeasured).isdisjoint(HEAVY)
 
 
 def test_an_app_needs_no_schema_tools_and_no_terminal_tools(unmeasured):
-    found = loaded_by("from holdfast import App, Context, Message", unmeasured)
+    found = loaded_by("from ackbone import App, Context, Message", unmeasured)
     assert found.isdisjoint({"sqlalchemy", "alembic", "click", "rich", "prometheus_client"})

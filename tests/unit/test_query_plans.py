@@ -12,10 +12,10 @@ import sqlite3
 
 import pytest
 
-from holdfast.sqlite.file import add_functions
-from holdfast.sqlite.timebase import WAITING
-from holdfast.store.sqlite import approvals, delivery_rows, quotas
-from holdfast.store.sqlite.sql.approvals import APPROVALS
+from ackbone.sqlite.file import add_functions
+from ackbone.sqlite.timebase import WAITING
+from ackbone.store.sqlite import approvals, delivery_rows, quotas
+from ackbone.store.sqlite.sql.approvals import APPROVALS
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing
-from holdfast.core.errors import Conflict, NotFound, StoreCorrupt
-from holdfast.sqlite.file import close_file, open_file
-from holdfast.sqlite.recovery import inspect, recover
-from holdfast.sqlite.salvage import NUMBERS_LEFT_OUT
-from holdfast.store.migrate import PAGE_SIZE as PAGE
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.verify import verify_ledger
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing
+from ackbone.core.errors import Conflict, NotFound, StoreCorrupt
+from ackbone.sqlite.file import close_file, open_file
+from ackbone.sqlite.recovery import inspect, recover
+from ackbone.sqlite.salvage import NUMBERS_LEFT_OUT
+from ackbone.store.migrate import PAGE_SIZE as PAGE
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.store.sqlite.verify import verify_ledger
 
 MESSAGES = 600
 
@@ -30,7 +30,7 @@ MESSAGES = 600
 @pytest.fixture
 async def database(home: Path) -> Path:
     """A file with messages on many pages, closed and checkpointed."""
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     broker = SqliteBroker(path)
     await broker.open()
@@ -103,7 +103,7 @@ def test_what_a_ruined_page_does_not_hold_is_saved(database: Path) -> None:
     assert 0 < lost <= 3 * per_page
     assert mended.lost_rows == {"messages": lost}
     assert mended.copy is not None
-    assert (Path(mended.copy) / "holdfast.db").read_bytes() == damaged
+    assert (Path(mended.copy) / "ackbone.db").read_bytes() == damaged
     close_file(open_file(database))
     assert not list(database.parent.glob("*.salvage*"))
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import App, FinalError
-from holdfast.config import load_config
-from holdfast.core.clock import SystemClock
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import SendUnknown, TemporaryError
-from holdfast.delivery.recovery import store_report, store_scan
-from holdfast.services import relays_of
-from holdfast.storage import Looking
+from ackbone import App, FinalError
+from ackbone.config import load_config
+from ackbone.core.clock import SystemClock
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import SendUnknown, TemporaryError
+from ackbone.delivery.recovery import store_report, store_scan
+from ackbone.services import relays_of
+from ackbone.storage import Looking
 from tests.unit.desk import until
 
 AGO_S = 30
@@ -86,6 +86,6 @@ async def test_what_waits_for_a_person(app: App):
     assert await store_report(app.storage.records(app.store)) == (
         "Delivery Queue Recovery:\n"
         "  Pending: 0 items\n"
-        "  Failed:  1 item (holdfast deliveries list --status failed)\n"
-        "  Unknown: 1 item may have arrived (holdfast deliveries list --status unknown)"
+        "  Failed:  1 item (ackbone deliveries list --status failed)\n"
+        "  Unknown: 1 item may have arrived (ackbone deliveries list --status unknown)"
     )

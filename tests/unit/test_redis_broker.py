@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.brokers.redis import RedisBroker, checks
-from holdfast.brokers.redis.checks import Seen
-from holdfast.brokers.redis.wire import Wire
-from holdfast.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
-from holdfast.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
-from holdfast.core.ids import new_id
+from ackbone.brokers.redis import RedisBroker, checks
+from ackbone.brokers.redis.checks import Seen
+from ackbone.brokers.redis.wire import Wire
+from ackbone.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
+from ackbone.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
+from ackbone.core.ids import new_id
 from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
@@ -154,9 +154,9 @@ async def test_a_closed_broker_leaves_no_consumer_and_nothing_in_its_hands(
     held, done = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
     await ack(broker, done)
     await broker.close()
-    names = [found["name"] for found in client.xinfo_consumers("jobs", "holdfast")]
+    names = [found["name"] for found in client.xinfo_consumers("jobs", "ackbone")]
     assert names == [b"_released"]
-    (pending,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    (pending,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
     assert pending["message_id"] == held.tag[1]
 
 
@@ -183,9 +183,9 @@ async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
     other = RedisBroker(server.url, lease_s=0.01)
     await other.open()
     await other.receive(SUB, limit=1, wait=PATIENCE_S)
-    (before,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    (before,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
     await broker.extend(SUB, [old])
-    (after,) = client.xpending_range("jobs", "holdfast", "-", "+", 10)
+    (after,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
     assert after["consumer"] == before["consumer"]
     await other.close()
 
@@ -193,28 +193,28 @@ async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
 async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_nothing(
     server: RedisServer, client: Any
 ):
-    client.xgroup_create("jobs", "holdfast", "0", mkstream=True)
-    for name in ("holdfast-gone", "holdfast-busy", "stranger"):
-        client.xgroup_createconsumer("jobs", "holdfast", name)
+    client.xgroup_create("jobs", "ackbone", "0", mkstream=True)
+    for name in ("ackbone-gone", "ackbone-busy", "stranger"):
+        client.xgroup_createconsumer("jobs", "ackbone", name)
     client.xadd("jobs", {"n": 1})
-    client.xreadgroup("holdfast", "holdfast-busy", {"jobs": ">"})
+    client.xreadgroup("ackbone", "ackbone-busy", {"jobs": ">"})
 
     async def look(lease_s: float) -> set[bytes]:
         broker = RedisBroker(server.url, lease_s=lease_s)
         await broker.open()
         await broker.receive(SUB, limit=1, wait=0.01)
-        names = {found["name"] for found in client.xinfo_consumers("jobs", "holdfast")}
+        names = {found["name"] for found in client.xinfo_consumers("jobs", "ackbone")}
         await broker.close()
         return names
 
-    everyone = {b"holdfast-gone", b"holdfast-busy", b"stranger"}
+    everyone = {b"ackbone-gone", b"ackbone-busy", b"stranger"}
     assert everyone <= await look(600.0), "all were heard of within the last ten minutes"
     names = await look(0.001)
     assert b"stranger" in names
-    assert b"holdfast-gone" not in names
+    assert b"ackbone-gone" not in names
     ((_, pending),) = [
         (found["consumer"], found["message_id"])
-        for found in client.xpending_range("jobs", "holdfast", "-", "+", 10)
+        for found in client.xpending_range("jobs", "ackbone", "-", "+", 10)
     ]
     assert pending, "what it held is taken over, not deleted with it"
 
@@ -269,7 +269,7 @@ async def test_what_another_worker_acknowledged_does_not_wait(broker: RedisBroke
 async def test_more_than_is_counted_is_what_the_length_says(
     broker: RedisBroker, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("holdfast.brokers.redis.broker.COUNTED", 3)
+    monkeypatch.setattr("ackbone.brokers.redis.broker.COUNTED", 3)
     await broker.publish("jobs", [out() for _ in range(6)])
     client.xgroup_create("jobs", SUB.group, client.xrange("jobs")[1][0])
     assert await depth(broker) == (6, 0)
@@ -289,7 +289,7 @@ async def test_the_servers_version_decides_how_stale_entries_are_taken(
     async def look(wire: Wire) -> Seen:
         return msgspec.structs.replace(await checks.look(wire), version=version)
 
-    monkeypatch.setattr("holdfast.brokers.redis.broker.look", look)
+    monkeypatch.setattr("ackbone.brokers.redis.broker.look", look)
     client.xadd("jobs", {"n": 1})
     client.xgroup_create("jobs", SUB.group, "0")
     client.xreadgroup(SUB.group, "stranger", {"jobs": ">"})

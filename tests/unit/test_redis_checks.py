@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from redis import Redis
 
-from holdfast.brokers.redis import RedisBroker
-from holdfast.brokers.redis.checks import Seen, durability, judge, seen_in
-from holdfast.brokers.registry import make_broker
-from holdfast.core.broker import Durability, Examinable, Outgoing, Subscription
-from holdfast.core.checks import Check, Finding
-from holdfast.core.errors import BrokerUnavailable
+from ackbone.brokers.redis import RedisBroker
+from ackbone.brokers.redis.checks import Seen, durability, judge, seen_in
+from ackbone.brokers.registry import make_broker
+from ackbone.core.broker import Durability, Examinable, Outgoing, Subscription
+from ackbone.core.checks import Check, Finding
+from ackbone.core.errors import BrokerUnavailable
 from tests.servers.redis import RedisServer
 
 OK, WARNING, REFUSED = Finding.OK, Finding.WARNING, Finding.REFUSED
@@ -211,7 +211,7 @@ def test_a_process_warns_once_of_a_server_that_loses_messages(
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert server.url in warning.getMessage()
     assert "appendonly no" in warning.getMessage()
-    assert "holdfast doctor" in warning.getMessage()
+    assert "ackbone doctor" in warning.getMessage()
 
 
 async def _open_and_close(url: str) -> None:

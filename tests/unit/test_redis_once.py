@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from holdfast.brokers.redis.entries import fields_of
-from holdfast.brokers.redis.once import once_command
-from holdfast.brokers.redis.wire import Command
-from holdfast.core.broker import FLAT, ONCE, Notices, Outgoing
-from holdfast.core.notices import End, notices_of, success_notice
-from holdfast.core.outcome import Status
+from ackbone.brokers.redis.entries import fields_of
+from ackbone.brokers.redis.once import once_command
+from ackbone.brokers.redis.wire import Command
+from ackbone.core.broker import FLAT, ONCE, Notices, Outgoing
+from ackbone.core.notices import End, notices_of, success_notice
+from ackbone.core.outcome import Status
 
 
 def entries_of(command: Command) -> list[tuple[object, ...]]:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
-from holdfast.brokers.redis.server_time import HOLD_S, ServerTime
-from holdfast.core.broker import Delivery
-from holdfast.testing import FakeClock
+from ackbone.brokers.redis.server_time import HOLD_S, ServerTime
+from ackbone.core.broker import Delivery
+from ackbone.testing import FakeClock
 
 PLAIN = Delivery(body=b"", headers={}, tag=1, identity="m")
 

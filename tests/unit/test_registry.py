@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.brokers.memory import MemoryBroker
-from holdfast.brokers.redis.address import Address, read_address
-from holdfast.brokers.registry import broker_schemes, make_broker
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.errors import ConfigError
-from holdfast.store.migrate import ensure_schema
-from holdfast.testing import FakeClock
+from ackbone.brokers.memory import MemoryBroker
+from ackbone.brokers.redis.address import Address, read_address
+from ackbone.brokers.registry import broker_schemes, make_broker
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.errors import ConfigError
+from ackbone.store.migrate import ensure_schema
+from ackbone.testing import FakeClock
 
 
 def test_schemes_of_this_version() -> None:
@@ -118,8 +118,8 @@ def test_a_password_that_is_not_escaped_is_no_host_and_port(password: str) -> No
 WITHOUT_DRIVER = """
 import sys
 sys.modules["redis"] = None  # what an installation without the extra looks like to an import
-from holdfast.brokers.registry import make_broker
-from holdfast.core.errors import ConfigError
+from ackbone.brokers.registry import make_broker
+from ackbone.core.errors import ConfigError
 make_broker("memory:")
 try:
     make_broker(sys.argv[1])
@@ -140,19 +140,19 @@ def test_a_missing_driver_is_named_with_what_to_install(
         capture_output=True,
         text=True,
     ).stdout
-    assert "pip install 'holdfast[redis]'" in said
+    assert "pip install 'ackbone[redis]'" in said
     assert f"broker: {scheme}:" in said
     assert "secret" not in said
 
 
 def test_no_driver_is_imported_before_it_is_asked_for(unmeasured: dict[str, str]) -> None:
     program = (
-        "import sys; from holdfast.brokers.registry import broker_schemes, make_broker;"
+        "import sys; from ackbone.brokers.registry import broker_schemes, make_broker;"
         "broker_schemes();"
-        "assert not {'redis', 'sqlite3', 'holdfast.brokers.memory', 'holdfast.brokers.sqlite'}"
+        "assert not {'redis', 'sqlite3', 'ackbone.brokers.memory', 'ackbone.brokers.sqlite'}"
         " & set(sys.modules);"
         "make_broker('memory:');"
-        "assert 'holdfast.brokers.memory' in sys.modules and 'sqlite3' not in sys.modules"
+        "assert 'ackbone.brokers.memory' in sys.modules and 'sqlite3' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], env=unmeasured, check=True)
 
@@ -160,16 +160,16 @@ def test_no_driver_is_imported_before_it_is_asked_for(unmeasured: dict[str, str]
 OPENING = """
 import asyncio, sys
 from pathlib import Path
-from holdfast import App, Config
+from ackbone import App, Config
 
 def adapters():
-    return {name for name in sys.modules if name.startswith("holdfast.brokers.")}
+    return {name for name in sys.modules if name.startswith("ackbone.brokers.")}
 
 async def main():
     async with App(Config(home=Path(sys.argv[1]), broker="memory://")):
-        assert adapters() == {"holdfast.brokers.registry", "holdfast.brokers.memory"}, adapters()
+        assert adapters() == {"ackbone.brokers.registry", "ackbone.brokers.memory"}, adapters()
 
-assert adapters() <= {"holdfast.brokers.registry"}, adapters()
+assert adapters() <= {"ackbone.brokers.registry"}, adapters()
 asyncio.run(main())
 """
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.store import Worker
-from holdfast.engine import relays
-from holdfast.engine.relays import Relay, run_relay
-from holdfast.testing import Signal
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.store import Worker
+from ackbone.engine import relays
+from ackbone.engine.relays import Relay, run_relay
+from ackbone.testing import Signal
 
 NEVER_S = 3600.0
 

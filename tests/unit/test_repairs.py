@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.admin.causes import by_cause, common
-from holdfast.admin.dead_letters import Edits
-from holdfast.admin.repairs import GONE, Change, repaired
-from holdfast.core.errors import Conflict, InvalidMessage
-from holdfast.core.message import Message
+from ackbone.admin.causes import by_cause, common
+from ackbone.admin.dead_letters import Edits
+from ackbone.admin.repairs import GONE, Change, repaired
+from ackbone.core.errors import Conflict, InvalidMessage
+from ackbone.core.message import Message
 
 names = st.text("abc.\\ é", min_size=1, max_size=4)
 values = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.core.errors import (
+from ackbone.core.errors import (
     AuthorizationError,
     FinalError,
     HandlerTimeout,
@@ -16,8 +16,8 @@ from holdfast.core.errors import (
     TemporaryError,
     ValidationError,
 )
-from holdfast.core.outcome import Dead, Retry
-from holdfast.core.retry import LONGEST_S, RetryPolicy, decide, describe, retry_after
+from ackbone.core.outcome import Dead, Retry
+from ackbone.core.retry import LONGEST_S, RetryPolicy, decide, describe, retry_after
 
 seconds = st.floats(0, 1e6)
 policies = st.builds(

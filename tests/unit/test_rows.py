@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sqlite import rows
+from ackbone.sqlite import rows
 
 COLUMNS = 5
 ALIKE = (1, 3)

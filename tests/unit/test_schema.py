@@ -19,9 +19,9 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from holdfast.core.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
-from holdfast.store import migrate
-from holdfast.store.migrate import HEAD, current_revision, ensure_schema
+from ackbone.core.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
+from ackbone.store import migrate
+from ackbone.store.migrate import HEAD, current_revision, ensure_schema
 from tests import schema
 
 NEXT = f"{int(HEAD) + 1:04}"
@@ -161,7 +161,7 @@ def dump(path: Path) -> str:
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     assert ensure_schema(path) is True
     return path
 
@@ -322,7 +322,7 @@ def test_migrations_make_what_schema_says(dialect: Dialect) -> None:
 
 def test_spine_is_what_the_migrations_emit() -> None:
     assert migrate.SPINE.read_text(encoding="utf-8") == migrate.render_spine(), (
-        "run: python -m holdfast.store.migrate"
+        "run: python -m ackbone.store.migrate"
     )
 
 
@@ -361,7 +361,7 @@ def test_revisions_say_which_tables_are_exceptions() -> None:
 
 
 def test_new_file(tmp_path: Path) -> None:
-    path = tmp_path / "home" / "holdfast.db"
+    path = tmp_path / "home" / "ackbone.db"
     assert current_revision(path) is None
     assert not path.parent.exists()
     assert ensure_schema(path) is True
@@ -375,7 +375,7 @@ def test_new_file(tmp_path: Path) -> None:
 
 
 def test_empty_file_is_a_new_file(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     path.touch()
     assert current_revision(path) is None
     assert ensure_schema(path) is True
@@ -413,7 +413,7 @@ def test_both_names_of_a_file_are_one_file(tmp_path: Path, db: Path) -> None:
 
 def test_a_start_imports_neither_alembic_nor_sqlalchemy(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from holdfast.store.migrate import ensure_schema\n"
+        "import sys; from pathlib import Path; from ackbone.store.migrate import ensure_schema\n"
         "path = Path(sys.argv[1]); print(ensure_schema(path), ensure_schema(path))\n"
         "print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
     )
@@ -434,7 +434,7 @@ def test_newer_schema_is_refused(db: Path) -> None:
     assert str(db) in text
     assert "revision 0907" in text
     assert f"up to {HEAD}" in text
-    assert "pip install --upgrade holdfast" in text
+    assert "pip install --upgrade ackbone" in text
     assert "Nothing was changed" in text
     assert db.read_bytes() == before
     assert not Path(f"{db}.migrate.lock").exists()
@@ -443,7 +443,7 @@ def test_newer_schema_is_refused(db: Path) -> None:
 def test_another_programs_revision_is_refused(db: Path) -> None:
     with closing(sqlite3.connect(db)) as conn, conn:
         conn.execute("UPDATE alembic_version SET version_num = 'ae1027a6acf'")
-    with pytest.raises(SchemaMismatch, match="'ae1027a6acf', which is none of holdfast's"):
+    with pytest.raises(SchemaMismatch, match="'ae1027a6acf', which is none of ackbone's"):
         ensure_schema(db)
 
 
@@ -453,13 +453,13 @@ def test_another_programs_file_is_refused(tmp_path: Path, table: str) -> None:
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute(f"CREATE TABLE {table} (version_num TEXT)")
     before = path.read_bytes()
-    with pytest.raises(SchemaMismatch, match=f"not holdfast's \\({table}\\)"):
+    with pytest.raises(SchemaMismatch, match=f"not ackbone's \\({table}\\)"):
         ensure_schema(path)
     assert path.read_bytes() == before
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     path.write_bytes(b"not a database, but long enough for a header " * 30)
     with pytest.raises(StoreCorrupt, match="not a database"):
         ensure_schema(path)
@@ -468,7 +468,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_waiting_for_another_upgrade_ends(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     lock = Path(f"{path}.migrate.lock")
     with migrate._locked(lock, 0), pytest.raises(StoreUnavailable, match=re.escape(str(lock))):
         ensure_schema(path, wait_s=0.05)
@@ -476,7 +476,7 @@ def test_waiting_for_another_upgrade_ends(tmp_path: Path) -> None:
 
 
 def test_a_file_that_another_program_reads_waits_its_turn(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     path.touch()
     reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     reader.execute("BEGIN")
@@ -492,7 +492,7 @@ def test_a_file_that_another_program_reads_waits_its_turn(tmp_path: Path) -> Non
 def test_a_failing_statement_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "holdfast.db"
+    path = tmp_path / "ackbone.db"
     broken = tmp_path / "broken.sql"
     broken.write_text("CREATE TABLE a (b);\nCREATE TABLE a (b);\n")
     with monkeypatch.context() as patched:
@@ -506,7 +506,7 @@ def test_a_failing_statement_leaves_nothing(
 
 @pytest.fixture
 def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A later holdfast: one more revision, whose statement can be chosen."""
+    """A later ackbone: one more revision, whose statement can be chosen."""
     folder = tmp_path / "50% later"
     shutil.copytree(migrate.MIGRATIONS, folder)
     file = folder / "versions" / f"{NEXT}_later.py"

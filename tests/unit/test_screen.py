@@ -1,4 +1,4 @@
-"""The screen of `holdfast chat`: whole lines above the prompt; lines from wherever they come."""
+"""The screen of `ackbone chat`: whole lines above the prompt; lines from wherever they come."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.screen import PROMPT, Screen, TypedLines
+from ackbone.cli.screen import PROMPT, Screen, TypedLines
 
 
 def drawn(text: str, width: int = 40) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.secret import mask_line
+from ackbone.core.secret import mask_line
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.app import App
-from holdfast.config import Config
-from holdfast.core.broker import (
+from ackbone.app import App
+from ackbone.config import Config
+from ackbone.core.broker import (
     Capabilities,
     Delivery,
     Durability,
@@ -22,17 +22,17 @@ from holdfast.core.broker import (
     Result,
     Subscription,
 )
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import (
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import (
     BrokerError,
     InvalidMessage,
     MessageTooLarge,
     PublishUnknown,
     StoreUnavailable,
 )
-from holdfast.core.message import Message
-from holdfast.engine.decoder import decoder
-from holdfast.engine.sender import Sender, SendPolicy
+from ackbone.core.message import Message
+from ackbone.engine.decoder import decoder
+from ackbone.engine.sender import Sender, SendPolicy
 
 BAD: list[dict[str, Any]] = [
     {"type": ""},
@@ -171,7 +171,7 @@ async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
     """Another process holds the file's write lock: the message waits, its sender does not."""
     async with App(Config(home=home, send_timeout_s=0.05)) as hasty:
         hasty.broker.publish_within_s = None  # type: ignore[attr-defined] # a broker that waits
-        with (home / "holdfast.db.lock").open("rb") as lock:
+        with (home / "ackbone.db.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             sends = [hasty.send("n", n) for n in range(3)]
             answers = await asyncio.gather(*sends, return_exceptions=True)
@@ -184,7 +184,7 @@ async def test_no_answer_in_time_means_unknown_not_failed(home: Path) -> None:
 async def test_a_file_that_another_process_holds_refuses_in_time(home: Path) -> None:
     """The messages are withdrawn, so their sender knows that nothing was written."""
     async with App(Config(home=home, send_timeout_s=3.0)) as app:
-        with (home / "holdfast.db.lock").open("rb") as lock:
+        with (home / "ackbone.db.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             sends = [app.send("n", n) for n in range(3)]
             answers = await asyncio.gather(*sends, return_exceptions=True)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.broker import (
+from ackbone.core.broker import (
     Capabilities,
     Delivery,
     Durability,
@@ -18,10 +18,10 @@ from holdfast.core.broker import (
     Subscription,
     Verb,
 )
-from holdfast.core.message import Message
-from holdfast.core.outcome import Dead, Done
-from holdfast.core.store import Commit, Finished, Run, Token, Worker
-from holdfast.engine.settler import Settler
+from ackbone.core.message import Message
+from ackbone.core.outcome import Dead, Done
+from ackbone.core.store import Commit, Finished, Run, Token, Worker
+from ackbone.engine.settler import Settler
 
 SUB = Subscription(name="q", queue="q")
 LIMIT_S = 30.0

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.delivery import Channel, Limited, Merges, Outbound, Splits
-from holdfast.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
-from holdfast.delivery.slack_channel import TEXT_LIMIT, SlackChannel
+from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
+from ackbone.delivery.slack_channel import TEXT_LIMIT, SlackChannel
 from tests.servers.receiver import Receiver, receiving
 
 TOKEN = "xoxb-very-secret"

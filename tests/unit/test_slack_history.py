@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import events
-from holdfast.core.delivery import Outbound, Reconciles, unlimited
-from holdfast.core.errors import RateLimited, TemporaryError
-from holdfast.delivery.attempts import Policy
-from holdfast.delivery.carrier import Carried
-from holdfast.delivery.slack_channel import SlackChannel
-from holdfast.delivery.slack_history import PAGES
+from ackbone.core import events
+from ackbone.core.delivery import Outbound, Reconciles, unlimited
+from ackbone.core.errors import RateLimited, TemporaryError
+from ackbone.delivery.attempts import Policy
+from ackbone.delivery.carrier import Carried
+from ackbone.delivery.slack_channel import SlackChannel
+from ackbone.delivery.slack_history import PAGES
 from tests.servers.slack import Slack, slack
 from tests.unit.test_carrier import Desk
 

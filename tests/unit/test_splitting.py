@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import SendUnknown, TemporaryError
-from holdfast.delivery.channels import Channels
-from holdfast.delivery.repeats import MARK, key_short, key_uuid, marked
-from holdfast.delivery.splitting import (
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import SendUnknown, TemporaryError
+from ackbone.delivery.channels import Channels
+from ackbone.delivery.repeats import MARK, key_short, key_uuid, marked
+from ackbone.delivery.splitting import (
     FENCE,
     doubt_placed,
     readable,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing, Subscription
-from holdfast.core.errors import StoreUnavailable
-from holdfast.store.migrate import ensure_schema
-from holdfast.testing import FakeClock
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing, Subscription
+from ackbone.core.errors import StoreUnavailable
+from ackbone.store.migrate import ensure_schema
+from ackbone.testing import FakeClock
 
 QUEUE = "q"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=10)

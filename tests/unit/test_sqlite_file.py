@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing, Subscription
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import StoreFull, StoreUnavailable
-from holdfast.core.message import Message
-from holdfast.core.outcome import Done, Retry
-from holdfast.core.store import Finished, Worker
-from holdfast.engine.decoder import decoder
-from holdfast.sqlite.file import SqliteFile, close_file, open_file
-from holdfast.sqlite.timebase import TimeBase
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.verify import verify_ledger
-from holdfast.testing.clock import FakeClock
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import StoreFull, StoreUnavailable
+from ackbone.core.message import Message
+from ackbone.core.outcome import Done, Retry
+from ackbone.core.store import Finished, Worker
+from ackbone.engine.decoder import decoder
+from ackbone.sqlite.file import SqliteFile, close_file, open_file
+from ackbone.sqlite.timebase import TimeBase
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.store.sqlite.verify import verify_ledger
+from ackbone.testing.clock import FakeClock
 
 SUB = Subscription(name="jobs", queue="jobs")
 
 
 @pytest.fixture
 def database(home: Path) -> Path:
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     return path
 

@@ -4,13 +4,13 @@ import functools
 import sqlite3
 from pathlib import Path
 
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.looks import BUSY
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.looks import BUSY
+from ackbone.store.sqlite.store import SqliteStore
 
 
 async def test_asking_for_work_reads_no_history(home: Path) -> None:
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     with sqlite3.connect(path) as conn:
         plan = [row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {BUSY}", ('["q"]',))]
@@ -21,7 +21,7 @@ async def test_asking_for_work_reads_no_history(home: Path) -> None:
 
 
 async def test_it_sees_every_kind_of_work(home: Path) -> None:
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     store = SqliteStore(path)
     await store.open()

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.broker import Subscription
-from holdfast.core.errors import LeaseLost
-from holdfast.core.store import (
+from ackbone.core.broker import Subscription
+from ackbone.core.errors import LeaseLost
+from ackbone.core.store import (
     Answer,
     Candidate,
     Commit,
@@ -22,8 +22,8 @@ from holdfast.core.store import (
     Verdict,
     Worker,
 )
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
 from tests.suites.checks import store_claims, store_finish, store_waiting, store_workers
 from tests.suites.store_harness import Store, StoreCheck, StoreHarness, run_store_check
 
@@ -202,7 +202,7 @@ def _id(value: Any) -> str:
 @pytest.mark.parametrize(("fault", "check"), FAULTS, ids=_id)
 async def test_a_planted_fault_is_found(fault: type[SqliteStore], check: StoreCheck) -> None:
     for kind in (SqliteStore, fault):
-        with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as folder:
+        with tempfile.TemporaryDirectory(prefix="ab-", dir="/tmp") as folder:
             path = Path(folder) / "store.db"
             ensure_schema(path)
             if kind is SqliteStore:

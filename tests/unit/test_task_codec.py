@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.broker import FLAT, Delivery, Subscription
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import DecodeError, InvalidMessage
-from holdfast.core.message import Message
+from ackbone.core.broker import FLAT, Delivery, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import DecodeError, InvalidMessage
+from ackbone.core.message import Message
 
 SUB = Subscription(name="tasks", queue="stream:task", codec="task")
 TASK = CODECS["task"]

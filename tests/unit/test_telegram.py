@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.delivery import Channel, Limited, Merges, Outbound, Splits
-from holdfast.core.errors import (
+from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.core.errors import (
     ConfigError,
     FinalError,
     RateLimited,
     SendUnknown,
     TemporaryError,
 )
-from holdfast.delivery.repeats import MARK
-from holdfast.delivery.splitting import utf16_length
-from holdfast.delivery.telegram_channel import TelegramChannel
+from ackbone.delivery.repeats import MARK
+from ackbone.delivery.splitting import utf16_length
+from ackbone.delivery.telegram_channel import TelegramChannel
 from tests.servers.telegram import Fault, TelegramServer, telegram_server
 from tests.servers.telegram_rules import Window, Windows
 
@@ -283,7 +283,7 @@ async def test_a_group_that_moved_gets_it_at_its_new_place(
     server: TelegramServer, channel: TelegramChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.moved["-5"] = -1005
-    with caplog.at_level(logging.WARNING, "holdfast.delivery"):
+    with caplog.at_level(logging.WARNING, "ackbone.delivery"):
         await channel.send(reply(recipient="-5"))
     assert [entry.chat for entry in server.messages] == ["-1005"]
     assert "group -5 is now -1005" in caplog.text

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-import holdfast.store.postgres
-from holdfast.store.postgres.wall import TABLES
+import ackbone.store.postgres
+from ackbone.store.postgres.wall import TABLES
 
-FOLDER = Path(holdfast.store.postgres.__file__).parent
+FOLDER = Path(ackbone.store.postgres.__file__).parent
 _VERB = re.compile(r"[\s(]*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", re.ASCII)
 _TABLE = re.compile(
     rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+(?:ONLY\s+)?((?:{'|'.join(TABLES)})\b|{{\w*}})", re.ASCII
@@ -133,7 +133,7 @@ def of_the_engine() -> list[Statement]:
     found = []
     for file in sorted(FOLDER.rglob("*.py")):
         name = ".".join(file.relative_to(FOLDER).with_suffix("").parts)
-        module = importlib.import_module(f"holdfast.store.postgres.{name}")
+        module = importlib.import_module(f"ackbone.store.postgres.{name}")
         if file.stem != "__init__":
             found += statements(ast.parse(file.read_text(encoding="utf-8")), module)
     return found

@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import App, Context
-from holdfast.config import load_config
-from holdfast.core.delivery import Merges, Outbound, unlimited
-from holdfast.core.errors import RateLimited
-from holdfast.core.text import lines, one_line
-from holdfast.delivery.terminal import TerminalChannel
-from holdfast.engine.relays import Relay
-from holdfast.services import relays_of
-from holdfast.testing import Signal
+from ackbone import App, Context
+from ackbone.config import load_config
+from ackbone.core.delivery import Merges, Outbound, unlimited
+from ackbone.core.errors import RateLimited
+from ackbone.core.text import lines, one_line
+from ackbone.delivery.terminal import TerminalChannel
+from ackbone.engine.relays import Relay
+from ackbone.services import relays_of
+from ackbone.testing import Signal
 
 CHANNELS = {"terminal": unlimited}
 ECHO = Path(__file__).parents[2] / "examples" / "echo.py"
@@ -119,9 +119,9 @@ async def test_without_the_word_nothing_is_printed(home):
 
 
 def test_a_worker_on_a_real_terminal_prints_what_its_handlers_reply(home):
-    environment = {**os.environ, "HOLDFAST_HOME": str(home)}
+    environment = {**os.environ, "ACKBONE_HOME": str(home)}
     subprocess.run(
-        [sys.executable, "-m", "holdfast", "send", "--type", "chat", "--payload", '{"text": "hi"}'],
+        [sys.executable, "-m", "ackbone", "send", "--type", "chat", "--payload", '{"text": "hi"}'],
         env=environment,
         check=True,
         capture_output=True,
@@ -129,7 +129,7 @@ def test_a_worker_on_a_real_terminal_prints_what_its_handlers_reply(home):
     )
     primary, secondary = pty.openpty()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.supervisor", str(ECHO), "--until-idle", "--terminal"],
+        [sys.executable, "-m", "ackbone.supervisor", str(ECHO), "--until-idle", "--terminal"],
         env=environment,
         stdout=secondary,
         stderr=subprocess.DEVNULL,

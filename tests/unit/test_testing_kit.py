@@ -1,4 +1,4 @@
-"""Clock, signals and the public names of `holdfast.testing`."""
+"""Clock, signals and the public names of `ackbone.testing`."""
 
 import asyncio
 import subprocess
@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-import holdfast.testing
-from holdfast.core.clock import Clock
-from holdfast.testing import FakeClock, Signal, SignalTimeout
+import ackbone.testing
+from ackbone.core.clock import Clock
+from ackbone.testing import FakeClock, Signal, SignalTimeout
 
 
 def test_clock_stands_still_until_it_is_moved() -> None:
@@ -112,7 +112,7 @@ async def test_several_waiters_are_all_woken() -> None:
 
 
 def test_public_names_exist_and_need_no_pytest() -> None:
-    for name in holdfast.testing.__all__:
-        assert hasattr(holdfast.testing, name)
-    program = "import sys, holdfast.testing; sys.exit('pytest' in sys.modules)"
+    for name in ackbone.testing.__all__:
+        assert hasattr(ackbone.testing, name)
+    program = "import sys, ackbone.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.broker import Delivery, Subscription
-from holdfast.core.codec import CODECS
-from holdfast.core.errors import InvalidMessage, InvalidResult
-from holdfast.core.json_text import dumps, is_model, result_bytes
-from holdfast.core.message import Message
-from holdfast.engine.sender import Sender, SendPolicy
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import InvalidMessage, InvalidResult
+from ackbone.core.json_text import dumps, is_model, result_bytes
+from ackbone.core.message import Message
+from ackbone.engine.sender import Sender, SendPolicy
 
 
 @dataclasses.dataclass

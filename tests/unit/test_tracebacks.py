@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from holdfast.core.json_text import dumps
-from holdfast.core.origin import is_ours, is_users
-from holdfast.core.retry import describe
-from holdfast.core.secret import Secret
-from holdfast.engine.frames import error_of, fault_of
-from holdfast.engine.tracebacks import LONGEST, bounded, user_line, user_trace, warn
-from holdfast.observe.redact import redact
+from ackbone.core.json_text import dumps
+from ackbone.core.origin import is_ours, is_users
+from ackbone.core.retry import describe
+from ackbone.core.secret import Secret
+from ackbone.engine.frames import error_of, fault_of
+from ackbone.engine.tracebacks import LONGEST, bounded, user_line, user_trace, warn
+from ackbone.observe.redact import redact
 
 
 def caught(call) -> BaseException:
@@ -32,7 +32,7 @@ def below_a_library() -> None:
     json.loads("{")
 
 
-def below_holdfast() -> None:
+def below_ackbone() -> None:
     dumps(object())
 
 
@@ -48,17 +48,17 @@ def test_whose_file_it_is() -> None:
     for file in (json.__file__, pytest.__file__, asyncio.__file__, "<frozen importlib._bootstrap>"):
         assert not is_users(file), file
         assert not is_ours(file), file
-    ours = sys.modules["holdfast.engine.tracebacks"].__file__
+    ours = sys.modules["ackbone.engine.tracebacks"].__file__
     assert ours is not None
     assert is_ours(ours)
     assert not is_users(ours)
 
 
 def test_the_users_frames_are_shown_and_ours_are_not() -> None:
-    trace = user_trace(caught(below_holdfast))
-    assert "in below_holdfast" in trace
+    trace = user_trace(caught(below_ackbone))
+    assert "in below_ackbone" in trace
     assert "json_text.py" not in trace
-    assert trace.splitlines()[-1].startswith("holdfast.core.errors.InvalidMessage: the value")
+    assert trace.splitlines()[-1].startswith("ackbone.core.errors.InvalidMessage: the value")
 
 
 def test_of_a_library_only_the_frame_that_raised_is_shown() -> None:
@@ -150,9 +150,7 @@ def test_where_the_users_code_is() -> None:
 
 
 def test_a_warning_carries_the_text_whatever_formats_it(caplog: pytest.LogCaptureFixture) -> None:
-    warn(
-        logging.getLogger("holdfast.engine"), "failed %s", "x", trace="Trace\n  line", trace_id="t"
-    )
+    warn(logging.getLogger("ackbone.engine"), "failed %s", "x", trace="Trace\n  line", trace_id="t")
     (record,) = caplog.records
     assert (record.getMessage(), vars(record)["trace_id"]) == ("failed x", "t")
     assert record.filename == "test_tracebacks.py"

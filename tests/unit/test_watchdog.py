@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.broker import Subscription
-from holdfast.core.clock import SystemClock
-from holdfast.core.message import Message
-from holdfast.core.store import Run, Token
-from holdfast.engine.executor import Active
-from holdfast.engine.handlers import Handler
-from holdfast.engine.watchdog import LOOK_S, Watchdog
+from ackbone.core.broker import Subscription
+from ackbone.core.clock import SystemClock
+from ackbone.core.message import Message
+from ackbone.core.store import Run, Token
+from ackbone.engine.executor import Active
+from ackbone.engine.handlers import Handler
+from ackbone.engine.watchdog import LOOK_S, Watchdog
 
 LIMIT_S = 0.6
 """Short, for a test."""
@@ -87,7 +87,7 @@ async def test_many_short_steps_in_one_go_are_nobodys_block(
 async def test_a_block_without_an_end_is_told_while_it_lasts(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.watchdog.ENDLESS_S", 1.0)
+    monkeypatch.setattr("ackbone.engine.watchdog.ENDLESS_S", 1.0)
     seen: list[str] = []
 
     def step() -> None:

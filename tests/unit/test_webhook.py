@@ -19,22 +19,22 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from holdfast.core.delivery import Outbound
-from holdfast.core.errors import (
+from ackbone.core.delivery import Outbound
+from ackbone.core.errors import (
     ConfigError,
     FinalError,
     RateLimited,
     SendUnknown,
     TemporaryError,
 )
-from holdfast.delivery.address_guard import AddressGuard, AddressRefused
-from holdfast.delivery.answers import LONGEST_WAIT_S, check_answer, retry_after_s
-from holdfast.delivery.channels import Channels
-from holdfast.delivery.file_queue import DeliveryQueue
-from holdfast.delivery.http import ANSWER_BYTES
-from holdfast.delivery.runner import DeliveryRunner
-from holdfast.delivery.signatures import Signer
-from holdfast.delivery.webhook import WebhookChannel
+from ackbone.delivery.address_guard import AddressGuard, AddressRefused
+from ackbone.delivery.answers import LONGEST_WAIT_S, check_answer, retry_after_s
+from ackbone.delivery.channels import Channels
+from ackbone.delivery.file_queue import DeliveryQueue
+from ackbone.delivery.http import ANSWER_BYTES
+from ackbone.delivery.runner import DeliveryRunner
+from ackbone.delivery.signatures import Signer
+from ackbone.delivery.webhook import WebhookChannel
 from tests.servers.receiver import Receiver, receiving
 
 HERE = "127.0.0.0/8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from holdfast.delivery import whole_files
+from ackbone.delivery import whole_files
 
 
 def test_two_that_write_one_file_do_not_spoil_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from holdfast.core.errors import (
+from ackbone.core.errors import (
     ConfigError,
     SchemaMismatch,
     StoreCorrupt,
@@ -20,13 +20,13 @@ from holdfast.core.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from holdfast.sqlite.faults import translate as of_sqlite
-from holdfast.store.halving import commit_in_halves
-from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.failures import translate as of_postgres
+from ackbone.sqlite.faults import translate as of_sqlite
+from ackbone.store.halving import commit_in_halves
+from ackbone.store.postgres.address import Address
+from ackbone.store.postgres.failures import translate as of_postgres
 
 WHERE = Address.from_url("postgresql://somebody@db.internal/agents")
-FILE = Path("/somewhere/holdfast.db")
+FILE = Path("/somewhere/ackbone.db")
 
 
 @pytest.mark.parametrize(

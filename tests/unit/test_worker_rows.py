@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.brokers.sqlite import SqliteBroker
-from holdfast.core.broker import Outgoing, Subscription
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.events import Entry
-from holdfast.sqlite.file import SqliteFile
-from holdfast.store.migrate import ensure_schema
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.clock import FakeClock
+from ackbone.brokers.sqlite import SqliteBroker
+from ackbone.core.broker import Outgoing, Subscription
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.events import Entry
+from ackbone.sqlite.file import SqliteFile
+from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.store import SqliteStore
+from ackbone.testing.clock import FakeClock
 
 
 @pytest.fixture
 async def store(home: Path) -> AsyncIterator[SqliteStore]:
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     store = SqliteStore(path)
     await store.open()
@@ -58,7 +58,7 @@ async def test_who_wrote_one_stays_for_the_pruner_to_ask(store: SqliteStore) -> 
 async def test_whose_past_is_unknown_stays(home: Path, store: SqliteStore) -> None:
     """A store that did not give the number out cannot know what was written under it."""
     worker = await store.register("elsewhere")
-    other = SqliteStore(home / "holdfast.db")
+    other = SqliteStore(home / "ackbone.db")
     await other.open()
     try:
         await other.leave(worker)
@@ -106,7 +106,7 @@ async def test_a_sign_of_life_that_the_disk_refuses_is_a_store_that_is_away(
 @pytest.fixture
 async def neighbours(home: Path) -> AsyncIterator[tuple[FakeClock, SqliteStore, SqliteStore]]:
     """Two processes on one file, whose time a test moves."""
-    path = home / "holdfast.db"
+    path = home / "ackbone.db"
     ensure_schema(path)
     clock = FakeClock()
     one, other = SqliteStore(path, clock=clock), SqliteStore(path, clock=clock)

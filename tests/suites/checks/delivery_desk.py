@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
-from holdfast.core import events
-from holdfast.core.delivery import Failed, Held, Sent
-from holdfast.core.delivery_desk import (
+from ackbone.core import events
+from ackbone.core.delivery import Failed, Held, Sent
+from ackbone.core.delivery_desk import (
     DeliveryActs,
     DeliveryFilter,
     DeliveryRecord,
     DeliveryRecords,
 )
-from holdfast.core.errors import Conflict, NotFound
-from holdfast.core.records import Records
-from holdfast.testing.harness import expect, fail
+from ackbone.core.errors import Conflict, NotFound
+from ackbone.core.records import Records
+from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.core.delivery import Limit, New, Outbound, Sent, Settled
-from holdfast.core.parcels import FREED
-from holdfast.core.store import Worker
-from holdfast.testing.harness import expect
+from ackbone.core.delivery import Limit, New, Outbound, Sent, Settled
+from ackbone.core.parcels import FREED
+from ackbone.core.store import Worker
+from ackbone.testing.harness import expect
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 DOWN_S = 60.0

@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from holdfast.core.delivery import Limit, New, Outbound, Sent, Settled
-from holdfast.core.events import DELIVERY_WAITING
-from holdfast.core.store import Worker
-from holdfast.testing.harness import expect
+from ackbone.core.delivery import Limit, New, Outbound, Sent, Settled
+from ackbone.core.events import DELIVERY_WAITING
+from ackbone.core.store import Worker
+from ackbone.testing.harness import expect
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 FEW, MANY, BATCH = 400, 30_000, 2000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core import events
-from holdfast.core.delivery import Again, Fits, Limit, Outbound, Result, Sent, Settled
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.store import Worker
-from holdfast.testing.harness import expect, fail
+from ackbone.core import events
+from ackbone.core.delivery import Again, Fits, Limit, Outbound, Result, Sent, Settled
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.store import Worker
+from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 

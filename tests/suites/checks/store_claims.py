@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.events import EXPIRED, FAILED
-from holdfast.core.outcome import Dead, Done, Released
-from holdfast.core.store import Answer, Commit
-from holdfast.engine.decoder import decoder
-from holdfast.testing.harness import expect
+from ackbone.core.events import EXPIRED, FAILED
+from ackbone.core.outcome import Dead, Done, Released
+from ackbone.core.store import Answer, Commit
+from ackbone.engine.decoder import decoder
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers, expect_answers
 
 

@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from holdfast.core import events
-from holdfast.core.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
-from holdfast.core.errors import StoreUnavailable
-from holdfast.core.outcome import Done
-from holdfast.core.store import Reply, Worker
-from holdfast.testing.harness import expect, fail
+from ackbone.core import events
+from ackbone.core.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.outcome import Done
+from ackbone.core.store import Reply, Worker
+from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
 
 # -- order ----------------------------------------------------------------------------------------

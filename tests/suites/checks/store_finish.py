@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.events import FAILED, SUCCEEDED
-from holdfast.core.outcome import (
+from ackbone.core.events import FAILED, SUCCEEDED
+from ackbone.core.outcome import (
     NO_HANDLER,
     Dead,
     Discarded,
@@ -16,8 +16,8 @@ from holdfast.core.outcome import (
     Released,
     Retry,
 )
-from holdfast.core.store import Answer, Commit, Company, Reply, Run
-from holdfast.testing.harness import expect
+from ackbone.core.store import Answer, Commit, Company, Reply, Run
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import CRASH_BUDGET, StoreTrial, expect_answers
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.core.events import CLAIMED, LOST, PARKED, RECLAIMED, RESUMED
-from holdfast.core.outcome import Done, ParkKind, Retry
-from holdfast.core.store import Answer, Company, Offers, Run, Worker
-from holdfast.store.fleet import GRACE_S
-from holdfast.testing.harness import expect
+from ackbone.core.events import CLAIMED, LOST, PARKED, RECLAIMED, RESUMED
+from ackbone.core.outcome import Done, ParkKind, Retry
+from ackbone.core.store import Answer, Company, Offers, Run, Worker
+from ackbone.store.fleet import GRACE_S
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, expect_answers
 
 

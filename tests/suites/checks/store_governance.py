@@ -8,19 +8,19 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.core.approvals import (
+from ackbone.core.approvals import (
     Answers,
     Approval,
     ApprovalFilter,
     ApprovalRecords,
     Clerk,
 )
-from holdfast.core.errors import Conflict, NotFound
-from holdfast.core.json_text import hash_payload
-from holdfast.core.outcome import Done, Park, ParkKind, Question, Rejected, Released, Retry
-from holdfast.core.quota import Limits, Quota, QuotaRecords, QuotaUse
-from holdfast.core.store import Answer, Commit, Run, Usage, Worker
-from holdfast.testing.harness import expect
+from ackbone.core.errors import Conflict, NotFound
+from ackbone.core.json_text import hash_payload
+from ackbone.core.outcome import Done, Park, ParkKind, Question, Rejected, Released, Retry
+from ackbone.core.quota import Limits, Quota, QuotaRecords, QuotaUse
+from ackbone.core.store import Answer, Commit, Run, Usage, Worker
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers
 
 HOUR_S = 3600.0

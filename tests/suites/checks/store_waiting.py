@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.events import DUPLICATE
-from holdfast.core.outcome import Dead, Done, Park, Released, Retry
-from holdfast.core.store import Answer, Run, Worker
-from holdfast.testing.harness import expect
+from ackbone.core.events import DUPLICATE
+from ackbone.core.outcome import Dead, Done, Park, Released, Retry
+from ackbone.core.store import Answer, Run, Worker
+from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers, expect_answers
 
 

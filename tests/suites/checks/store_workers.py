@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.core.errors import EffectUnknown, LeaseLost, StoreUnavailable
-from holdfast.core.events import FAILED, HEARTBEAT, RECLAIMED
-from holdfast.core.outcome import Done, Park, ParkKind, Retry
-from holdfast.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
-from holdfast.testing.harness import expect, fail
+from ackbone.core.errors import EffectUnknown, LeaseLost, StoreUnavailable
+from ackbone.core.events import FAILED, HEARTBEAT, RECLAIMED
+from ackbone.core.outcome import Done, Park, ParkKind, Retry
+from ackbone.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
+from ackbone.testing.harness import expect, fail
 from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
 
 

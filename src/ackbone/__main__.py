@@ -1,0 +1,6 @@
+"""`python -m ackbone`."""
+
+from ackbone.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Parked messages: list, read, resume, discard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ackbone.core.errors import Conflict, InvalidMessage
+from ackbone.core.outcome import Status
+from ackbone.core.records import Effect, EffectWord, Identity, Operations, Records, Task
+
+from .bodies import Reading, read_body
+from .naming import SHORTEST, check_typed, the_one
+
+
+class Parked:
+    """The use cases. `operations` is needed for acting only."""
+
+    def __init__(
+        self,
+        records: Records,
+        operations: Operations | None = None,
+        *,
+        codec_of: Callable[[str], str] = lambda queue: "standard",
+    ) -> None:
+        self._records = records
+        self._operations = operations
+        self._codec_of = codec_of
+
+    async def find(self, name: str, *, tenant_id: str | None = None) -> Task:
+        """By message id, or the beginning of one that only one parked message has."""
+        name = check_typed(name)
+        exact = [
+            task
+            for task in await self._records.tasks(tenant_id, name)
+            if task.status == Status.PARKED
+        ]
+        if not exact:
+            exact = await self._begin_so(name, tenant_id)
+        return the_one(
+            exact,
+            name=name,
+            what="parked message",
+            describe=lambda each: (
+                f"{each.message_id}  {each.queue}  {each.tenant_id}  {each.parked_kind}"
+            ),
+            hint="; 'ackbone parked list' shows what there is",
+        )
+
+    async def _begin_so(self, name: str, tenant_id: str | None) -> list[Task]:
+        others = await self._records.tasks(tenant_id, name)
+        if others:
+            raise Conflict(f"message {name} is not parked, it is {others[0].status}")
+        if len(name) < SHORTEST:
+            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        found = await self._records.tasks_like(
+            name, tenant_id=tenant_id, status=Status.PARKED, limit=20
+        )
+        if len(found) != 1:
+            return list(found)
+        whole = await self._records.tasks(found[0].tenant_id, found[0].message_id)
+        return [task for task in whole if task.status == Status.PARKED]
+
+    def read(self, task: Task) -> Reading:
+        """The message that is parked, or why it cannot be read."""
+        return read_body(
+            task.body,
+            task.body_info,
+            message_id=task.message_id,
+            queue=task.queue,
+            intact=task.intact,
+            codec=self._codec_of(task.queue),
+        )
+
+    async def effects(self, task: Task) -> Sequence[Effect]:
+        """What the message has begun outside."""
+        return await self._records.effects_of(task.tenant_id, task.message_id)
+
+    async def resume(self, task: Task, *, effects: Sequence[EffectWord] = ()) -> None:
+        """It runs as soon as a worker is free."""
+        await self._acting.resume(_identity(task), effects=effects)
+
+    async def discard(self, task: Task, *, reason: str) -> None:
+        """It ends here, for good."""
+        await self._acting.discard_parked(_identity(task), reason=reason)
+
+    @property
+    def _acting(self) -> Operations:
+        if self._operations is None:
+            raise RuntimeError("these parked messages can only be looked at")
+        return self._operations
+
+
+def _identity(task: Task) -> Identity:
+    return Identity(
+        tenant_id=task.tenant_id, subscription=task.subscription, message_id=task.message_id
+    )

@@ -1,0 +1,209 @@
+"""Sending a file of messages: each line is checked, sent in batches, and answered by its number.
+
+A line is a standard message as JSON. What is wrong with it is said, not mended: an id that is too
+long or a priority out of range would else arrive as something that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Protocol
+
+import msgspec
+
+from ackbone.core.broker import Delivery, Result, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import (
+    AckboneError,
+    DecodeError,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishUnknown,
+)
+from ackbone.core.json_text import loads
+from ackbone.core.message import Message
+from ackbone.core.store import Send
+
+BATCH = 500
+_BOM = b"\xef\xbb\xbf"
+
+Publish = Callable[[str, Sequence[Send]], Awaitable[Sequence[Result]]]
+"""Messages of one queue, and the answer for each."""
+Encode = Callable[[Message], Send]
+"""A message as the bytes that are sent, with the caller's options. Raises InvalidMessage."""
+
+
+class Lines(Protocol):
+    """As much of a file as is needed."""
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line gets where it says nothing."""
+
+    type: str | None = None
+    tenant_id: str | None = None
+    priority: int | None = None
+    headers: Mapping[str, str] = {}
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file. `too_long`: more than its limit, and cut."""
+
+    number: int
+    text: bytes
+    too_long: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one line."""
+
+    line: int
+    id: str | None = None
+    queue: str | None = None
+    error: AckboneError | None = None
+
+    @property
+    def stops(self) -> bool:
+        """The line was good, the place to send it to is not: going on makes no sense."""
+        return self.error is not None and not isinstance(self.error, InvalidMessage | DecodeError)
+
+
+def lines_of(file: Lines, *, limit: int) -> Iterator[Line]:
+    """The lines that are not blank, by number; one without an end is cut, never held whole."""
+    number = 0
+    while True:
+        text = file.readline(limit + 1)
+        if not text:
+            return
+        number += 1
+        too_long = len(text) > limit and not text.endswith(b"\n")
+        if too_long:
+            while (more := file.readline(limit + 1)) and not more.endswith(b"\n"):
+                pass
+        text = (text.removeprefix(_BOM) if number == 1 else text).strip()
+        if text:
+            yield Line(number=number, text=text, too_long=too_long)
+
+
+def message_of(line: Line, defaults: Defaults) -> Message:
+    """The message that a line says. Raises InvalidMessage or DecodeError with the reason."""
+    if line.too_long:
+        raise MessageTooLarge("the line is longer than any message may be")
+    fields = loads(line.text)
+    if not isinstance(fields, dict):
+        raise InvalidMessage('a message is a JSON object, such as {"message_type": "chat"}')
+    if not fields.get("message_type") and not defaults.type:
+        raise InvalidMessage("message_type is missing (or give --type for lines without one)")
+    _check_fields(fields)
+    delivery = Delivery(body=line.text, headers={}, tag=None, identity=None)
+    sub = Subscription(name="send", queue="send", default_type=defaults.type or "")
+    message = CODECS["standard"].decode(delivery, sub)
+    metadata = fields.get("metadata") or {}
+    changes: dict[str, Any] = {"raw": None, "headers": dict(defaults.headers)}
+    if "priority" not in fields and defaults.priority is not None:
+        changes["priority"] = defaults.priority
+    if defaults.tenant_id and not (metadata.get("tenant_id") or fields.get("tenant_id")):
+        changes["tenant_id"] = defaults.tenant_id
+    return msgspec.structs.replace(message, **changes)
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """What reading would silently bend, refused."""
+    priority = fields.get("priority", 1)
+    if type(priority) is not int or not 0 <= priority <= 3:
+        raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {priority!r:.40}")
+    message_id = fields.get("message_id")
+    if message_id is not None and (not isinstance(message_id, str) or len(message_id) > 255):
+        raise InvalidMessage("message_id is not a text of at most 255 characters")
+    metadata = fields.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise InvalidMessage("metadata is not an object")
+    for name in ("idempotency_key", "ordering_key"):
+        value = (metadata or {}).get(name, fields.get(name))
+        if value is not None and (not isinstance(value, str) or len(value) > 255):
+            raise InvalidMessage(f"{name} is not a text of at most 255 characters")
+
+
+def check_lines(lines: Iterable[Line], defaults: Defaults, encode: Encode) -> Iterator[Answer]:
+    """One answer per line, without sending anything."""
+    for line in lines:
+        try:
+            send = encode(message_of(line, defaults))
+        except AckboneError as error:
+            yield Answer(line=line.number, error=error)
+        else:
+            yield Answer(line=line.number, id=send.outgoing.id, queue=send.queue)
+
+
+async def send_lines(
+    lines: Iterable[Line],
+    defaults: Defaults,
+    encode: Encode,
+    publish: Publish,
+    *,
+    timeout_s: float,
+) -> AsyncIterator[Answer]:
+    """One answer per line, in order. Ends after the first line that the broker could not take."""
+    batch: list[tuple[int, Send]] = []
+    held: list[Answer] = []
+    for line in lines:
+        try:
+            batch.append((line.number, encode(message_of(line, defaults))))
+        except AckboneError as error:
+            held.append(Answer(line=line.number, error=error))
+        if len(batch) + len(held) >= BATCH:
+            for answer in await _flush(batch, held, publish, timeout_s):
+                yield answer
+                if answer.stops:
+                    return
+            batch, held = [], []
+    for answer in await _flush(batch, held, publish, timeout_s):
+        yield answer
+        if answer.stops:
+            return
+
+
+async def send_all(
+    sends: Iterable[Send], publish: Publish, *, timeout_s: float
+) -> AsyncIterator[Answer]:
+    """As `send_lines`, for messages that were made elsewhere; numbered from 1."""
+    numbered = enumerate(sends, 1)
+    while batch := list(itertools.islice(numbered, BATCH)):
+        for answer in await _flush(batch, [], publish, timeout_s):
+            yield answer
+            if answer.stops:
+                return
+
+
+async def _flush(
+    batch: Sequence[tuple[int, Send]], held: Sequence[Answer], publish: Publish, timeout_s: float
+) -> list[Answer]:
+    """Publish a batch; its answers and the held ones, by line."""
+    answers = list(held)
+    if batch:
+        queue = batch[0][1].queue
+        sends = [send for _, send in batch]
+        try:
+            async with asyncio.timeout(timeout_s):
+                results = await publish(queue, sends)
+        except TimeoutError:
+            ids = [each.outgoing.id for each in sends]
+            error = PublishUnknown(ids, f"no answer within {timeout_s:g} s")
+            results = [Result(id=each, error=error) for each in ids]
+        for (number, send), result in zip(batch, results, strict=True):
+            answers.append(
+                Answer(line=number, id=send.outgoing.id, queue=queue, error=result.error)
+            )
+    return sorted(answers, key=lambda each: each.line)

@@ -1,0 +1,101 @@
+"""How it stands and how fast it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ackbone.core import events
+from ackbone.core.clock import Clock
+from ackbone.core.delivery import Status
+from ackbone.core.delivery_desk import DeliveryRecords
+from ackbone.core.records import QueueState, Records, WorkerState
+from ackbone.core.serving import uncarried, unserved
+
+from .queues import Depths, list_queues
+
+_RATES = {
+    "succeeded": (events.SUCCEEDED,),
+    "failed": (events.FAILED, events.EXPIRED, events.REJECTED),
+    "duplicate": (events.DUPLICATE,),
+    "retried": (events.RETRIED,),
+    "reclaimed": (events.RECLAIMED,),
+    "parked": (events.PARKED,),
+}
+_ORDER: Mapping[str, int] = {status: place for place, status in enumerate(Status)}
+"""Of a reply's states: from waiting to its end."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one moment."""
+
+    at_us: int
+    window_s: float
+    queues: Sequence[QueueState]
+    statuses: Mapping[str, Mapping[str, int]]
+    """Messages by queue and status, since the oldest that is kept."""
+    rates: Mapping[str, Mapping[str, float]]
+    """Per minute over the window, by queue."""
+    workers: Sequence[WorkerState]
+    replies: Mapping[str, Mapping[str, int]]
+    """By channel and status."""
+    paused_channels: Sequence[str] = ()
+    uncarried: Mapping[str, int] = {}
+    """By channel, replies that wait while no living worker has that channel."""
+    unserved: Mapping[str, int] = {}
+    """By queue, messages that wait while no living worker reads that queue."""
+
+
+class Looking(Records, DeliveryRecords, Protocol):
+    """What is looked at."""
+
+
+async def stats(
+    records: Looking,
+    clock: Clock,
+    *,
+    window_s: float = 300.0,
+    configured: Iterable[str] = (),
+    depths: Depths | None = None,
+) -> Stats:
+    """Counts of now, and rates over the last `window_s`."""
+    now = clock.now_us()
+    queues, counts, recent, workers, replies, paused = await asyncio.gather(
+        list_queues(records, configured, depths),
+        records.counts(),
+        records.event_counts(now - int(window_s * 1e6)),
+        records.workers(),
+        records.reply_counts(),
+        records.paused_channels(),
+    )
+    statuses: dict[str, dict[str, int]] = {}
+    for each in counts:
+        statuses.setdefault(each.queue, {})[each.kind] = each.count
+    by_type: dict[str, dict[str, int]] = {}
+    for each in recent:
+        by_type.setdefault(each.queue, {})[each.kind] = each.count
+    by_channel: dict[str, dict[str, int]] = {}
+    for each in sorted(replies, key=lambda count: _ORDER.get(count.kind, len(_ORDER))):
+        by_channel.setdefault(each.queue, {})[each.kind] = each.count
+    minutes = window_s / 60
+    return Stats(
+        at_us=now,
+        window_s=window_s,
+        queues=queues,
+        statuses=statuses,
+        rates={
+            queue: {
+                name: round(sum(found.get(kind, 0) for kind in kinds) / minutes, 2)
+                for name, kinds in _RATES.items()
+            }
+            for queue, found in by_type.items()
+        },
+        workers=workers,
+        replies=dict(sorted(by_channel.items())),
+        paused_channels=sorted(paused),
+        uncarried=uncarried(replies, workers),
+        unserved=unserved(queues, workers),
+    )

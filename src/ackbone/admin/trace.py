@@ -1,0 +1,266 @@
+"""The whole life of one message as one time line, whatever tables its traces stand in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ackbone.core import events
+from ackbone.core.message import Message
+from ackbone.core.records import (
+    DeadLetter,
+    Effect,
+    Found,
+    LedgerEvent,
+    Records,
+    Reply,
+    Task,
+    Waiting,
+)
+
+from .bodies import read_body
+from .naming import SHORTEST, check_typed, the_one
+
+SENT = "message.sent"
+REPLY_WAITS = "delivery.pending"
+DERIVED = "queue-"
+"""What the trace id of a message without a trace of its own begins with."""
+MOST = 200
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to the message."""
+
+    at_us: int
+    what: str
+    subscription: str
+    worker_id: int | None = None
+    data: Mapping[str, Any] = {}
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """Another message that belongs to this one."""
+
+    message_id: str
+    relation: str
+    """replay of, replayed as, follow-up, or of the same correlation"""
+    status: str | None = None
+    type: str | None = None
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of one message."""
+
+    tenant_id: str
+    message_id: str
+    status: str
+    """Of the task; `waiting` while it lies in its queue; `several` over several subscriptions"""
+    tasks: Sequence[Task]
+    waiting: Sequence[Waiting]
+    timeline: Sequence[Moment]
+    replies: Sequence[Reply]
+    effects: Sequence[Effect]
+    dead_letters: Sequence[DeadLetter]
+    links: Sequence[Link]
+
+
+async def trace(records: Records, name: str, *, tenant_id: str | None = None) -> Trace:
+    """By message id, the beginning of one, correlation id, trace id or idempotency key.
+
+    Raises NotFound, or Ambiguous with what the name fits.
+    """
+    name = check_typed(name)
+    subject = await _subject(records, name, tenant_id)
+    tenant, message_id = subject.tenant_id, subject.message_id
+    tasks, history, letters, replies, effects = await asyncio.gather(
+        records.tasks(tenant, message_id),
+        records.events_of(tenant, message_id),
+        records.letters_of(tenant, message_id),
+        records.replies_of(tenant, message_id),
+        records.effects_of(tenant, message_id),
+    )
+    near = await records.waiting_with(message_id, limit=MOST)
+    waiting = [each for each in near if each.message_id == message_id]
+    return Trace(
+        tenant_id=tenant,
+        message_id=message_id,
+        status=_status(tasks, waiting, history),
+        tasks=tasks,
+        waiting=waiting,
+        timeline=_timeline(tasks, waiting, history, replies),
+        replies=replies,
+        effects=effects,
+        dead_letters=[letter for letter in letters if letter.message_id == message_id],
+        links=await _links(records, tenant, message_id, tasks, letters, near),
+    )
+
+
+async def _subject(records: Records, name: str, tenant_id: str | None) -> Found:
+    bare = name.removeprefix(DERIVED)
+    found = list(await records.find(bare, tenant_id=tenant_id, limit=20))
+    if not any(each.by == "id" for each in found):
+        # What nobody has taken yet is known to the queue alone.
+        found += [
+            subject
+            for each in await records.waiting_with(bare, limit=MOST)
+            if (subject := _waiting_subject(each, bare, tenant_id)) is not None
+        ]
+    exact = [each for each in found if each.by == "id"]
+    if not exact and len(bare) < SHORTEST:
+        found = [each for each in found if each.by != "prefix"]
+    unique = {(each.tenant_id, each.message_id): each for each in exact or found}
+    return the_one(
+        list(unique.values()),
+        name=name,
+        what="message",
+        describe=lambda each: f"{each.message_id}  {each.tenant_id}  (by {each.by})",
+        hint=", by message id, correlation id, trace id or idempotency key",
+    )
+
+
+def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Found | None:
+    """A queued message, if it really is what was looked for and not merely mentions it."""
+    message = _message_of(waiting)
+    tenant = message.tenant_id if message is not None else "default"
+    if tenant_id not in (None, tenant):
+        return None
+    if waiting.message_id == name:
+        by = "id"
+    elif waiting.message_id.startswith(name):
+        by = "prefix"
+    elif message is not None and name == message.correlation_id:
+        by = "correlation id"
+    elif message is not None and name == message.idempotency_key:
+        by = "idempotency key"
+    elif message is not None and message.trace is not None and name == message.trace_id:
+        by = "trace id"
+    else:
+        return None
+    return Found(tenant_id=tenant, message_id=waiting.message_id, by=by)
+
+
+def _message_of(waiting: Waiting) -> Message | None:
+    """A queued message, decoded as well as its bytes allow."""
+    form = msgspec.json.encode({"codec": "standard", "headers": dict(waiting.headers)}).decode()
+    return read_body(
+        waiting.body,
+        form,
+        message_id=waiting.message_id,
+        queue=waiting.queue,
+        intact=waiting.intact,
+        codec="json",
+    ).message
+
+
+def _status(
+    tasks: Sequence[Task], waiting: Sequence[Waiting], history: Sequence[LedgerEvent]
+) -> str:
+    found = {task.status for task in tasks}
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        return "several"
+    if waiting:
+        return "delayed" if all(each.state == "delayed" for each in waiting) else "waiting"
+    ends = [event.type for event in history if event.type in events.FINAL_EVENTS]
+    return ends[-1].removeprefix("task.") if ends else "unknown"
+
+
+def _timeline(
+    tasks: Sequence[Task],
+    waiting: Sequence[Waiting],
+    history: Sequence[LedgerEvent],
+    replies: Sequence[Reply],
+) -> list[Moment]:
+    found = [
+        Moment(
+            at_us=event.at_us,
+            what=event.type,
+            subscription=event.subscription,
+            worker_id=event.worker_id,
+            data=event.data,
+        )
+        for event in history
+    ]
+    found += _sent(tasks, waiting)
+    told = {e.data.get("delivery_id") for e in history if e.type == events.DELIVERY_CREATED}
+    for reply in replies:
+        if reply.id in told:
+            continue  # else an older version made it, or its event is pruned
+        data = {"channel": reply.channel, "recipient": reply.recipient, "status": reply.status}
+        found.append(
+            Moment(
+                at_us=reply.created_at_us,
+                what=REPLY_WAITS,
+                subscription=reply.subscription or "",
+                data=data,
+            )
+        )
+    # The sort is stable: what one commit wrote stays in the order of the ledger.
+    return sorted(found, key=lambda each: each.at_us)
+
+
+def _sent(tasks: Sequence[Task], waiting: Sequence[Waiting]) -> list[Moment]:
+    sent: list[tuple[int, str, Mapping[str, Any]]] = [
+        (task.created_at_us, task.subscription, {"queue": task.queue, "type": task.type})
+        for task in tasks
+        if task.created_at_us is not None
+    ]
+    for each in waiting:
+        data = {"queue": each.queue, "state": each.state, "due_at_us": each.due_at_us}
+        sent.append((each.sent_at_us, each.queue, data))
+    return [Moment(at_us=at, what=SENT, subscription=sub, data=data) for at, sub, data in sent]
+
+
+async def _links(
+    records: Records,
+    tenant_id: str,
+    message_id: str,
+    tasks: Sequence[Task],
+    letters: Sequence[DeadLetter],
+    near: Sequence[Waiting],
+) -> list[Link]:
+    found: dict[str, Link] = {}
+    for letter in letters:
+        if letter.replay_id == message_id:
+            found[letter.message_id] = Link(
+                message_id=letter.message_id, relation="replay of", type=letter.type
+            )
+        elif letter.replay_id is not None:
+            found[letter.replay_id] = Link(message_id=letter.replay_id, relation="replayed as")
+    family = {message_id: "follow-up"}
+    for task in tasks:
+        if task.correlation_id is not None:
+            family.setdefault(task.correlation_id, "of the same correlation")
+    for correlation_id, relation in family.items():
+        for task in await records.tasks_correlated(correlation_id, limit=MOST):
+            if task.tenant_id == tenant_id and task.message_id != message_id:
+                found.setdefault(
+                    task.message_id,
+                    Link(message_id=task.message_id, relation=relation, type=task.type),
+                )
+    for waiting in near:
+        message = _message_of(waiting)
+        if message is None or waiting.message_id == message_id:
+            continue
+        if message.correlation_id == message_id and message.tenant_id == tenant_id:
+            found.setdefault(
+                waiting.message_id,
+                Link(message_id=waiting.message_id, relation="follow-up", type=message.type),
+            )
+    return [await _with_status(records, tenant_id, link, near) for link in found.values()]
+
+
+async def _with_status(
+    records: Records, tenant_id: str, link: Link, near: Sequence[Waiting]
+) -> Link:
+    tasks = await records.tasks(tenant_id, link.message_id)
+    if tasks:
+        return msgspec.structs.replace(
+            link, status=tasks[0].status, type=link.type or tasks[0].type
+        )
+    queued = any(each.message_id == link.message_id for each in near)
+    return msgspec.structs.replace(link, status="waiting" if queued else None)

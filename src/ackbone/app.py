@@ -1,0 +1,736 @@
+"""`App`: what a user writes against, and the composition root: here classes are named."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Never, NoReturn, TypeVar
+
+import msgspec
+
+from ackbone.brokers.registry import make_broker
+from ackbone.config import Config, load_config
+from ackbone.config.rule_file import load_rules
+from ackbone.core.breaker import BreakerPolicy
+from ackbone.core.broker import (
+    Broker,
+    Inspectable,
+    LimitsPublish,
+    NamesConsumers,
+    Notices,
+    Renews,
+    Subscription,
+)
+from ackbone.core.clock import Clock, SystemClock
+from ackbone.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
+from ackbone.core.errors import AckboneError, BrokerError, ConfigError, StoreError
+from ackbone.core.events import Observer
+from ackbone.core.guard import Guard
+from ackbone.core.ids import derived_id
+from ackbone.core.message import Message, check_name
+from ackbone.core.retry import RetryPolicy
+from ackbone.core.store import Company, Send, Store
+from ackbone.core.subscribers import Subscribers
+from ackbone.core.text import unknown_option
+from ackbone.delivery.carrier import Carried
+from ackbone.engine.executor import Executor, Middleware
+from ackbone.engine.handlers import Handlers
+from ackbone.engine.isolation import Children
+from ackbone.engine.relays import Relay
+from ackbone.engine.sender import Receipt, Sender, SendPolicy
+from ackbone.engine.worker import Drained, EngineWorker, WorkerSettings
+from ackbone.governance.rulebook import RuleFile, ask_in_turn
+from ackbone.observe.metrics import Metrics
+from ackbone.observe.observers import Observers
+from ackbone.observe.redact import redact
+from ackbone.registrations import Registrations, formed
+from ackbone.storage import Storage, storage_of
+from ackbone.sync_loop import LoopLock, LoopThread, beside_the_loop
+
+log = logging.getLogger("ackbone.app")
+
+AWAY_S = 0.5
+"""Before a store or broker that gave no answer is asked again."""
+STUCK_S = 6.0
+"""How long `idle` lets messages wait that no worker can do anything for. The net under keys and
+conversations, which may find that something can be done after all, looks every five seconds."""
+STUCK = (
+    "%d messages are left that no worker can run: they wait behind a parked message, or for a copy"
+    " that the broker has lost. See: ackbone parked list, ackbone stats"
+)
+ON_OPTIONS = ("queue", "retries", "retry", "timeout_s", "isolation")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+class App:
+    """Handlers, and the broker and store that they run on.
+
+    app = App()                          # ackbone.yaml, or SQLite under ./.ackbone
+
+    @app.on("greeting")
+    async def greet(ctx: Context) -> None:
+        await ctx.reply(f"Hello, {ctx.payload['name']}")
+
+    `App()` reads its configuration each time it is opened, not when it is made: what a command's
+    --config or the environment says by then counts.
+    """
+
+    def __init__(
+        self,
+        config: Config | Path | str | None = None,
+        *,
+        name: str = "app",
+        clock: Clock | None = None,
+    ) -> None:
+        self.own_configuration = (
+            config if config is None or isinstance(config, Config) else Path(config)
+        )
+        """The configuration that the program names; None: what the environment says."""
+        self._config: Config | None = None
+        self.name = name
+        self.clock: Clock = clock or SystemClock()
+        self.target: str | None = None
+        """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
+        self._registered = Registrations()
+        self._middleware: list[Middleware] = []
+        self._observers = Observers()
+        self._metrics: Metrics | None = None
+        self._guard: Guard | None = None
+        self._broker: Broker | None = None
+        self._store: Store | None = None
+        self._sync: LoopThread | None = None
+        self._syncing = threading.Lock()
+        self._users = 0
+        self._entering = LoopLock()
+        self._opened_before = False
+        self._consumer = ""
+        """The name of its worker in the store, and of its consumer where the broker has those."""
+
+    # -- configuration ----------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The settings. They are read when the app is opened, or at the first look before that."""
+        if self._config is None:
+            self._config = self._read_config()
+        return self._config
+
+    def _read_config(self) -> Config:
+        own = self.own_configuration
+        return own if isinstance(own, Config) else load_config(own)
+
+    def _renew_config(self) -> None:
+        """Read the settings again; drop what was made from those that hold no longer."""
+        found = self._read_config()
+        if found == self._config:
+            return
+        self._config = found
+        for name in ("handlers", "storage", "rule_file", "_channels", "_sender", "_subscribers"):
+            self.__dict__.pop(name, None)
+
+    @functools.cached_property
+    def handlers(self) -> Handlers:
+        """The registered handlers, each with the settings of its queue."""
+        return self._registered.handlers(self.config)
+
+    @functools.cached_property
+    def _subscribers(self) -> Subscribers:
+        return self._registered.subscribers(self.config)
+
+    @functools.cached_property
+    def _sender(self) -> Sender:
+        return Sender(
+            self._send_policy,
+            max_bytes=self.config.max_message_bytes,
+            timeout_s=self.config.send_timeout_s,
+            hold_back=self._hold_back,
+        )
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The counts of this process; None if they are switched off."""
+        if not self.config.metrics.enabled:
+            return None
+        if self._metrics is None:
+            self._metrics = Metrics()
+        return self._metrics
+
+    def check(self) -> None:
+        """Raise ConfigError with everything in the configuration that keeps a worker from starting.
+
+        Nothing is opened. `ackbone run`, `dev` and `config check` ask this first.
+        """
+        steps: list[Callable[[], object]] = [
+            lambda: self.storage,
+            lambda: make_broker(self.config.broker_url, clock=self.clock),
+            self.subscriptions,
+            lambda: self.rule_file,
+            lambda: self._subscribers,
+            self.carried,
+        ]
+        problems: list[str] = []
+        for step in steps:
+            try:
+                step()
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
+
+    # -- what runs --------------------------------------------------------------------------------
+
+    def on(
+        self,
+        type: str,
+        *,
+        queue: str | None = None,
+        retries: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        isolation: str = "none",
+        **unknown: Never,
+    ) -> Callable[[Fn], Fn]:
+        """Register a handler for a message type (`*`: every type without a handler of its own).
+
+        An async function runs on the loop, a plain one in a thread; `isolation="process"` runs it
+        in a child process that can be killed.
+        """
+        for name in unknown:
+            raise TypeError(f"app.on: {unknown_option(name, ON_OPTIONS)}")
+        if not isinstance(type, str):
+            raise TypeError(f'app.on needs a message type: write @app.on("type"), not {type!r:.80}')
+        if isolation not in ("none", "process"):
+            raise ValueError(f"isolation is 'none' or 'process', not {isolation!r}")
+        if queue is not None:
+            check_name("queue", queue)
+
+        def register(fn: Fn) -> Fn:
+            draft = self._registered.handler(
+                fn,
+                type=type,
+                queue=queue,
+                retry=retry,
+                retries=retries,
+                timeout_s=timeout_s,
+                isolation=isolation,
+            )
+            if "handlers" in self.__dict__:
+                self.handlers.add(draft.complete(self.config))
+            return fn
+
+        return register
+
+    def middleware(self, fn: Middleware) -> Middleware:
+        """Wrap every handler's call: `async def wrap(ctx, call_next)`. The first is outermost."""
+        self._middleware.append(fn)
+        return fn
+
+    def observe(self, fn: Observer) -> Observer:
+        """Be told of every event after its commit. An observer can only watch."""
+        self._observers.add(fn)
+        return fn
+
+    def subscribe(
+        self,
+        channel: str,
+        recipient: str,
+        *,
+        events: Sequence[str] = ("delivery.*",),
+        tenant_id: str | None = None,
+        form: Literal["json", "text"] | None = None,
+    ) -> None:
+        """Tell somebody of events, each by a delivery that is committed with it.
+
+        `form`: json for programs (what webhooks get, unless it is said), a line of text for people.
+        Subscribers in ackbone.yaml hear of what commands do, too.
+        """
+        subscriber, form = self._registered.subscriber(
+            channel, recipient, events=events, tenant_id=tenant_id, form=form
+        )
+        if "_subscribers" in self.__dict__:
+            self._subscribers.add(formed(subscriber, form, self.config))
+
+    def channel(
+        self,
+        channel: Channel,
+        *,
+        timeout_s: float | None = None,
+        on_unknown: Literal["resend", "hold"] | None = None,
+    ) -> None:
+        """Send replies for `channel.name` by it, from every worker of this app.
+
+        `on_unknown`: what may have arrived is sent again, marked, or held until a person decides.
+        """
+        draft = self._registered.channel(channel, timeout_s=timeout_s, on_unknown=on_unknown)
+        if "_channels" in self.__dict__:
+            self._channels[channel.name] = draft.complete(self.config)
+
+    def carried(self) -> list[Carried]:
+        """The channels of this app: those that it registered, then those of its configuration.
+
+        Raises ConfigError, with every channel that cannot be made.
+        """
+        return list(self._channels.values())
+
+    @functools.cached_property
+    def _channels(self) -> dict[str, Carried]:
+        return self._registered.channels(self.config)
+
+    @property
+    def channel_names(self) -> frozenset[str]:
+        """The channels of the program and of the configuration; none of them is made for this."""
+        return frozenset({*self._registered.channel_names, *self.config.channels})
+
+    @property
+    def telling_channels(self) -> frozenset[str]:
+        """Channels by which its subscribers are told of events."""
+        return self._subscribers.channels
+
+    def guard(self, fn: Guard) -> Guard:
+        """Decide before each run whether it may happen: `async def guard(context) -> Decision`.
+
+        With a rule file both must say yes; the rules are asked first.
+        """
+        self._guard = fn
+        return fn
+
+    @functools.cached_property
+    def rule_file(self) -> RuleFile | None:
+        """The rules of the configuration, in force. Raises ConfigError if they are broken."""
+        path = self.config.rules
+        return None if path is None else RuleFile(path, functools.partial(load_rules, path))
+
+    @property
+    def _guards(self) -> Guard | None:
+        """Whoever has a say: the rules, the guard function, both, or nobody."""
+        book = None if self.rule_file is None else self.rule_file.book
+        guards: list[Guard] = [each for each in (book, self._guard) if each is not None]
+        return (
+            functools.partial(ask_in_turn, guards) if len(guards) > 1 else next(iter(guards), None)
+        )
+
+    # -- open and close ---------------------------------------------------------------------------
+
+    async def open(self, *, connect: bool = True) -> None:
+        """Open broker and store; creates or migrates the database. Idempotent.
+
+        `connect=False`: for work on the store alone. A broker that is a server may be away then.
+        """
+        async with self._entering.here():
+            await self._open(connect=connect)
+
+    async def _open(self, *, connect: bool = True) -> None:
+        if self._store is not None:
+            return
+        self._renew_config()
+        await beside_the_loop(self.storage.ensure)
+        self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
+        if isinstance(broker, Renews):
+            broker.renew_by(self._broker_url_now)
+        self._consumer = f"{self.name}@{socket.gethostname()}:{os.getpid()}"
+        if isinstance(broker, NamesConsumers):
+            self._consumer = broker.name_consumer(self._consumer)
+        if isinstance(broker, LimitsPublish):
+            # A little less than the sender's own limit: the broker can say what it waited for.
+            broker.publish_within_s = 0.9 * self.config.send_timeout_s
+        store = self.storage.make_store(
+            broker,
+            clock=self.clock,
+            isolates=self.target is not None,
+            notices=functools.cache(self._notices),
+            subscribers=self._subscribers,
+        )
+        try:
+            if connect or not self.config.has_server:
+                await broker.open()
+            await store.open()
+        except BaseException:
+            await broker.close()
+            self._broker = None
+            raise
+        store.on_events(self._observers.hear)
+        if self.metrics is not None:
+            store.on_events(self.metrics.hear)
+        self._store = store
+
+    def _broker_url_now(self) -> str:
+        """Return the broker's URL as the configuration file has it now, with a changed password."""
+        config = self.config if self.config.file is None else load_config(self.config.file)
+        return config.broker_url
+
+    @functools.cached_property
+    def storage(self) -> Storage:
+        """The database of the configuration. Raises ConfigError if its driver is missing."""
+        return storage_of(self.config)
+
+    async def close(self) -> None:
+        """Flush what was sent, and let go. Idempotent."""
+        if "_sender" in self.__dict__:
+            await self._sender.drain()
+        if self._store is not None:
+            store, self._store = self._store, None
+            await store.close()
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            await broker.close()
+
+    async def __aenter__(self) -> App:
+        """Open the app. `async with` blocks may overlap, as a worker's and an orchestrator's do."""
+        async with self._entering.here():
+            if not self._users:
+                self._opened_before = self._store is not None
+            await self._open()
+            self._users += 1
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the app with the last block, unless it was open before the first one."""
+        async with self._entering.here():
+            self._users -= 1
+            if not self._users and not self._opened_before:
+                await self.close()
+
+    @property
+    def broker(self) -> Broker:
+        if self._broker is None:
+            raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
+        return self._broker
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
+        return self._store
+
+    # -- send -------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        **options: Any,
+    ) -> Receipt:
+        """Returns when the message is durable. Raises, and has accepted nothing, if it cannot be.
+
+        Options: id, tenant_id, idempotency_key, ordering_key, priority, delay_s, ttl_s,
+        correlation_id, channel, source, trace, headers, metadata.
+        """
+        send = self._sender.outgoing(type, payload, self._queue(queue), options)
+        return await self._sender.publish(self.broker, send)
+
+    async def send_message(self, message: Message, *, queue: str | None = None) -> Receipt:
+        """Send a message that exists already (a replay, a line of a file)."""
+        send = self._sender.encoded(message, self._queue(queue))
+        return await self._sender.publish(self.broker, send)
+
+    async def send_many(
+        self, messages: Sequence[Message], *, queue: str | None = None
+    ) -> list[Receipt]:
+        """As `send_message`, for many in one go. Refuses all before accepting any."""
+        return await self._sender.publish_many(
+            self.broker, self._encoded_many(messages, queue=queue)
+        )
+
+    def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
+        """Return the messages as `send_many` would send them. Raises InvalidMessage."""
+        to = self._queue(queue)
+        return [self._sender.encoded(message, to) for message in messages]
+
+    async def deliver(
+        self, channel: str, recipient: str, content: str, *, scheduled: bool = False, **fields: Any
+    ) -> str:
+        """A text for somebody, outside of any run. Returns its id when it is durable.
+
+        `scheduled`: answers to people go first. Fields: id (the same again changes nothing),
+        tenant_id, conversation, options, max_retries, expires_s.
+        """
+        new = New(
+            id=fields.pop("id", None) or str(uuid.uuid4()),
+            channel=check_name("channel", channel),
+            recipient=check_recipient(recipient),
+            content=content,
+            priority=SCHEDULED if scheduled else DIRECT,
+            **fields,
+        )
+        await self.storage.deliveries(self.store).put([new])
+        return new.id
+
+    def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
+        """`send` for plain code: a thread with a loop of its own does the work."""
+        with self._syncing:
+            if self._sync is None:
+                self._sync = LoopThread()
+            sync = self._sync
+        return sync.run(self._open_and_send(type, payload, options))
+
+    def close_sync(self) -> None:
+        """End what `send_sync` began."""
+        if self._sync is not None:
+            sync, self._sync = self._sync, None
+            sync.run(self.close())
+            sync.close()
+
+    def outgoing(
+        self,
+        type: str,
+        payload: Any,
+        *,
+        queue: str | None = None,
+        **options: Any,
+    ) -> Send:
+        """The message as it would be sent, checked. Raises InvalidMessage."""
+        return self._sender.outgoing(type, payload, self._queue(queue), options)
+
+    def _queue(self, named: str | None) -> str:
+        return self.config.default_queue if named is None else named
+
+    async def _hold_back(self, send: Send) -> None:
+        await self.store.hold_back(send)
+
+    def _send_policy(self, queue: str) -> SendPolicy:
+        own = self.config.queue(queue)
+        return SendPolicy(codec=own.codec, ttl_s=own.ttl_s)
+
+    def _follow_up(
+        self,
+        parent: Message,
+        type: str,
+        payload: Any,
+        options: Mapping[str, Any],
+    ) -> Send:
+        """What `ctx.send` makes: it belongs to its parent's tenant, trace and correlation."""
+        inherited = {
+            "tenant_id": parent.tenant_id,
+            "correlation_id": parent.correlation_id or parent.id,
+            "channel": parent.channel,
+            "trace": parent.trace,
+        }
+        return self.outgoing(type, payload, **{**inherited, **options})
+
+    async def _open_and_send(self, type: str, payload: Any, options: Mapping[str, Any]) -> Receipt:
+        await self.open()
+        return await self.send(type, payload, **options)
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def subscriptions(self) -> list[Subscription]:
+        """Every queue that has a handler or stands in the configuration."""
+        config = self.config
+        config.check_triggers()
+        triggers = (trigger.queue_name for trigger in config.triggers)
+        names = {*self.handlers.queues, *config.queues, *triggers} or {config.default_queue}
+        return [self._told(config.subscription(name)) for name in sorted(names)]
+
+    def _told(self, sub: Subscription) -> Subscription:
+        """Where the broker can, it tells of a success together with its acknowledgement."""
+        on_ack = self._broker is not None and self._broker.capabilities.once
+        if sub.notices is None or not on_ack:
+            return sub
+        notices = msgspec.structs.replace(sub.notices, on_ack=True)
+        return msgspec.structs.replace(sub, notices=notices)
+
+    def _notices(self, subscription: str) -> Notices | None:
+        return self._told(self.config.subscription(subscription)).notices
+
+    def summary(self) -> str:
+        """What a worker of this app serves, in one line."""
+        counts = {sub.queue: len(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
+        queues = ", ".join(
+            f"{queue} ({n or 'no'} handler{'' if n == 1 else 's'})" for queue, n in counts.items()
+        )
+        kinds = [f"broker {self.config.broker_kind}"]
+        if self.config.store_kind != self.config.broker_kind:
+            kinds.append(f"store {self.config.store_kind}")
+        return ", ".join([*kinds, f"queues {queues}"])
+
+    def worker(
+        self,
+        *,
+        company: Company = Company.ANY,
+        warden: bool = False,
+        cautious: bool = False,
+        parent: str | None = None,
+        relays: Sequence[Relay] = (),
+        end_process: Callable[[], NoReturn] | None = None,
+        on_work: Callable[[], None] | None = None,
+    ) -> EngineWorker:
+        """An engine for this process, not started. The app must be open.
+
+        `company`: which messages it runs. `warden`: none, it looks after processes that run some.
+        `cautious`: it begins with few slots. `parent`: who started this process. `end_process`:
+        what to do when the event loop is stuck for good. `on_work`: called before the first run.
+        """
+        config = self.config
+        settings = config.worker
+        subscriptions = [] if warden else self.subscriptions()
+        self.store.governed = self._guards is not None
+        if self.rule_file is not None:
+            self.store.quotas_of = self.rule_file.book.quotas_of
+        worker = EngineWorker(
+            # Children read no queue, and their parent knows them by the number of their process.
+            name=self._consumer if company is Company.ANY else self.worker_name(os.getpid()),
+            store=self.store,
+            broker=self.broker,
+            fused=self.store.fused,
+            handlers=self.handlers,
+            subscriptions=subscriptions,
+            slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
+            paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
+            make_executor=functools.partial(self._executor, self._children()),
+            clock=self.clock,
+            settings=WorkerSettings(
+                slots=settings.slots,
+                lease_s=settings.lease_s,
+                crash_budget=settings.crash_budget,
+                shutdown_timeout_s=settings.shutdown_timeout_s,
+                stall_limit_s=settings.stall_limit_s,
+                recycle_grace_s=settings.recycle_grace_s,
+                max_message_bytes=config.max_message_bytes,
+                extend_s=config.tasks.heartbeat_interval_s,
+                company=company,
+                cautious=cautious,
+                parent=parent,
+            ),
+            relays=relays,
+            meter=self.metrics,
+            end_process=end_process,
+            on_work=on_work,
+        )
+        if self.metrics is not None:
+            self.metrics.watch(worker.serving)
+        return worker
+
+    def handled_types(self) -> dict[str, frozenset[str]]:
+        """By subscription, the message types that have a handler here."""
+        return {sub.name: frozenset(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
+
+    @property
+    def kind(self) -> str:
+        """The same text for all apps with these handlers: they run the same messages."""
+        return derived_id(*sorted(f"{each.queue}/{each.type}" for each in self.handlers))
+
+    def worker_name(self, pid: int) -> str:
+        """The name under which a worker in this process of this machine registers."""
+        return f"{self.name}@{socket.gethostname()}:{pid}"
+
+    def _executor(self, isolated: Children | None, **hooks: Any) -> Executor:
+        settings, breaker = self.config.worker, self.config.breaker
+        return Executor(
+            handlers=self.handlers,
+            store=self.store,
+            make_send=self._follow_up,
+            clock=self.clock,
+            guard=self._guards,
+            middleware=tuple(self._middleware),
+            breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
+            # A thread for each slot of each queue: who waits for one sees its time pass meanwhile.
+            threads=sum(self.config.slots(sub.queue) for sub in self.subscriptions()),
+            crash_budget=settings.crash_budget,
+            guard_timeout_s=settings.guard_timeout_s,
+            recycle_grace_s=settings.recycle_grace_s,
+            isolated=isolated,
+            mask=redact,
+            **hooks,
+        )
+
+    def _children(self) -> Children | None:
+        """The child processes of isolated handlers, if there are such handlers."""
+        wanting = [handler for handler in self.handlers if handler.isolation == "process"]
+        if not wanting:
+            return None
+        if self.target is None:
+            raise ConfigError(
+                [
+                    f"{wanting[0].name} asks for isolation='process', but a child process would "
+                    "not find this app: start it with 'ackbone run MODULE:APP', or say where it "
+                    "is with app.target = 'MODULE:APP' or 'path/to/file.py:APP'"
+                ]
+            )
+        command = [sys.executable, "-m", "ackbone.isolated", self.target]
+        worker = self.config.worker
+        size = worker.isolated or min(worker.slots, os.cpu_count() or 1)
+        return Children(command, size=size)
+
+    async def work(self, *, until_idle: bool = False) -> Drained:
+        """Run a worker in this process until cancelled, or until nothing is left to do.
+
+        At its end it waits for plain handlers beyond `worker.shutdown_timeout_s`, too: a thread
+        cannot be stopped, and this process goes on.
+        """
+        from ackbone.services import relays_of
+
+        async with self:
+            worker = self.worker(relays=relays_of(self, spawn_solo=True))
+            await worker.begin()
+            try:
+                if until_idle:
+                    await self.idle(worker)
+                else:
+                    await worker.stopped.wait()
+            finally:
+                drained = await asyncio.shield(worker.drain(outlast_threads=True))
+            if worker.failure is not None:
+                raise AckboneError(f"the worker stopped: {worker.failure}") from worker.failure
+            return drained
+
+    async def idle(self, worker: EngineWorker) -> None:
+        """Returns once nothing is ready, running, waiting or due later (parked ones aside).
+
+        It also returns, and says so, if all that is left has waited for `STUCK_S` for something
+        that no worker can do: behind a parked message, or for a copy that the broker does not have.
+        """
+        subscriptions = self.subscriptions()
+        names = [sub.name for sub in subscriptions]
+        queues = {sub.queue for sub in subscriptions}
+        # Broker and store are not looked at in one moment, and what the outbox publishes goes from
+        # one to the other: it is seen the second time.
+        looks = 1 if self.store.fused else 2
+        sure = self.store.fused or isinstance(self.broker, Inspectable)  # the broker holds nothing
+        asking = "asking whether there is more to do"
+        quiet = left = 0
+        loop = asyncio.get_running_loop()
+        stuck_at = loop.time()
+        while not worker.stopped.is_set():
+            try:
+                idle = worker.is_idle() and await self._nothing_sent(queues)
+                quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
+                left = await self.store.stuck(names) if idle and sure and not quiet else 0
+                worker.outages.worked(asking, "")
+            except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
+                worker.outages.failed(asking, error)
+                quiet = left = 0
+                await asyncio.sleep(AWAY_S)
+            if quiet == looks:
+                return
+            if left == 0:
+                stuck_at = loop.time()
+            elif loop.time() - stuck_at > STUCK_S:
+                log.warning(STUCK, left)
+                return
+            await asyncio.sleep(0.02)
+
+    async def _nothing_sent(self, queues: Collection[str]) -> bool:
+        """Does the broker hold nothing? (Where it shares the store's file, the store knows.)"""
+        if self.store.fused or not isinstance(self.broker, Inspectable):
+            return True
+        return not any(
+            found.ready or found.delayed or found.in_flight
+            for found in await self.broker.stats(queues)
+            if found.queue in queues
+        )

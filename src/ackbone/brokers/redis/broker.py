@@ -1,0 +1,349 @@
+"""`RedisBroker`: the broker port on Redis Streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import ClassVar
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from ackbone.core.broker import (
+    ONCE,
+    Capabilities,
+    Delivery,
+    Durability,
+    Health,
+    Outgoing,
+    QueueStats,
+    Result,
+    Settlement,
+    Subscription,
+    Verb,
+)
+from ackbone.core.checks import Check, refused
+from ackbone.core.clock import Clock
+from ackbone.core.errors import (
+    AckboneError,
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishUnknown,
+)
+from ackbone.core.ids import new_id
+
+from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
+from .checks import durability, judge, look, unsafe
+from .copies import copies
+from .entries import LEVELS, fields_of, key_of
+from .group import Group
+from .once import once_command
+from .pending import BIND, COUNTED, OURS, UNREAD, after
+from .trimming import trim
+from .wire import Answer, AnswerUnknown, Command, Wire
+
+log = logging.getLogger("ackbone.brokers.redis")
+
+MAX_BODY = 64 * 1024 * 1024
+AUTOCLAIM_SINCE = (6, 2)
+Depth = tuple[int, int]
+
+
+class RedisBroker:
+    """`Broker`, and every optional role but `Transactional`, on one Redis server.
+
+    `lease_s` is how long an entry may be pending without a sign of life before another worker
+    takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
+    `allow_unsafe`: a server that may lose messages is what was asked for.
+    """
+
+    _warned_of: ClassVar[set[str]] = set()
+    """Servers that this process has warned of: it opens brokers more than once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_s: float = VISIBILITY_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        delete_acked: str = "auto",
+        allow_unsafe: bool = False,
+        scan: bool | None = None,
+    ) -> None:
+        if delete_acked not in DELETE_ACKED:
+            raise ConfigError([f"broker: delete_acked is one of {', '.join(DELETE_ACKED)}"])
+        self._url = url
+        self._timeout_s = timeout_s
+        self._delete_acked = delete_acked
+        self._allow_unsafe = allow_unsafe
+        self._scan = scan
+        self._url_now: Callable[[], str] | None = None
+        self._wire: Wire | None = None
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._queues: set[str] = set()
+        self.name_consumer(f"{socket.gethostname()}:{os.getpid()}")
+        self.capabilities = Capabilities(
+            durability=Durability.PROCESS,
+            priority=True,
+            ttl=True,
+            ordered=True,
+            release=True,
+            lease_s=lease_s,
+            max_batch=1000,
+            max_body=MAX_BODY,
+            once=True,
+        )
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> RedisBroker:
+        """`redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
+
+        After a `?`: visibility_timeout_s, timeout_s, delete_acked, allow_unsafe, and what the
+        driver may be told (`address.py`).
+        """
+        found = read_address(url)
+        return cls(
+            found.url,
+            lease_s=found.lease_s,
+            timeout_s=found.timeout_s,
+            delete_acked=found.delete_acked,
+            allow_unsafe=found.allow_unsafe,
+        )
+
+    def name_consumer(self, name: str) -> str:
+        """The name that XINFO CONSUMERS shows. A process number alone may come again."""
+        self._consumer = f"{OURS}{new_id()[-6:]}-{name}"
+        return self._consumer
+
+    def renew_by(self, url_now: Callable[[], str]) -> None:
+        self._url_now = lambda: read_address(url_now()).url
+
+    # -- open and close ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._wire is not None:
+            return
+        wire = Wire(self._url, timeout_s=self._timeout_s, url_now=self._url_now)
+        try:
+            seen = await look(wire)
+        except BaseException:
+            await wire.close()
+            raise
+        if self._scan is None:  # a server that tells no version may be any: scanning works on all
+            self._scan = seen.version is None or seen.version < AUTOCLAIM_SINCE
+        self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability(seen))
+        lost = unsafe(seen)
+        if lost and not self._allow_unsafe and wire.where not in self._warned_of:
+            self._warned_of.add(wire.where)
+            log.warning("%s: %s. See: ackbone doctor", wire.where, "; ".join(lost))
+        self._wire = wire
+
+    async def close(self) -> None:
+        if self._wire is None:
+            return
+        wire, self._wire = self._wire, None
+        groups, self._groups = list(self._groups.values()), {}
+        try:
+            await asyncio.gather(*(group.close() for group in groups))
+        except BrokerError as error:
+            log.warning("%s; what is pending comes back by its age", error)
+        finally:
+            await wire.close()
+
+    @property
+    def wire(self) -> Wire:
+        if self._wire is None:
+            raise BrokerUnavailable("the Redis broker is not open")
+        return self._wire
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        wire = self.wire
+        self._queues.add(queue)
+        results: dict[int, Result] = {}
+        commands: list[Command] = []
+        plain: list[int] = []
+        marked: list[int] = []
+        for n, out in enumerate(batch):
+            try:
+                command = _xadd(queue, out)
+            except InvalidMessage as error:
+                results[n] = Result(id=out.id, error=error)
+                continue
+            if ONCE in out.headers:
+                marked.append(n)
+            else:
+                plain.append(n)
+                commands.append(command)
+        if marked:
+            commands.append(once_command(queue, [batch[n] for n in marked]))
+        asked = [*plain, *marked]
+        answers: list[Answer] = []
+        if commands:
+            try:
+                answers = await wire.ask(*commands)
+            except AnswerUnknown as error:
+                raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
+        if marked:  # one answer for all of them
+            answers += [answers[-1]] * (len(marked) - 1)
+        for n, answer in zip(asked, answers, strict=True):
+            refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
+            results[n] = Result(id=batch[n].id, error=refused)
+        return [results[n] for n in range(len(batch))]
+
+    # -- receive and settle -----------------------------------------------------------------------
+
+    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+        return await self._group(sub).receive(limit, wait)
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+        reject = Verb.REJECT
+        owed = {item.delivery.tag: item for item in batch if item.verb is not reject}
+        await self._group(sub).settle(owed)
+        return [
+            _rejected(item) if item.verb is reject else Result(id=item.delivery.identity or "")
+            for item in batch
+        ]
+
+    async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
+        if self._allow_unsafe:
+            return None
+        key = f"{{{sub.queue}}}:store:{sub.group}"
+        owner = await self.wire.ask_one("EVAL", BIND, 1, key, store, int(for_s * 1000))
+        found = owner.decode()
+        return None if found == store else found
+
+    async def trim(self, queue: str, *, older_than_s: float) -> int:
+        return await trim(
+            self.wire, queue, older_than_s=older_than_s, by_minid=not bool(self._scan)
+        )
+
+    def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
+        return copies(self.wire, sub.queue, sub.group)
+
+    async def take_over(self, sub: Subscription) -> None:
+        self._group(sub).take_over()
+
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
+        await self._group(sub).extend([delivery.tag for delivery in batch])
+
+    def _group(self, sub: Subscription) -> Group:
+        wire = self.wire
+        name = (sub.queue, sub.group)
+        group = self._groups.get(name)
+        if group is None:
+            self._queues.add(sub.queue)
+            group = self._groups[name] = Group(
+                wire,
+                sub.queue,
+                sub.group,
+                self._consumer,
+                lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
+                scan=bool(self._scan),
+                delete_acked="never" if sub.keep_acked else self._delete_acked,
+            )
+        return group
+
+    # -- what it says of itself -------------------------------------------------------------------
+
+    async def examine(self) -> list[Check]:
+        wire = Wire(self._url, timeout_s=self._timeout_s)
+        try:
+            return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)
+        except BrokerError as error:
+            return [refused("redis", str(error), "start it, or mend `broker` in ackbone.yaml")]
+        finally:
+            await wire.close()
+
+    async def health(self) -> Health:
+        try:
+            await self.wire.ask_one("PING")
+        except AckboneError as error:
+            return Health(ok=False, detail=str(error))
+        return Health(ok=True)
+
+    async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
+        return [await self._stats_of(queue) for queue in sorted(self._queues | set(queues))]
+
+    async def _stats_of(self, queue: str) -> QueueStats:
+        ready = in_flight = 0
+        ages: list[float] = []
+        for level in LEVELS:
+            key = key_of(queue, level)
+            length, groups, first, now = await self.wire.ask(
+                ("XLEN", key),
+                ("XINFO", "GROUPS", key),
+                ("XRANGE", key, "-", "+", "COUNT", 1),
+                ("TIME",),
+            )
+            if isinstance(length, int):
+                found = [] if isinstance(groups, ResponseError) else groups
+                waiting, pending = await self._depth(queue, key, length, found)
+                ready += waiting
+                in_flight += pending
+            if first and not isinstance(first, ResponseError):
+                sent_ms = int(first[0][0].partition(b"-")[0])
+                ages.append(max(0.0, int(now[0]) + int(now[1]) / 1e6 - sent_ms / 1e3))
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            in_flight=in_flight,
+            oldest_age_s=max(ages, default=None),
+        )
+
+    async def _depth(
+        self, queue: str, key: str, length: int, groups: Sequence[Sequence[object]]
+    ) -> Depth:
+        """Unread and pending entries, of our groups where this client has read the queue."""
+        read = {group.encode() for known, group in self._groups if known == queue}
+        ours = [group for group in groups if _value(group, b"name") in read] or groups
+        pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
+        unread = max(0, length - pending)
+        if unread == 0:
+            return 0, pending
+        # Entries that are done may still be there: other programs acknowledge and do not delete.
+        lags = [await self._lag(key, group) for group in ours]
+        most = max((unread if lag is None else lag for lag in lags), default=unread)
+        return min(unread, most), pending
+
+    async def _lag(self, key: str, group: Sequence[object]) -> int | None:
+        """Entries that the group has not read. None: more than are counted.
+
+        Servers before 7.0 do not report it, nor does a newer one after entries were deleted.
+        """
+        told, last = _number(group, b"lag"), _value(group, b"last-delivered-id")
+        if told is not None or not isinstance(last, bytes):
+            return told
+        found = await self.wire.ask_one("EVAL", UNREAD, 1, key, after(last), COUNTED)
+        return int(found) if found < COUNTED else None
+
+
+def _xadd(queue: str, out: Outgoing) -> Command:
+    if len(out.body) > MAX_BODY:
+        raise MessageTooLarge(f"{out.id}: {len(out.body)} bytes, the limit is {MAX_BODY}")
+    if out.delay_s > 0:
+        raise InvalidMessage(f"{out.id}: Redis Streams cannot hold a message back")
+    level = out.priority if out.priority in LEVELS else 1
+    return ("XADD", key_of(queue, level), "*", *fields_of(out))
+
+
+def _rejected(item: Settlement) -> Result:
+    error = BrokerError("Redis Streams have no dead-letter place")
+    return Result(id=item.delivery.identity or "", error=error)
+
+
+def _value(pairs: Sequence[object], name: bytes) -> object:
+    """One value of an XINFO answer: names and values in turn."""
+    return dict(zip(pairs[::2], pairs[1::2], strict=True)).get(name)
+
+
+def _number(pairs: Sequence[object], name: bytes) -> int | None:
+    value = _value(pairs, name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,165 @@
+"""Stream entries and messages: how one is written as the other.
+
+Ours have the field `hf` first. An entry of somebody else has fields of its own making; it is handed
+over as a JSON object of them, under the header FLAT, and written the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from ackbone.core.broker import FLAT, Delivery, Outgoing
+from ackbone.core.clock import LAST, to_us
+from ackbone.core.errors import InvalidMessage
+
+_MARK, _VERSION = b"ab", b"1"
+_MARK_NAME = _MARK.decode()
+_LAST_US = to_us(LAST)
+MOST_DIGITS = 18
+"""Of a time to live: 30,000 years."""
+_FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
+_encode = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, str]).decode
+
+NORMAL = 1
+LEVELS = (3, 2, NORMAL, 0)
+"""Priorities, the highest first. Each has a stream of its own: a stream has one order."""
+
+
+def key_of(queue: str, level: int) -> str:
+    """The stream. That of the usual priority is the queue's own name: others know it by that.
+
+    The braces put all streams of a queue into one slot of a cluster.
+    """
+    return queue if level == NORMAL else f"{{{queue}}}:p{level}"
+
+
+def fields_of(out: Outgoing) -> Sequence[str | bytes | int]:
+    """Fields and values of the entry. Raises InvalidMessage."""
+    if FLAT in out.headers:
+        return _flat(out)
+    fields: list[str | bytes | int] = [_MARK, _VERSION, "id", out.id, "body", out.body]
+    if out.headers:
+        fields += ["headers", _encode(dict(out.headers))]
+    if out.key is not None:
+        fields += ["key", out.key]
+    if out.ttl_s is not None:
+        fields += ["ttl_us", int(out.ttl_s * 1e6)]
+    return fields
+
+
+def _flat(out: Outgoing) -> Sequence[str | bytes | int]:
+    found = out.fields
+    if found is None:
+        try:
+            found = _decode_fields(out.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidMessage(f"{out.id}: not a JSON object of texts: {error}") from None
+    if not found:
+        raise InvalidMessage(f"{out.id}: an entry needs at least one field")
+    return tuple(chain.from_iterable(found.items()))
+
+
+def delivery_of(
+    queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
+) -> Delivery:
+    """An entry in our hands. `fields` is None if it was deleted while it was pending."""
+    id_us = int(entry.partition(b"-")[0]) * 1000
+    # Later than all times: an id of another scale, by a producer that makes its own.
+    sent_at_us = id_us if id_us <= _LAST_US else None
+    fields = fields or []
+    named = None if fields[:1] == [_MARK] else _named(fields)
+    if named is None or _MARK_NAME in named:
+        pairs = dict(zip(fields[::2], fields[1::2], strict=True))
+        if pairs.get(_MARK) == _VERSION and b"body" in pairs:
+            return _ours(pairs, (level, entry), sent_at_us, count)
+        named = _named(fields)
+    return Delivery(
+        body=_encode(named) if named is not None else _body_of_bytes(fields),
+        headers=_FLAT_HEADERS,
+        tag=(level, entry),
+        identity=f"{queue}/{_name_of(level, entry)}",
+        count=count,
+        sent_at_us=sent_at_us,
+        priority=level,
+        fields=named,
+    )
+
+
+def _ours(
+    pairs: dict[bytes, bytes], tag: tuple[int, bytes], sent_at_us: int | None, count: int
+) -> Delivery:
+    level, entry = tag
+    ttl = pairs.get(b"ttl_us")
+    key = pairs.get(b"key")
+    given = pairs.get(b"id")
+    return Delivery(
+        body=pairs[b"body"],
+        headers=_headers(pairs.get(b"headers")),
+        tag=tag,
+        identity=_name_of(level, entry) if given is None else given.decode("utf-8", "replace"),
+        count=count,
+        sent_at_us=sent_at_us,
+        priority=level,
+        key=None if key is None else key.decode("utf-8", "replace"),
+        expires_at_us=None if ttl is None or sent_at_us is None else _expiry(sent_at_us, ttl),
+    )
+
+
+def _name_of(level: int, entry: bytes) -> str:
+    """The identity of an entry within its queue: two streams may use the same entry id."""
+    return entry.decode() if level == NORMAL else f"p{level}/{entry.decode()}"
+
+
+def _expiry(sent_at_us: int, ttl: bytes) -> int | None:
+    """By the server's clock, which made the entry's id. Others may write a number of any length:
+    what no store could keep, or Python read, is no end at all."""
+    if not ttl.isdigit() or len(ttl) > MOST_DIGITS:
+        return None
+    expires_us = sent_at_us + int(ttl)
+    return expires_us if expires_us <= _LAST_US else None
+
+
+def _named(fields: list[bytes]) -> dict[str, str] | None:
+    """The fields of an entry; None: not all of them are texts."""
+    try:
+        texts = b"\0".join(fields).decode().split("\0")  # sooner than one by one
+        if len(texts) != len(fields):  # one of them holds a NUL itself
+            texts = [part.decode() for part in fields]
+    except UnicodeDecodeError:
+        return None
+    each = iter(texts)
+    return dict(zip(each, each, strict=True))
+
+
+def _body_of_bytes(fields: list[bytes]) -> bytes:
+    """The fields of an entry that are not all texts, as a JSON object."""
+    pairs = zip(fields[::2], fields[1::2], strict=True)
+    return _encode({_text(name): _value(value) for name, value in pairs})
+
+
+def _headers(written: bytes | None) -> dict[str, str]:
+    if written is None:
+        return {}
+    try:
+        return _decode_headers(written)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _value(value: bytes) -> Any:
+    """As text; bytes that are none are kept in a form that no field of ours has."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

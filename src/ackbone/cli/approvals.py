@@ -1,0 +1,205 @@
+"""`ackbone approvals`: messages that wait for a person's yes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .bodies import show_body
+from .examples import examples
+from .many import confirm, on_each
+from .output import plain, safe, span, when
+from .root import Group
+from .session import Session, command_options, operator_name
+
+if TYPE_CHECKING:
+    from ackbone.core.approvals import Approval
+
+STATES = ("pending", "approved", "rejected", "expired", "all")
+
+
+@click.group(
+    cls=Group,
+    epilog=examples("ackbone approvals list", "ackbone approvals approve ID --by anna"),
+)
+def approvals() -> None:
+    """Look at what waits for a yes; approve or reject it.
+
+    A rule with `then: approve` sets its messages aside until somebody answers. The first answer
+    wins, and no answer in time is a no.
+    """
+
+
+@approvals.command(
+    "list",
+    epilog=examples(
+        "ackbone approvals list", "ackbone approvals list --state all --queue orders --json"
+    ),
+)
+@click.option("--state", type=click.Choice(STATES), default="pending", show_default=True,
+              help="Only those that stand so.")  # fmt: skip
+@click.option("--queue", help="Only of this queue.")
+@click.option("--rule", help="Only asked for by this rule.")
+@click.option("--tenant", help="Only of this tenant.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+)
+@click.option("--cursor", help="Go on behind this approval.")
+@command_options
+def list_(session: Session, **options: Any) -> None:
+    """List what waits for an answer, the oldest first."""
+    session.run(_list(session, options))
+
+
+async def _list(session: Session, options: dict[str, Any]) -> None:
+    from ackbone.admin.approvals import Approvals
+    from ackbone.core.approvals import ApprovalFilter
+
+    out, limit = session.out, options["limit"]
+    state = options["state"]
+    where = ApprovalFilter(
+        state=None if state == "all" else state,
+        queue=options["queue"],
+        rule=options["rule"],
+        tenant_id=options["tenant"],
+    )
+    async with session.reading() as records:
+        use = Approvals(records)
+        found = await use.list(where, limit=limit + 1, after=options["cursor"])
+    shown = found[:limit]
+    if not shown and not out.as_json:
+        out.say("nothing waits for an answer" if state == "pending" else "there are none")
+        return
+    columns = ("id", "rule", "queue", "type", "tenant", "message", "asked (utc)", "state", "why")
+    out.table(columns, [(plain(each), _cells(each)) for each in shown])
+    if len(found) > limit:
+        out.say(f"there are more: add --cursor {shown[-1].id}")
+
+
+def _cells(approval: Approval) -> Sequence[object]:
+    why = approval.reason
+    return (
+        approval.id, approval.rule, approval.queue, approval.type or "-", approval.tenant_id,
+        approval.message_id, when(approval.asked_at_us), _state(approval),
+        why if len(why) <= 60 else f"{why[:59]}…",
+    )  # fmt: skip
+
+
+def _state(approval: Approval) -> str:
+    if not approval.is_pending:
+        return approval.state
+    left = (approval.expires_at_us - time.time_ns() // 1000) / 1e6
+    waits = f"{span(left)} left" if left > 0 else "expired"
+    return f"1 of 2, {waits}" if approval.first_by else waits
+
+
+@approvals.command(
+    epilog=examples("ackbone approvals show 0199a1e1", "ackbone approvals show order-4711 --json")
+)
+@click.argument("name", metavar="ID")
+@click.option("--tenant", help="Look at this tenant only.")
+@command_options
+def show(session: Session, name: str, tenant: str | None) -> None:
+    """Show what is asked, with the message that it is about.
+
+    ID is the approval's or the message's; a beginning that only one has is enough.
+    """
+    session.run(_show(session, name, tenant))
+
+
+async def _show(session: Session, name: str, tenant: str | None) -> None:
+    from ackbone.admin.approvals import Approvals
+
+    out = session.out
+    async with session.reading() as records:
+        use = Approvals(records, codec_of=session.codec_of)
+        found = await use.find(name, tenant_id=tenant)
+        task, reading = await use.message(found)
+    out.data({**plain(found), "status": None if task is None else task.status,
+              "message": reading.message, "problem": reading.problem})  # fmt: skip
+    if out.as_json:
+        return
+    out.line(out.strong(f"approval {safe(found.id)}"))
+    answered = None if found.answered_at_us is None else f"{when(found.answered_at_us)} UTC"
+    first = f"{found.first_by}, {when(found.first_at_us)} UTC" if found.first_by else None
+    for label, value in (
+        ("rule", found.rule),
+        ("why", found.reason or None),
+        ("state", _state(found)),
+        ("message", found.message_id),
+        ("queue", found.queue),
+        ("type", found.type or "-"),
+        ("tenant", found.tenant_id),
+        ("asked", f"{when(found.asked_at_us)} UTC"),
+        ("expires", f"{when(found.expires_at_us)} UTC"),
+        ("eyes", "four: two people must say yes" if found.four_eyes else None),
+        ("first yes", first),
+        ("by", found.answered_by),
+        ("answered", answered),
+        ("note", found.note),
+        ("sha256", found.payload_sha256),
+    ):
+        if value is not None:
+            out.line(f"  {label:<9} {safe(value)}")
+    show_body(out, reading, None if task is None else task.body)
+
+
+@approvals.command(
+    epilog=examples(
+        "ackbone approvals approve 0199a1e1 --by anna",
+        "ackbone approvals approve 0199a1e1 0199a1e2 --note 'checked the invoices' --yes",
+    )
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.option("--by", help="Whose answer it is; you, unless you say so.")
+@click.option("--note", default="", help="A word on it, for the ledger.")
+@click.option("--tenant", help="Look at this tenant only.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@command_options
+def approve(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
+    """Let messages run. The first answer wins (exit code 5 if there was one before)."""
+    if len(names) > 1 and not yes:
+        confirm(f"Approve {len(names)} messages?")
+    session.run(_answer(session, names, "approve", options))
+
+
+@approvals.command(
+    epilog=examples(
+        "ackbone approvals reject 0199a1e1 --by anna --note 'wrong account'",
+        "ackbone approvals reject 0199a1e1 0199a1e2 --yes",
+    )
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.option("--by", help="Whose answer it is; you, unless you say so.")
+@click.option("--note", default="", help="Why, for the ledger.")
+@click.option("--tenant", help="Look at this tenant only.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@command_options
+def reject(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
+    """End messages as rejected. The first answer wins (exit code 5 if there was one before)."""
+    if len(names) > 1 and not yes:
+        confirm(f"Reject {len(names)} messages?")
+    session.run(_answer(session, names, "reject", options))
+
+
+async def _answer(
+    session: Session, names: Sequence[str], word: str, options: dict[str, Any]
+) -> None:
+    from ackbone.admin.approvals import Approvals
+
+    by = options["by"] or operator_name()
+    async with session.acting() as (_, records, operations):
+        use = Approvals(records, operations, codec_of=session.codec_of)
+        say = use.approve if word == "approve" else use.reject
+
+        async def act(name: str) -> tuple[object, str]:
+            found = await use.find(name, tenant_id=options["tenant"])
+            found = await say(found, by=by, note=options["note"])
+            waits = "; a second person has to say yes, too" if found.is_pending else ""
+            state = "first yes" if found.is_pending else found.state
+            return found, f"{safe(found.message_id)} {state}{waits}"
+
+        await on_each(session, names, act)

@@ -1,0 +1,208 @@
+"""`ackbone chat`: a person, an agent and a queue of replies in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ackbone.core.errors import AckboneError
+
+from .examples import examples
+from .output import safe
+from .running import LEVELS, usual_target
+from .session import Session, command_options, operating
+
+if TYPE_CHECKING:
+    from ackbone.app import App
+    from ackbone.core.delivery_desk import DeliveryRecord
+    from ackbone.delivery.carrier import Carrier
+    from ackbone.engine.worker import EngineWorker
+    from ackbone.storage import Looking
+
+    from .chat_channel import ChatChannel
+    from .conversation import Conversation
+    from .screen import Screen, TypedLines
+
+NEVER = 10**9
+"""Failures in a row after which a destination counts as down: here each of them is shown."""
+
+
+@click.command(
+    epilog=examples(
+        "ackbone chat",
+        "ackbone chat myagent:app --type question",
+        "ackbone chat --wait-scale 0.01          # do not wait minutes between attempts",
+    )
+)
+@click.argument("target", metavar="[MODULE:APP]", required=False)
+@click.option(
+    "--type", "type_", default="chat", show_default=True, help="Send messages of this type."
+)
+@click.option("--queue", help="Send to this queue instead of one that has a handler.")
+@click.option(
+    "--wait-scale",
+    type=click.FloatRange(0.0, 1000.0),
+    help="Times the waits between attempts: 5 s, 25 s, 2 min, 10 min.",
+)
+@click.option(
+    "--log-level",
+    type=LEVELS,
+    default="warning",
+    show_default=True,
+    help="How much of what is no delivery goes to chat.log below ACKBONE_HOME.",
+)
+@command_options
+def chat(session: Session, target: str | None, **options: Any) -> None:
+    """Talk to an app in this terminal, and see replies being delivered.
+
+    Without MODULE:APP it talks to ./app.py if there is one, else to a small agent that comes along
+    and needs no network. What you type is a message, {"text": ...}; /help lists the commands that
+    show the queue, retry, and make sends fail. Ctrl+C, Ctrl+D and /quit leave; what waits is kept.
+    """
+    app = session.load_app(usual_target(target))
+    app.check()
+    options["queue"] = options["queue"] or _queue_for(app, options["type_"])
+    session.run(_chat(session, app, options))
+
+
+def _queue_for(app: App, type_: str) -> str:
+    """A queue with a handler for it, the usual one if that has one."""
+    usual = app.config.default_queue
+    queues = sorted(app.handlers.queues, key=lambda name: (name != usual, name))
+    for queue in queues:
+        if app.handlers.find(queue, type_) is not None:
+            return queue
+    known = sorted({each for queue in queues for each in app.handlers.types(queue)})
+    there_are = f"there are handlers for: {', '.join(known)}" if known else "it has no handlers"
+    raise click.UsageError(f"The app has no handler for {type_!r}; {there_are}. Choose by --type.")
+
+
+async def _chat(session: Session, app: App, options: dict[str, Any]) -> None:
+    from .chat_logs import chat_logs
+    from .screen import PROMPT, Screen
+
+    as_json = session.out.as_json
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    screen = Screen(prompt=PROMPT if on_terminal and not as_json else "", as_json=as_json)
+    try:
+        with chat_logs(screen, app.config.home / "chat.log", options["log_level"]):
+            async with app:
+                await _open(session, app, screen, options)
+    finally:
+        screen.close()
+
+
+async def _open(session: Session, app: App, screen: Screen, options: dict[str, Any]) -> None:
+    """A worker that carries replies to the screen, for as long as somebody types."""
+    from ackbone.admin.deliveries import Deliveries
+    from ackbone.delivery.recovery import store_report, store_scan
+    from ackbone.services import carrier_relay, relays_of
+
+    from .chat_channel import ChatChannel
+    from .conversation import Conversation
+
+    async with operating(app) as (records, operations):
+        channel = ChatChannel(screen)
+        talk = Conversation(
+            app, screen, Deliveries(records, operations), channel,
+            type=options["type_"], queue=options["queue"],
+        )  # fmt: skip
+        carrier = await _carrier(app, records, screen, channel, options["wait_scale"])
+        relays = [*relays_of(app, spawn_solo=True, carry=False), carrier_relay(carrier)]
+        worker = app.worker(relays=relays)
+        screen.show(f"{safe(app.name)} listens. Type a message, or /help.")
+        report = await store_report(records, carried=carrier.channels)
+        if report:
+            screen.show(report)
+        with session.signals.gently() as asked:
+            await worker.begin()
+            try:
+                await _talk(talk, screen, worker, asked)
+            finally:
+                await _leave(screen, worker)
+        kept = (await store_scan(records))["pending"]
+        if kept:
+            what = "1 reply waits and is" if kept == 1 else f"{kept} replies wait and are"
+            screen.show(f"{what} kept for the next start")
+    if worker.failure is not None:
+        raise AckboneError(f"the worker stopped: {worker.failure}") from worker.failure
+
+
+async def _carrier(
+    app: App, records: Looking, screen: Screen, channel: ChatChannel, wait_scale: float | None
+) -> Carrier:
+    """By all channels of the app, but the terminal is this one."""
+    from msgspec.structs import replace
+
+    from ackbone.core.breaker import BreakerPolicy
+    from ackbone.delivery.attempts import Policy
+    from ackbone.delivery.carrier import Carried, Carrier
+
+    from .chat_channel import AnnouncedDeliveries
+
+    settings = app.config.delivery
+    scale = settings.wait_scale if wait_scale is None else wait_scale
+    carried = {
+        each.channel.name: Carried(each.channel, replace(each.policy, wait_scale=scale))
+        for each in app.carried()
+    }
+    policy = Policy(timeout_s=settings.timeout_s, wait_scale=scale)
+    carried[channel.name] = Carried(channel, policy)
+
+    def announce(new: DeliveryRecord) -> None:
+        screen.show(safe(f"[delivery] enqueued: {new.id[:8]} -> {new.channel}"))
+
+    deliveries = AnnouncedDeliveries(app.storage.deliveries(app.store), records, announce)
+    await deliveries.begin()
+    return Carrier(
+        deliveries,
+        list(carried.values()),
+        slots=settings.calls,
+        tenant_per_minute=settings.tenant_per_minute,
+        breaker=BreakerPolicy(failures=NEVER),
+    )
+
+
+async def _talk(
+    talk: Conversation, screen: Screen, worker: EngineWorker, asked: asyncio.Event
+) -> None:
+    """Until somebody leaves. What came through a pipe gets its answers first."""
+    from .screen import TypedLines
+
+    typed = TypedLines(sys.stdin.fileno())
+    ends = [asyncio.create_task(_end(typed, event)) for event in (asked, worker.stopped)]
+    try:
+        screen.ask()
+        async for line in typed:
+            screen.answered()
+            if not await talk.take(line):
+                return
+            screen.ask()
+        if not sys.stdin.isatty():
+            answers = asyncio.create_task(talk.answered())
+            await asyncio.wait({answers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            answers.cancel()
+    finally:
+        for task in ends:
+            task.cancel()
+        screen.leave()
+
+
+async def _end(typed: TypedLines, event: asyncio.Event) -> None:
+    await event.wait()
+    typed.end()
+
+
+async def _leave(screen: Screen, worker: EngineWorker) -> None:
+    if worker.running:
+        screen.show("the agent finishes its answer first; Ctrl+C leaves at once")
+    await worker.drain()
+    if worker.running:
+        # A thread that cannot be ended. Its message is handed back when this process is gone.
+        screen.show("a handler does not end: its message runs again at the next start")
+        screen.close()
+        os._exit(1)

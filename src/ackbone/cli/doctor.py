@@ -1,0 +1,124 @@
+"""`ackbone doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ackbone.core.errors import AckboneError, ConfigError, NotFound
+
+from .examples import examples
+from .output import safe
+from .session import Exit, Session, command_options, stop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackbone.config import Config
+    from ackbone.core.checks import Check
+
+_COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
+
+
+@click.command(epilog=examples("ackbone doctor", "ackbone doctor --deep --json"))
+@click.option("--deep", is_flag=True, help="Read every page, index and body too (slow).")
+@command_options
+def doctor(session: Session, deep: bool) -> None:
+    """Check this deployment for what would lose messages.
+
+    Each check is ok, a warning, or refused, with what to do about it. Exit code 10 if one was
+    refused. Nothing is changed.
+    """
+    from ackbone.admin.doctor import healthy
+
+    findings = _findings(session, deep=deep)
+    out = session.out
+    for check in findings:
+        word = out.tinted(f"{check.finding.value:<8}", _COLOURS[check.finding])
+        out.data(check, f"{word}  {safe(check.name):<12}  {safe(check.detail)}")
+        if check.hint:
+            out.line(f"{'':<24}→ {safe(check.hint)}")
+    if not healthy(findings):
+        stop(Exit.CHECK_FAILED)
+
+
+def _findings(session: Session, *, deep: bool) -> list[Check]:
+    from ackbone.admin import doctor as use
+    from ackbone.core.checks import Finding, refused
+
+    try:
+        config = session.config
+        storage = session.storage
+    except ConfigError as error:
+        return use.check_problems(error.problems)
+    found = [
+        _config_check(config),
+        *use.check_settings(
+            in_memory=config.broker_kind == "memory",
+            dedup_may_stop=config.on_dedup_unavailable == "continue",
+        ),
+        *use.check_subscribers(
+            {name: each.channel for name, each in config.subscribers.items()}, config.channels
+        ),
+        *_of_rules(config),
+        *session.run(_of_broker(config)),
+    ]
+    of_store = storage.examine(deep=deep)
+    if all(check.finding is not Finding.REFUSED for check in of_store):
+        try:
+            of_store = [*of_store, *session.run(_of_records(session))]
+        except NotFound:
+            pass  # there is nothing yet to look at
+        except AckboneError as error:
+            of_store = [*of_store, refused("database", str(error))]
+    return [*found, *of_store]
+
+
+async def _of_broker(config: Config) -> Sequence[Check]:
+    """What the broker's server shows, where there is one."""
+    from ackbone.admin import doctor as use
+    from ackbone.brokers.registry import make_broker
+    from ackbone.core.broker import Examinable
+
+    try:
+        broker: object = make_broker(config.broker_url)
+    except ConfigError as error:
+        return use.check_problems(error.problems)
+    return await broker.examine() if isinstance(broker, Examinable) else []
+
+
+def _config_check(config: Config) -> Check:
+    from ackbone.core.checks import ok
+
+    return ok("config", str(config.file) if config.file else "no file; the defaults")
+
+
+def _of_rules(config: Config) -> list[Check]:
+    """A worker does not start with broken rules: know it before."""
+    from ackbone.config.rule_file import load_rules
+    from ackbone.core.checks import ok, refused
+
+    if config.rules is None:
+        return []
+    try:
+        found = load_rules(config.rules)
+    except ConfigError as error:
+        return [refused("rules", problem) for problem in error.problems]
+    return [ok("rules", f"{len(found.rules)} rules in {config.rules}")]
+
+
+async def _of_records(session: Session) -> list[Check]:
+    from ackbone.admin import doctor as use
+    from ackbone.admin.queues import list_queues
+    from ackbone.core.serving import uncarried, unserved
+
+    async with session.reading() as records:
+        workers = await records.workers()
+        queues = await list_queues(records, session.queues)
+        replies = await records.reply_counts()
+    return [
+        use.check_workers(workers),
+        *use.check_queues(queues),
+        *use.check_serving(uncarried(replies, workers), unserved(queues, workers)),
+    ]

@@ -1,0 +1,188 @@
+"""What is shown: data on standard output, talk on standard error, JSON for programs.
+
+Text from messages is foreign: whatever could move a cursor, colour a line or turn its direction
+round is shown as an escape, never written to the terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from ackbone.core.text import one_line
+
+_TIMES = "_us"
+
+
+def safe(text: object) -> str:
+    """Anything as text on one line, with what a terminal would obey shown as escapes."""
+    return one_line(str(text))
+
+
+def plain(value: Any) -> Any:
+    """Values as JSON has them: times as ISO 8601 (`at_us` becomes `at`), bytes as base64."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return plain({name: item for name, item in fields if item is not msgspec.UNSET})
+    if isinstance(value, Mapping):
+        return dict(_named(str(key), item) for key, item in value.items())
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"base64": base64.b64encode(bytes(value)).decode("ascii")}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, Path | BaseException):
+        return str(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value
+
+
+def _named(name: str, value: Any) -> tuple[str, Any]:
+    if name.endswith(_TIMES) and (value is None or isinstance(value, int)):
+        return name.removesuffix(_TIMES), None if value is None else iso(value)
+    return name, plain(value)
+
+
+def dump(value: Any, *, indent: int | None = None) -> str:
+    """One JSON document in ASCII: no byte of it means anything to a terminal."""
+    return json.dumps(plain(value), ensure_ascii=True, indent=indent).replace("\x7f", "\\u007f")
+
+
+def iso(us: int) -> str:
+    """Microseconds as ISO 8601 in UTC; a time beyond the calendar stays a number."""
+    try:
+        moment = datetime.fromtimestamp(us / 1e6, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(us)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def when(us: int | None, *, fine: bool = False) -> str:
+    """A time for people, in UTC."""
+    if us is None:
+        return "-"
+    text = iso(us)
+    return text[:23].replace("T", " ") if fine else text[:19].replace("T", " ")
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in two figures: 850 ms, 12 s, 3 min, 2 h, 4 d."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes: a wide character takes two, a combining one none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+class Output:
+    """Where one command writes."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def data(self, value: Any, text: str | None = None) -> None:
+        """One record: JSON, or its text."""
+        if self.as_json:
+            click.echo(dump(value))
+        elif text is not None:
+            click.echo(text)
+
+    def line(self, text: str = "") -> None:
+        """A line for people; programs do not see it."""
+        if not self.as_json:
+            click.echo(text)
+
+    def say(self, text: str) -> None:
+        """Talk: to standard error, always."""
+        for line in text.split("\n"):
+            click.echo(safe(line), err=True)
+
+    def table(self, columns: Sequence[str], rows: Iterable[tuple[Any, Sequence[object]]]) -> None:
+        """Records with their cells: one JSON line each, or one table."""
+        if self.as_json:
+            for record, _ in rows:
+                click.echo(dump(record))
+            return
+        cells = [[safe(cell) for cell in cells] for _, cells in rows]
+        widths = [
+            max([width_of(name), *(width_of(row[n]) for row in cells)])
+            for n, name in enumerate(columns)
+        ]
+        click.echo(self.strong(_row([name.upper() for name in columns], widths)))
+        for row in cells:
+            click.echo(_row(row, widths))
+
+    def strong(self, text: str) -> str:
+        return click.style(text, bold=True) if self.colours else text
+
+    def tinted(self, text: str, colour: str | None) -> str:
+        return click.style(text, fg=colour) if colour and self.colours else text
+
+    @property
+    def colours(self) -> bool:
+        return not self.as_json and wants_colour(sys.stdout)
+
+    @contextmanager
+    def progress(self, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """Call the yielded function with how many more are done. Draws on a terminal only."""
+        if not wants_colour(sys.stderr) or self.as_json:
+            yield lambda count: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        bar = Progress(
+            "{task.description}",
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(label, total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def wants_colour(stream: Any) -> bool:
+    """A terminal that was not asked to stay plain."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell + " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)
+    ]
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,205 @@
+"""`ackbone parked`: messages that were set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .bodies import show_body
+from .dead_letters import show_history
+from .examples import examples
+from .many import confirm, on_each
+from .output import plain, safe, when
+from .parameters import EffectState
+from .root import Group
+from .session import Session, command_options
+
+if TYPE_CHECKING:
+    from ackbone.core.records import EffectWord, Task
+
+KINDS = ("workflow_pending", "waiting_approval", "raw_payload_invalid", "effect_unknown")
+
+
+@click.group(cls=Group, epilog=examples("ackbone parked list", "ackbone parked resume ID"))
+def parked() -> None:
+    """Look at parked messages; resume or discard them.
+
+    A message is parked when it needs a person or a handler: no handler for its type, an approval,
+    or an outside effect that nobody knows the end of.
+    """
+
+
+@parked.command(
+    "list",
+    epilog=examples(
+        "ackbone parked list --kind effect_unknown", "ackbone parked list --queue orders --json"
+    ),
+)
+@click.option("--queue", help="Only of this queue.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only parked for this.")
+@click.option("--tenant", help="Only of this tenant.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+)
+@click.option("--cursor", type=int, help="Go on behind this place.")
+@command_options
+def list_(session: Session, **options: Any) -> None:
+    """List parked messages, the newest first."""
+    session.run(_list(session, options))
+
+
+async def _list(session: Session, options: dict[str, Any]) -> None:
+    out, limit = session.out, options["limit"]
+    async with session.reading() as records:
+        found = await records.parked(
+            queue=options["queue"],
+            kind=options["kind"],
+            tenant_id=options["tenant"],
+            limit=limit + 1,
+            before=options["cursor"],
+        )
+    shown = found[:limit]
+    if not shown and not out.as_json:
+        out.say("nothing is parked")
+        return
+    rows = []
+    for place, task in shown:
+        record = {**plain(task), "cursor": place}
+        for name in ("body", "body_info", "intact", "result"):
+            record.pop(name)
+        rows.append((record, _cells(task)))
+    out.table(("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"), rows)
+    if len(found) > limit:
+        out.say(f"there are more: add --cursor {shown[-1][0]}")
+
+
+def _cells(task: Task) -> Sequence[object]:
+    why = task.error or ""
+    return (
+        task.message_id, task.queue, task.type or "-", task.parked_kind or "-", task.tenant_id,
+        when(task.started_at_us), why if len(why) <= 60 else f"{why[:59]}…",
+    )  # fmt: skip
+
+
+@parked.command(
+    epilog=examples("ackbone parked show 0199a1e1-ab12", "ackbone parked show order-4711 --json")
+)
+@click.argument("name", metavar="ID")
+@click.option("--tenant", help="Look at this tenant only.")
+@command_options
+def show(session: Session, name: str, tenant: str | None) -> None:
+    """Show a parked message with its history, its effects and its body."""
+    session.run(_show(session, name, tenant))
+
+
+async def _show(session: Session, name: str, tenant: str | None) -> None:
+    from ackbone.admin.parked import Parked
+
+    out = session.out
+    async with session.reading() as records:
+        use = Parked(records, codec_of=session.codec_of)
+        task = await use.find(name, tenant_id=tenant)
+        effects = await use.effects(task)
+        reading = use.read(task)
+    out.data({**plain(task), "effects": effects, "message": reading.message,
+              "problem": reading.problem})  # fmt: skip
+    if out.as_json:
+        return
+    out.line(out.strong(f"message {safe(task.message_id)}"))
+    for label, value in (
+        ("queue", task.queue),
+        ("type", task.type or "-"),
+        ("tenant", task.tenant_id),
+        ("kind", task.parked_kind),
+        ("why", task.error),
+        ("accepted", f"{when(task.started_at_us)} UTC"),
+        ("attempts", task.attempt),
+        ("key", task.idempotency_key),
+        ("order", task.ordering_key),
+    ):
+        if value is not None:
+            out.line(f"  {label:<9} {safe(value)}")
+    for effect in effects:
+        end = "begun, its end is unknown" if effect.state == "begun" else "done"
+        if effect.state == "begun" and effect.value is not None:
+            end += f": it raised {safe(effect.value.decode('utf-8', 'replace'))}"
+        out.line(f"  effect    {safe(effect.name)}: {end} ({when(effect.begun_at_us)} UTC)")
+    show_history(out, task.history)
+    show_body(out, reading, task.body)
+
+
+@parked.command(
+    epilog=examples(
+        "ackbone parked resume 0199a1e1-ab12",
+        "ackbone parked resume 0199a1e1-ab12 --effect charge=not-done",
+        "ackbone parked resume 0199a1e1-ab12 0199a1e1-ab34 --effect charge=not-done",
+        "ackbone parked resume 0199a1e1-ab12 --effect 'charge=done:{\"receipt\": 7}'",
+    )
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.option(
+    "--effect",
+    "effects",
+    type=EffectState(),
+    multiple=True,
+    help="What became of an effect: NAME=done, NAME=done:JSON or NAME=not-done.",
+)
+@click.option("--tenant", help="Look at this tenant only.")
+@command_options
+def resume(
+    session: Session, names: Sequence[str], effects: Sequence[EffectWord], tenant: str | None
+) -> None:
+    """Let parked messages run again; no attempt is spent.
+
+    A message parked as effect_unknown needs your word on each effect: was it done or not? What you
+    say goes for every message that you name.
+    """
+    session.run(_each(session, names, tenant, "resumed", effects=effects))
+
+
+@parked.command(
+    epilog=examples(
+        "ackbone parked discard 0199a1e1-ab12 --why 'customer cancelled'",
+        "ackbone parked discard 0199a1e1-ab12 0199a1e1-ab34 --yes",
+    )
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.option("--why", default="", help="Your reason, for the ledger.")
+@click.option("--tenant", help="Look at this tenant only.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@command_options
+def discard(
+    session: Session, names: Sequence[str], why: str, tenant: str | None, yes: bool
+) -> None:
+    """End parked messages for good; what waits behind them goes on."""
+    if len(names) > 1 and not yes:
+        confirm(f"Discard {len(names)} messages?")
+    session.run(_each(session, names, tenant, "discarded", reason=why))
+
+
+async def _each(
+    session: Session,
+    names: Sequence[str],
+    tenant: str | None,
+    word: str,
+    *,
+    effects: Sequence[EffectWord] = (),
+    reason: str = "",
+) -> None:
+    from ackbone.admin.parked import Parked
+
+    async with session.acting() as (_, records, operations):
+        use = Parked(records, operations, codec_of=session.codec_of)
+
+        async def act(name: str) -> tuple[object, str]:
+            task = await use.find(name, tenant_id=tenant)
+            if word == "resumed":
+                await use.resume(task, effects=effects)
+            else:
+                await use.discard(task, reason=reason)
+            record = {"message_id": task.message_id, "queue": task.queue, "status": word}
+            return record, f"{safe(task.message_id)} {word}"
+
+        await on_each(session, names, act)

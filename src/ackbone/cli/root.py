@@ -1,0 +1,115 @@
+"""`ackbone` itself: the names of all commands, loaded when they are used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import click
+
+from ackbone import __version__
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Entry(NamedTuple):
+    """Where a command is, and its one sentence."""
+
+    place: str
+    help: str
+
+
+_RUN = {
+    "dev": Entry("running:dev", "Run an app with one worker and watch what it does."),
+    "run": Entry("running:run", "Run an app's handlers in one or more worker processes."),
+    "chat": Entry("chat:chat", "Talk to an app in this terminal, and see replies being delivered."),
+}
+_WATCH = {
+    "send": Entry("sending:send", "Send a message, or a file of messages."),
+    "tail": Entry("watching:tail", "Follow what happens, event by event."),
+    "trace": Entry("watching:trace", "Show the whole life of one message."),
+    "stats": Entry("watching:stats", "Show counts, rates and workers."),
+}
+_PEOPLE = {
+    "dlq": Entry("dead_letters:dlq", "Look at dead letters; replay, edit or discard them."),
+    "approvals": Entry(
+        "approvals:approvals", "Look at what waits for a yes; approve or reject it."
+    ),
+    "parked": Entry("parked:parked", "Look at parked messages; resume or discard them."),
+    "deliveries": Entry(
+        "deliveries:deliveries",
+        "Look at replies; send again, edit or discard them; pause channels.",
+    ),
+    "queues": Entry("queues:queues", "List, pause and resume queues."),
+    "rules": Entry("rules:rules", "Check and try the rules that decide before each run."),
+}
+_HEALTH = {
+    "doctor": Entry("doctor:doctor", "Check this deployment for what would lose messages."),
+    "ledger": Entry("upkeep:ledger", "Prove that nobody changed the ledger."),
+    "migrate": Entry("upkeep:migrate", "Bring the database to the newest schema."),
+    "recover": Entry("upkeep:recover", "Go on after a database lost commits or was damaged."),
+    "config": Entry("configuration:config", "Show and check the configuration."),
+    "bench": Entry("upkeep:bench", "Measure how fast it is on this machine."),
+    "completion": Entry("configuration:completion", "Print a completion script for your shell."),
+}
+SECTIONS: Mapping[str, Mapping[str, Entry]] = {
+    "Run": _RUN,
+    "Send and watch": _WATCH,
+    "What waits for a person": _PEOPLE,
+    "Keep it healthy": _HEALTH,
+}
+ENTRIES: Mapping[str, Entry] = {
+    name: entry for section in SECTIONS.values() for name, entry in section.items()
+}
+
+
+class Group(click.Group):
+    """A group that answers a mistyped command with the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        names = self.list_commands(ctx)
+        if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, names, 3, 0.5)
+            hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+            raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """The commands of `ENTRIES`; a module is imported for the command that runs, and no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(ENTRIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = ENTRIES.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.place.partition(":")
+        command = getattr(importlib.import_module(f"ackbone.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - a test walks through all of them
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, entry.help) for name, entry in section.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings=CONTEXT,
+    epilog="Begin with: ackbone dev\n\nEvery command explains itself: ackbone COMMAND --help",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="ackbone")
+def cli() -> None:
+    """A durable message backbone for AI agents: nothing is lost, each message runs once in effect.
+
+    Data goes to standard output, talk to standard error; --json makes the data JSON. Settings come
+    from ./ackbone.yaml and from ACKBONE_HOME.
+    """

@@ -1,0 +1,300 @@
+"""One run of a command: its options, its configuration, what it opens, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import getpass
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+import click
+
+from ackbone.core.errors import (
+    AckboneError,
+    Ambiguous,
+    AppNotLoaded,
+    BrokerUnavailable,
+    ConfigError,
+    Conflict,
+    NotFound,
+    PublishUnknown,
+    StoreUnavailable,
+)
+from ackbone.core.secret import mask_line
+from ackbone.engine.sender import MESSAGE_OPTIONS
+
+from .output import Output, safe
+from .signals import Signals
+
+if TYPE_CHECKING:
+    from ackbone.app import App
+    from ackbone.config import Config
+    from ackbone.core.broker import QueueStats
+    from ackbone.core.message import Message
+    from ackbone.core.store import Send
+    from ackbone.storage import Acting as Operating
+    from ackbone.storage import Looking, Storage
+
+T = TypeVar("T")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 5
+    UNAVAILABLE = 6
+    PARTIAL = 7
+    CHECK_FAILED = 10
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+_CODES: tuple[tuple[type[AckboneError], Exit], ...] = (
+    (ConfigError, Exit.USAGE),
+    (NotFound, Exit.NOT_FOUND),
+    (Conflict, Exit.CONFLICT),
+    (StoreUnavailable, Exit.UNAVAILABLE),
+    (BrokerUnavailable, Exit.UNAVAILABLE),
+    (PublishUnknown, Exit.UNAVAILABLE),
+    (AckboneError, Exit.FAILURE),
+)
+
+
+def exit_code(error: AckboneError) -> Exit:
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+class Acting(NamedTuple):
+    """What a command that changes something has open."""
+
+    app: App
+    records: Looking
+    operations: Operating
+
+
+class Session:
+    """Handed to every command as its first argument."""
+
+    def __init__(self, *, as_json: bool, config_path: Path | None, debug: bool) -> None:
+        self.out = Output(as_json=as_json)
+        self.debug = debug
+        self.signals = Signals()
+        self._config_path = config_path
+
+    @functools.cached_property
+    def config(self) -> Config:
+        from ackbone.config import load_config
+
+        return load_config(self._config_path)
+
+    def load_app(self, target: str) -> App:
+        """The app of MODULE:APP, under the configuration that this command names."""
+        from ackbone.supervisor import load_app
+
+        if self._config_path is not None:
+            _ = self.config  # a mistake in it is reported under the name that was given here
+        return load_app(target)
+
+    @property
+    def queues(self) -> list[str]:
+        """Queues that stand in the configuration, and the usual one of a server."""
+        usual = {self.config.default_queue} if self.config.has_server else set()
+        return list({**self.config.queues, **dict.fromkeys(usual)})
+
+    async def depths(self, queues: Collection[str]) -> Sequence[QueueStats]:
+        """What waits at the broker's server, where there is one. If it is away, that is said."""
+        if not self.config.has_server:
+            return ()
+        from ackbone.brokers.registry import make_broker
+        from ackbone.core.broker import Inspectable
+        from ackbone.core.clock import SystemClock
+
+        broker = make_broker(self.config.broker_url, clock=SystemClock())
+        try:
+            await broker.open()
+            found = await broker.stats(queues) if isinstance(broker, Inspectable) else ()
+        except AckboneError as error:
+            self.out.say(f"what waits at the broker is not counted: {error}")
+            return ()
+        finally:
+            await broker.close()
+        return found
+
+    def codec_of(self, queue: str) -> str:
+        return self.config.queue(queue).codec
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end; a SIGTERM lets open things close first, as Ctrl+C does."""
+        if threading.current_thread() is not threading.main_thread():
+            return asyncio.run(work)
+        return asyncio.run(self.signals.run(work))
+
+    @functools.cached_property
+    def storage(self) -> Storage:
+        """The database of the configuration."""
+        from ackbone.storage import storage_of
+
+        return storage_of(self.config)
+
+    def require_store(self) -> None:
+        """The store must be there and readable for this version."""
+        self.storage.require()
+
+    def reading(self) -> AbstractAsyncContextManager[Looking]:
+        """The records, to look at. Makes nothing and migrates nothing."""
+        return self.storage.reading()
+
+    @asynccontextmanager
+    async def acting(self) -> AsyncIterator[Acting]:
+        """The records, and the operations on them under a worker number of this process."""
+        from ackbone.app import App
+
+        self.require_store()
+        app = App(self.config)
+        try:
+            # What is sent goes through the outbox, if not into this very file.
+            await app.open(connect=False)
+            async with operating(app) as (records, operations):
+                yield Acting(app, records, operations)
+        finally:
+            await app.close()
+
+
+@asynccontextmanager
+async def operating(app: App) -> AsyncIterator[tuple[Looking, Operating]]:
+    """Records and operations of an app that is open."""
+    records = app.storage.records(app.store, app.broker)
+    async with app.storage.operations(app.store, app.broker, by=operator_name()) as operations:
+        yield records, operations
+
+
+def encoder(app: App, **transport: float) -> Callable[[Message, str], Send]:
+    """A message and its queue as `App.send` would send it: checked, limited, encoded.
+
+    `transport`: delay_s and ttl_s for all of them.
+    """
+
+    def encode(message: Message, queue: str) -> Send:
+        fields = {name: getattr(message, name) for name in MESSAGE_OPTIONS}
+        return app.outgoing(message.type, message.payload, queue=queue, **fields, **transport)
+
+    return encode
+
+
+def operator_name() -> str:
+    """Who acts, for the ledger."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def command_options(fn: Fn) -> Fn:
+    """Adds the options that every command has, hands over a `Session`, turns errors into exits."""
+
+    @click.option(
+        "--config",
+        "config_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Read this file instead of ./ackbone.yaml.",
+    )
+    @click.option(
+        "--home",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Use this folder instead of ./.ackbone.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+    @click.option("--debug", is_flag=True, help="Show where an error comes from.")
+    @functools.wraps(fn)
+    def wrapped(
+        *args: Any,
+        as_json: bool,
+        config_path: Path | None,
+        home: Path | None,
+        debug: bool,
+        **options: Any,
+    ) -> Any:
+        session = Session(as_json=as_json, config_path=config_path, debug=debug)
+        try:
+            with _environment(ACKBONE_CONFIG=config_path, ACKBONE_HOME=home):
+                return fn(session, *args, **options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
+            raise
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            stop(Exit.INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has gone; nobody is left to complain to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stop(Exit.FAILURE)
+        except Exception as error:
+            stop(report(error, debug=debug))
+
+    return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def _environment(**places: Path | None) -> Iterator[None]:
+    """Set these variables while the command runs: an app that it loads, and every process that it
+    starts, reads the configuration that the command was given."""
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(
+        {name: os.path.abspath(place) for name, place in places.items() if place is not None}
+    )
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def report(error: Exception, *, debug: bool) -> Exit:
+    """Say what went wrong, in one or two sentences; the exit code that it means."""
+    if debug:
+        click.echo(mask_line("".join(traceback.format_exception(error))), err=True, nl=False)
+    if not isinstance(error, AckboneError):
+        hint = "" if debug else " Run it again with --debug and report what you see."
+        _complain(mask_line(f"internal error: {type(error).__name__}: {error}.{hint}"))
+        return Exit.FAILURE
+    if isinstance(error, ConfigError):
+        _complain("the configuration is wrong:")
+        for problem in error.problems:
+            click.echo(f"  {safe(problem)}", err=True)
+    elif isinstance(error, AppNotLoaded):
+        first, *where = mask_line(str(error)).splitlines()
+        _complain(first)
+        for line in where:
+            click.echo(safe(line), err=True)
+    else:
+        _complain(str(error))
+    if isinstance(error, Ambiguous):
+        for match in error.matches:
+            click.echo(f"  {safe(match)}", err=True)
+    return exit_code(error)
+
+
+def _complain(text: str) -> None:
+    click.echo(f"ackbone: {safe(text)}", err=True)
+
+
+def stop(code: Exit) -> NoReturn:
+    """End the command with a code that is not 0, or with 0."""
+    raise click.exceptions.Exit(int(code))

@@ -1,0 +1,321 @@
+"""`ackbone tail`, `trace` and `stats`: looking on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ackbone.core.outcome import Status
+
+from .bodies import show_traceback
+from .examples import examples
+from .output import Output, dump, plain, safe, span, when
+from .parameters import Moment, Span
+from .session import Session, command_options
+
+if TYPE_CHECKING:
+    from ackbone.admin.stats import Stats
+    from ackbone.admin.trace import Trace
+    from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
+
+_COLOURS = {
+    "succeeded": "green",
+    "failed": "red",
+    "expired": "red",
+    "rejected": "red",
+    "dlq": "red",
+    "lost": "yellow",
+    "reclaimed": "yellow",
+    "retried": "yellow",
+    "parked": "yellow",
+}
+MOST_SHOWN = 1000
+"""Characters of a payload or a result in the text of a trace; --json has them whole."""
+_TOLD = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_name")
+"""Fields of an event's data that its line shows elsewhere, or that say nothing to people."""
+
+
+@click.command(
+    epilog=examples(
+        "ackbone tail",
+        "ackbone tail --type 'task.f*' --since 1h --no-follow",
+        "ackbone tail --queue orders --json | jq .task_id",
+    )
+)
+@click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option("--type", "types", multiple=True, help="Only events like this: task.*, *failed.")
+@click.option("--tenant", help="Only this tenant.")
+@click.option("--id", "task_id", help="Only messages whose id begins so.")
+@click.option("--since", type=Moment(), help="Begin then: 15m, 2h or 2025-11-20T10:00.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Begin so many events before the end.",
+)
+@click.option("--no-follow", is_flag=True, help="Stop at the end instead of waiting.")
+@command_options
+def tail(session: Session, **options: Any) -> None:
+    """Follow what happens, event by event.
+
+    Shows the ledger as it grows: claims, retries, ends of messages, acts of operators. Ctrl+C ends.
+    """
+    session.run(_tail(session, options))
+
+
+async def _tail(session: Session, options: dict[str, Any]) -> None:
+    from ackbone.admin.tail import EventFilter, follow
+
+    where = EventFilter(
+        queues=options["queues"],
+        types=options["types"],
+        tenant_id=options["tenant"],
+        task_id=options["task_id"],
+    )
+    since = options["since"]
+    async with session.reading() as records:
+        start = 0 if since is not None else await records.last_position(back=options["lines"])
+        async for event in follow(
+            records, where, position=start, since_us=since, forever=not options["no_follow"]
+        ):
+            session.out.data(event, event_line(session.out, event))
+
+
+def event_line(out: Output, event: LedgerEvent) -> str:
+    """One event on one line."""
+    kind = event.type.rpartition(".")[2]
+    what = out.tinted(f"{safe(event.type):<16}", _COLOURS.get(kind))
+    return f"{when(event.at_us, fine=True)}  {what}  {safe(event.subscription)}  " + (
+        f"{safe(event.task_id or '-')}  {details(event.data)}".rstrip()
+    )
+
+
+def details(data: Any) -> str:
+    """What an event's data adds, in a line."""
+    parts = [
+        f"{name}={_short(value)}"
+        for name, value in data.items()
+        if name not in _TOLD and value not in (None, "", [], {})
+    ]
+    return safe(" ".join(parts))
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else dump(value)
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+@click.command(
+    epilog=examples(
+        "ackbone trace 0199a1e1-ab12-7c02",
+        "ackbone trace order-4711 --json",
+    )
+)
+@click.argument("name", metavar="ID")
+@click.option("--tenant", help="Look at this tenant only.")
+@command_options
+def trace(session: Session, name: str, tenant: str | None) -> None:
+    """Show the whole life of one message.
+
+    ID is a message id or its beginning, a correlation id, a trace id or an idempotency key. The
+    time line runs from being sent to the last reply; replays and follow-ups are named.
+    """
+    session.run(_trace(session, name, tenant))
+
+
+async def _trace(session: Session, name: str, tenant: str | None) -> None:
+    from ackbone.admin.trace import trace as find_trace
+
+    async with session.reading() as records:
+        found = await find_trace(records, name, tenant_id=tenant)
+    if session.out.as_json:
+        session.out.data(_decoded(found))
+    else:
+        _show_trace(session.out, found)
+
+
+def _decoded(found: Trace) -> dict[str, Any]:
+    """The trace as JSON, with results as the values that they are."""
+    record: dict[str, Any] = plain(found)
+    for shown, task in zip(record["tasks"], found.tasks, strict=True):
+        if task.result is not None:
+            shown["result"] = _value(task.result)
+    return record
+
+
+def _value(result: bytes) -> Any:
+    from ackbone.core.errors import DecodeError
+    from ackbone.core.json_text import loads
+
+    try:
+        return loads(result)
+    except DecodeError:
+        return plain(result)
+
+
+def _show_trace(out: Output, found: Trace) -> None:
+    out.line(out.strong(f"message {safe(found.message_id)}"))
+    colour = _COLOURS.get(found.status)
+    out.line(f"  status    {out.tinted(safe(found.status), colour)}")
+    out.line(f"  tenant    {safe(found.tenant_id)}")
+    for task in found.tasks:
+        took = "" if task.duration_ms is None else f", {task.duration_ms} ms"
+        out.line(
+            f"  queue     {safe(task.queue)}, type {safe(task.type or '-')}, "
+            f"attempt {task.attempt}, crashes {task.crashes}{took}"
+        )
+        for label, value in (
+            ("key", task.idempotency_key),
+            ("order", task.ordering_key),
+            ("belongs", task.correlation_id),
+            ("trace", task.trace_id),
+            ("payload", _payload(task)),
+            ("result", None if task.result is None else _clipped(dump(_value(task.result)))),
+            ("error", task.error),
+        ):
+            if value:
+                out.line(f"  {label:<9} {safe(value)}")
+        if task.status != Status.SUCCEEDED:
+            _show_last_failure(out, task, found.dead_letters)
+    begin = found.timeline[0].at_us if found.timeline else 0
+    out.line()
+    for moment in found.timeline:
+        after = (moment.at_us - begin) / 1e6
+        kind = moment.what.rpartition(".")[2]
+        what = out.tinted(f"{safe(moment.what):<17}", _COLOURS.get(kind))
+        who = "" if moment.worker_id is None else f"worker {moment.worker_id} "
+        out.line(
+            f"  {when(moment.at_us, fine=True)}  +{after:<9.3f} {what} "
+            f"{who}{details(moment.data)}".rstrip()
+        )
+    for reply in found.replies:
+        out.line(
+            f"  reply to {safe(reply.channel)}:{safe(reply.recipient)} ({_reply_state(reply)}): "
+            f"{safe(reply.content)}"
+        )
+    for letter in found.dead_letters:
+        out.line(f"  dead letter {letter.id} ({letter.state}): {safe(letter.reason)}")
+    for link in found.links:
+        status = f" ({safe(link.status)})" if link.status else ""
+        out.line(f"  {link.relation}: {safe(link.message_id)} {safe(link.type or '')}{status}")
+
+
+def _payload(task: Task) -> str | None:
+    """The payload, while the store has it: of messages that have not succeeded."""
+    from ackbone.admin.bodies import read_body
+
+    if task.body is None:
+        return None
+    message = read_body(
+        task.body,
+        task.body_info,
+        message_id=task.message_id,
+        queue=task.queue,
+        intact=task.intact,
+        codec="json",
+    ).message
+    return None if message is None else _clipped(dump(plain(message.payload)))
+
+
+def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
+    """The traceback of the last failed attempt; after the last attempt the dead letter has it."""
+    own = [letter for letter in letters if letter.subscription == task.subscription]
+    history = own[-1].history if own else task.history
+    if history:
+        show_traceback(out, history[-1], "    ")
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+def _reply_state(reply: Reply) -> str:
+    """Its status, and what a person may have to know about it."""
+    parts = []
+    if reply.status in ("sent", "discarded"):
+        return safe(reply.status)
+    if reply.retry_count:
+        parts.append("1 retry" if reply.retry_count == 1 else f"{reply.retry_count} retries")
+    if reply.in_doubt or reply.status == "unknown":
+        parts.append("it may have arrived")
+    if reply.last_error:
+        parts.append(safe(reply.last_error))
+    if not parts:
+        return safe(reply.status)
+    return ", ".join([f"{safe(reply.status)} {safe(reply.id[:8])}", *parts])
+
+
+@click.command(
+    epilog=examples("ackbone stats", "ackbone stats --window 1h --json"),
+)
+@click.option("--window", type=Span(), default="5m", show_default=True, help="Rates over this.")
+@command_options
+def stats(session: Session, window: float) -> None:
+    """Show counts, rates and workers.
+
+    Counts are of now; rates are per minute, over the window, from the ledger. What waits in the
+    outbox for a broker that is away counts as ready, what is not due yet as delayed.
+    """
+    if window <= 0:
+        raise click.UsageError("--window must be above 0.")
+    session.run(_stats(session, window))
+
+
+async def _stats(session: Session, window: float) -> None:
+    from ackbone.admin.stats import stats as take_stats
+    from ackbone.core.clock import SystemClock
+
+    async with session.reading() as records:
+        found = await take_stats(
+            records,
+            SystemClock(),
+            window_s=window,
+            configured=session.queues,
+            depths=session.depths,
+        )
+    session.out.data(found)
+    if not session.out.as_json:
+        _show_stats(session.out, found)
+
+
+def _show_stats(out: Output, found: Stats) -> None:
+    columns = ("queue", "ready", "delayed", "running", "waiting", "parked", "dead", "oldest",
+               "succeeded", "failed", "done/min", "failed/min")  # fmt: skip
+    rows = []
+    for state in found.queues:
+        counts = found.statuses.get(state.queue, {})
+        rates = found.rates.get(state.queue, {})
+        rows.append((state, (
+            state.queue + (" (paused)" if state.paused_at_us else ""),
+            state.ready, state.delayed, state.running, state.waiting, state.parked, state.dead,
+            span(state.oldest_age_s),
+            counts.get("succeeded", 0),
+            counts.get("failed", 0) + counts.get("expired", 0) + counts.get("rejected", 0),
+            rates.get("succeeded", 0.0), rates.get("failed", 0.0),
+        )))  # fmt: skip
+    if rows:
+        out.table(columns, rows)
+    else:
+        out.line("no queue is known yet")
+    alive = [worker for worker in found.workers if worker.alive]
+    out.line()
+    out.line(f"workers   {len(alive)} alive, {len(found.workers) - len(alive)} dead")
+    for worker in found.workers:
+        state_word = "alive" if worker.alive else "dead"
+        out.line(
+            f"  {worker.worker_id}  {safe(worker.name)}  {state_word}, {worker.running} running, "
+            f"since {when(worker.started_at_us)}"
+        )
+    for channel in sorted({*found.replies, *found.paused_channels}):
+        statuses = found.replies.get(channel, {})
+        shown = ", ".join(f"{count} {safe(status)}" for status, count in statuses.items()) or "none"
+        paused = " (paused)" if channel in found.paused_channels else ""
+        if channel in found.uncarried:
+            shown += " (no living worker has this channel)"
+        out.line(f"replies   {safe(channel)}{paused}: {shown}")
+    for queue, count in found.unserved.items():
+        out.line(f"warning   {count} messages wait in {safe(queue)}: no living worker reads it")

@@ -1,0 +1,492 @@
+"""The settings, with their defaults and ranges. This file is the reference of `ackbone.yaml`.
+
+Times are seconds and end in `_s`, sizes are bytes and end in `_bytes`. A relative path in the file
+is relative to the file's folder; one from a variable or an argument, to the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ackbone.core.broker import Subscription
+from ackbone.core.errors import ConfigError
+from ackbone.core.retry import RetryPolicy
+from ackbone.triggers.config import QueueTriggerConfig
+
+from .endpoints import (
+    ADAPTERS,
+    SERVERS,
+    STORES,
+    lacks_adapter,
+    parameter,
+    sqlite_file,
+    with_default,
+)
+from .queues import Queue, Retry, Tasks
+from .ranges import YEAR, Days, Span, Time
+from .secret import Secret, mask_value, masked
+from .tree import join
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process."""
+
+    slots: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    """Runs at a time."""
+    lease_s: Annotated[float, Meta(ge=0.5, le=86_400)] = 10.0
+    """A worker that says nothing for so long is dead; renewed at a third of it."""
+    crash_budget: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """Unexplained ends (SIGKILL) of a process that ran one message alone, before the message is a
+    dead letter. An exit code or another signal is an explanation: the first one ends it."""
+    shutdown_timeout_s: Time = 30.0
+    """How long running work may finish after a stop; then it is handed back."""
+    stall_limit_s: Span = 60.0
+    """An event loop that stands still for so long stops the lease."""
+    recycle_grace_s: Time = 10.0
+    """What a handler gets on top of its timeout, and a stalled loop on top of `stall_limit_s`,
+    before the worker recycles itself."""
+    isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
+    solo_children: Annotated[int, Meta(ge=1, le=1000)] = 16
+    """Child processes at a time for messages that crashed their workers."""
+    copy_lost_after_s: Span = 3600.0
+    """A message that no worker runs and whose copy the broker has lost is dead-lettered after this
+    many seconds (`copy_lost`). At least twice the broker's visibility timeout counts."""
+    guard_timeout_s: Span = 10.0
+    """A guard that does not answer for so long has failed."""
+
+
+class Breaker(msgspec.Struct, frozen=True, kw_only=True):
+    """When a runtime or channel counts as down."""
+
+    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
+    """So many failures in a row, and only one message at a time is tried."""
+    probe_s: Span = 30.0
+    """How often that one is tried."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """Replies on their way out."""
+
+    calls: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    """Under way at a time, of one process."""
+    timeout_s: Span = 60.0
+    """A call without an answer for so long is given up; the reply may have arrived."""
+    wait_scale: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
+    """Multiplies the waits between attempts (5 s, 25 s, 2 min, 10 min, 10 min), but not a wait that
+    the other side asked for (`Retry-After`)."""
+    on_unknown: Literal["resend", "hold"] = "resend"
+    """A reply that may have arrived: resend it, marked, or hold it until a person decides."""
+    tenant_per_minute: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Calls for one tenant in any minute, by all channels and processes together."""
+
+
+ChannelKind = Literal["telegram", "discord", "slack", "email", "webhook", "apprise", "folder"]
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `channels`: by its name, where replies go."""
+
+    kind: ChannelKind | None = None
+    """Null: what its name says."""
+    connection: dict[str, Any] = {}
+    """As the channel wants it: a token, webhooks, a host; secrets in it are `Secret`s."""
+    timeout_s: Span | None = None
+    """Null: that of `delivery`."""
+    on_unknown: Literal["resend", "hold"] | None = None
+    """Null: that of `delivery`."""
+
+
+class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `subscribers`: by its name, who is told of events."""
+
+    channel: str = "webhook"
+    """The name of a channel."""
+    to: str = ""
+    """The recipient there: a URL, a chat, an address."""
+    events: tuple[str, ...] = ("delivery.*",)
+    """`*` stands for anything."""
+    tenant: str | None = None
+    """Null: of all tenants."""
+    form: Literal["json", "text"] | None = None
+    """Null: json for a webhook, a line of text for others."""
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How many days finished things are kept; null: for ever."""
+
+    tasks_days: Days | None = 30.0
+    events_days: Days | None = None
+    metrics_days: Days | None = 30.0
+    deliveries_days: Days | None = 30.0
+    dead_letters_days: Days | None = None
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The chained event log and the anchors that prove it."""
+
+    anchor_interval_s: Span = 60.0
+    key_file: Path | None = None
+    """Key of the anchors, outside the database; null: `<home>/ledger.key`."""
+    anchor_file: Path | None = None
+    """Null: `<home>/ledger.anchors`."""
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows in `queue_metrics`."""
+
+    enabled: bool = True
+    export_interval_s: Span = 60.0
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to standard error."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+    """auto: text on a terminal, else JSON lines."""
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trigger's messages come from."""
+
+    type: str | None = None
+    """Null: the broker of this file. mock is the memory broker."""
+    connection: dict[str, Any] = {}
+    """As the adapter wants it; secrets in it are `Secret`s."""
+
+    def broker(self) -> str | None:
+        """The broker behind the adapter (null: the one of the file).
+
+        Raises ConfigError for one that this version lacks: a trigger loads with it, and cannot
+        be started.
+        """
+        if self.type is None:
+            return None
+        if self.type not in ADAPTERS:
+            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, ', '.join(ADAPTERS))}"])
+        return ADAPTERS[self.type]
+
+
+class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics of one trigger."""
+
+    enabled: bool = True
+    """Whether rows of its queue go to `queue_metrics`."""
+    export_interval: Span | None = None
+    """Seconds; null: as `metrics.export_interval_s`."""
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `triggers`: the fields of `QueueTriggerConfig`, its adapter and its metrics."""
+
+    queue_name: str = ""
+    consumer_group: str = ""
+    concurrency: int = 1
+    ack_policy: str = "ack"
+    max_retries: int = 3
+    retry_backoff_base: float = 1.0
+    retry_backoff_multiplier: float = 2.0
+    idempotency_window: int = 3600
+    enable_dedup: bool = True
+    parser_type: str = "json"
+    event_name_header: str = "x-event-name"
+    focus: str | None = None
+    adapter: Adapter = Adapter()
+    metrics: TriggerMetrics = TriggerMetrics()
+
+    def queue(self) -> Queue:
+        """The trigger's queue in the words of `queues`."""
+        return Queue(
+            codec=self.parser_type,
+            ack_policy=self.ack_policy,  # type: ignore[arg-type] # checked when it was loaded
+            dedup=self.enable_dedup,
+            dedup_window_s=float(self.idempotency_window),
+            max_retries=self.max_retries,
+            base_delay_s=self.retry_backoff_base,
+            max_delay_s=float(YEAR),
+            backoff_factor=self.retry_backoff_multiplier,
+            jitter=0.0,
+        )
+
+    @property
+    def metrics_enabled(self) -> bool:
+        return self.metrics.enabled
+
+    @property
+    def metrics_export_interval(self) -> float | None:
+        return self.metrics.export_interval
+
+    def queue_trigger(self) -> QueueTriggerConfig:
+        """The value that `QueueTrigger` takes."""
+        fields = QueueTriggerConfig.__dataclass_fields__
+        return QueueTriggerConfig(**{name: getattr(self, name) for name in fields})
+
+
+DEFAULT_QUEUE = "default"
+
+
+class Setting(NamedTuple):
+    """One row of `Config.describe()`."""
+
+    path: str
+    value: Any
+    """Plain, with secrets masked."""
+    origin: str
+    """default, file, env or argument."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. `load_config` makes it; `Config()` is the defaults.
+
+    A Config built in Python is checked as the file is: `Config(home="data", worker={"slots": 5})`
+    is converted, and a wrong value raises ConfigError.
+    """
+
+    home: Path = Path(".ackbone")
+    """Folder of everything that ackbone writes."""
+    broker: str = "sqlite"
+    """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
+    store: str = "sqlite"
+    """`sqlite` (the broker's file, else in `home`), `sqlite:///path` or `postgresql://user@host/name`."""
+    worker: Worker = Worker()
+    queues: dict[str, Queue] = {}
+    tasks: Tasks = Tasks()
+    retry: Retry = Retry()
+    breaker: Breaker = Breaker()
+    delivery: Delivery = Delivery()
+    channels: dict[str, Channel] = {}
+    subscribers: dict[str, Subscriber] = {}
+    max_message_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 262_144
+    """Of one encoded message."""
+    send_timeout_s: Span = 5.0
+    retention: Retention = Retention()
+    ledger: Ledger = Ledger()
+    metrics: Metrics = Metrics()
+    rules: Path | None = None
+    """The file with the rules that are asked before each run; null: there are none."""
+    on_dedup_unavailable: Literal["stop", "continue"] = "stop"
+    """While the `idempotency_store` of a trigger cannot be asked. stop: messages wait for it;
+    continue: they run without dedup, which switches off the promise of one run per key."""
+    log: Log = Log()
+    triggers: tuple[Trigger, ...] = ()
+    file: Path | None = None
+    """The file that was read; no setting."""
+    origins: Mapping[str, str] = {}
+    """Where each value that is no default came from; no setting."""
+
+    def __post_init__(self) -> None:
+        from .load import checked
+
+        for name, value in checked(self).items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    @property
+    def broker_kind(self) -> str:
+        """`sqlite`, `memory`, or the server behind the URL."""
+        scheme = self.broker.partition(":")[0]
+        return SERVERS.get(scheme, scheme)
+
+    @property
+    def has_server(self) -> bool:
+        """Is the broker a server, which may be away?"""
+        return self.broker_kind not in ("sqlite", "memory")
+
+    @property
+    def broker_file(self) -> Path | None:
+        """The broker's SQLite file; None for a broker without one."""
+        if self.broker_kind != "sqlite":
+            return None
+        return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "ackbone.db"
+
+    @property
+    def broker_url(self) -> str:
+        """`broker` with everything that other settings add to it."""
+        file = self.broker_file
+        if file is not None:
+            return f"sqlite:///{file}"
+        if self.broker_kind == "redis" and self.tasks.visibility_timeout_s is not None:
+            return with_default(
+                self.broker, "visibility_timeout_s", f"{self.tasks.visibility_timeout_s:g}"
+            )
+        return self.broker
+
+    @property
+    def store_kind(self) -> str:
+        """`sqlite`, or the server behind the URL."""
+        scheme = self.store.partition(":")[0]
+        return STORES.get(scheme, scheme)
+
+    @property
+    def store_file(self) -> Path:
+        """The store's SQLite file, if it is one (`store_kind`)."""
+        return sqlite_file(self.store) or self.broker_file or self.home / "ackbone.db"
+
+    @property
+    def ledger_key_file(self) -> Path:
+        return self.ledger.key_file or self.home / "ledger.key"
+
+    @property
+    def ledger_anchor_file(self) -> Path:
+        return self.ledger.anchor_file or self.home / "ledger.anchors"
+
+    def queue(self, name: str) -> Queue:
+        """The settings of a queue: its own, its trigger's, or the defaults."""
+        found = self.queues.get(name)
+        if found is None:
+            trigger = self.trigger(name)
+            found = Queue() if trigger is None else trigger.queue()
+        return self.tasks.complete(name, found)
+
+    @property
+    def default_queue(self) -> str:
+        """The queue of handlers and messages that name none."""
+        return self.tasks.stream if self.broker_kind == "redis" else DEFAULT_QUEUE
+
+    def trigger(self, queue: str) -> Trigger | None:
+        """The entry of `triggers` that reads this queue."""
+        return next((t for t in self.triggers if t.queue_name == queue), None)
+
+    def slots(self, queue: str) -> int:
+        """Runs at a time of one queue in one worker."""
+        trigger = self.trigger(queue)
+        return self.worker.slots if trigger is None else trigger.concurrency
+
+    def retry_policy(self, queue: str | None = None) -> RetryPolicy:
+        """The retry policy of a queue, or the one of the whole."""
+        own = self.queue(queue) if queue is not None else Queue()
+
+        def pick(name: str) -> Any:
+            value = getattr(own, name)
+            return getattr(self.retry, name) if value is None else value
+
+        return RetryPolicy(
+            max_retries=pick("max_retries"),
+            base_delay=pick("base_delay_s"),
+            max_delay=pick("max_delay_s"),
+            backoff_factor=pick("backoff_factor"),
+            table=pick("waits_s"),
+            jitter=pick("jitter"),
+        )
+
+    def subscription(self, queue: str) -> Subscription:
+        """The subscription that the engine reads a queue by."""
+        own = self.queue(queue)
+        found = Subscription(
+            name=queue,
+            queue=queue,
+            group=own.group or "",
+            codec=own.codec,
+            tenant=own.tenant,
+            ordered=own.ordered is not False,
+            ack_policy=own.ack_policy,
+            dedup=own.dedup,
+            dedup_window_s=own.dedup_window_s or 0.0,
+            max_retries=self.retry_policy(queue).max_retries,
+            notices=own.notices,
+        )
+        trigger = self.trigger(queue)
+        if trigger is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            group=trigger.consumer_group,
+            type_header=trigger.event_name_header,
+            dedup_by_id=True,
+        )
+
+    def check_triggers(self) -> None:
+        """Raises ConfigError if triggers want a broker that this configuration has not."""
+        problems = [
+            f"trigger {trigger.queue_name}: {problem}"
+            for trigger in self.triggers
+            if (problem := self._other_broker(trigger.adapter)) is not None
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def _other_broker(self, adapter: Adapter) -> str | None:
+        """Say why the adapter is not the broker of this file, which a worker reads; None: it is."""
+        try:
+            wanted = adapter.broker()
+        except ConfigError as error:
+            return error.problems[0]
+        ours = self.broker_kind
+        if wanted == "memory" and ours != "memory":
+            return (
+                f"adapter.type {adapter.type} is the memory broker, but `broker` is {ours}. Write "
+                "`broker: memory://` (messages are then gone when the process ends), or leave the "
+                "type out"
+            )
+        if wanted not in (None, ours):
+            return (
+                f"adapter.type {adapter.type} is the {wanted} broker, but `broker` is {ours}. "
+                "Leave the type out, or set `broker`"
+            )
+        if wanted == "memory" or not adapter.connection or self._is_ours(adapter.connection):
+            return None
+        return (
+            f"adapter.connection is not used: workers read the queue from `broker` "
+            f"({mask_value(self.broker)}). Leave adapter.connection out, or write that address as "
+            "`broker`; a queue of another server is read by a QueueTrigger in a program of its own"
+        )
+
+    def _is_ours(self, connection: Mapping[str, Any]) -> bool:
+        """Whether it is nothing but the URL of `broker`."""
+        url = connection.get("url")
+        said = url.reveal() if isinstance(url, Secret) else url
+        return list(connection) == ["url"] and said in (self.broker, self.broker_url)
+
+    def describe(self) -> list[Setting]:
+        """Every setting with its value, masked, and where it came from."""
+        effective: dict[str, Any] = {
+            "ledger.key_file": self.ledger_key_file,
+            "ledger.anchor_file": self.ledger_anchor_file,
+        }
+        origins = dict(self.origins)
+        in_url = parameter(self.broker, "visibility_timeout_s")
+        if in_url is not None:  # it wins over the setting
+            number = in_url.replace(".", "", 1).isdecimal()
+            effective["tasks.visibility_timeout_s"] = float(in_url) if number else in_url
+            origins["tasks.visibility_timeout_s"] = origins.get("broker", "default")
+        return [
+            Setting(path, _plain(effective.get(path, value), name), origins.get(path, "default"))
+            for path, name, value in _leaves(self, "")
+        ]
+
+
+NOT_SETTINGS = frozenset({"file", "origins"})
+
+
+def _leaves(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
+    if isinstance(value, msgspec.Struct):
+        fields = [f for f in value.__struct_fields__ if path or f not in NOT_SETTINGS]
+        for field in fields:
+            yield from _leaves(getattr(value, field), join(path, field), field)
+    elif isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, join(path, str(key)), str(key))
+    elif isinstance(value, tuple | list) and any(isinstance(v, msgspec.Struct) for v in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, join(path, index), name)
+    else:
+        yield path, name, value
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item, name) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, key) for key, item in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str | Secret):
+        return masked(value, name)
+    return value

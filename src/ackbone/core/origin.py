@@ -1,0 +1,33 @@
+"""Whose code a source file is: ackbone's own, a library's, or the user's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from pathlib import Path
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_LIBRARIES = tuple(
+    f"{path}{os.sep}"
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_ours(filename: str) -> bool:
+    """Is it a file of ackbone?"""
+    return filename.startswith(_OURS)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Is it neither ackbone's nor an installed package's nor the standard library's?
+
+    An app that is itself installed as a package counts as a library.
+    """
+    if is_ours(filename) or filename.startswith(("<frozen", *_LIBRARIES)):
+        return False
+    return not any(part in filename for part in _INSTALLED)

@@ -1,0 +1,78 @@
+"""What an HTTP answer means for a reply: arrived, not now, later, or never."""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import time
+from collections.abc import Mapping
+
+from ackbone.core.errors import (
+    FinalError,
+    RateLimited,
+    RetryableError,
+    SendUnknown,
+    TemporaryError,
+)
+from ackbone.core.text import one_line
+
+LONGEST_WAIT_S = 86_400.0
+"""Whoever asks us to wait for longer is asked again after a day."""
+_TRY_AGAIN = frozenset({408, 421, 425})
+IN_DOUBT = frozenset({502, 504, 520, 522, 524})
+"""What a gateway says when it handed a request on and no good answer came back."""
+TOO_MANY = 429
+_SHOWN = 300
+
+
+def check_answer(status: int, headers: Mapping[str, str], text: str) -> None:
+    """Returns if it arrived; raises RateLimited, SendUnknown, TemporaryError or FinalError."""
+    if 200 <= status < 300:
+        return
+    said = f"HTTP {status}" + (f": {text}" if text else "")
+    wait_s = retry_after_s(headers)
+    if status == TOO_MANY:
+        raise RateLimited(said, retry_after_s=wait_s)
+    if status in IN_DOUBT:
+        raise SendUnknown(said, retry_after_s=wait_s)
+    if status >= 500 or status in _TRY_AGAIN:
+        raise TemporaryError(said, retry_after_s=wait_s)
+    if 300 <= status < 400:
+        raise FinalError(f"{said}: it leads elsewhere, and is not followed")
+    if status == 410:
+        raise FinalError(f"{said}: whoever was there wants no more")
+    raise FinalError(said)
+
+
+def not_theirs(who: str, status: int, headers: Mapping[str, str], text: str) -> RetryableError:
+    """For an answer that is not in the form of the service: something in between gave it.
+
+    Nothing that a proxy says is final.
+    """
+    said = f"{who}: HTTP {status}, and not in {who}'s own form: {text}"
+    wait_s = retry_after_s(headers)
+    if 200 <= status < 300 or status in IN_DOUBT:
+        return SendUnknown(said, retry_after_s=wait_s)
+    if status == TOO_MANY:
+        return RateLimited(said, retry_after_s=wait_s)
+    return TemporaryError(said, retry_after_s=wait_s)
+
+
+def shown(text: str) -> str:
+    """A stranger's words, as they may stand in an error."""
+    return one_line(text).strip()[:_SHOWN]
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds or a date; None if there is none that can be understood."""
+    text = headers.get("Retry-After", "").strip()
+    if not text:
+        return None
+    try:
+        wait_s = float(text)
+    except ValueError:
+        try:
+            wait_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
+    return None if math.isnan(wait_s) else min(LONGEST_WAIT_S, max(0.0, wait_s))

@@ -1,0 +1,352 @@
+"""What a handler sees: the message, and the ways to answer that commit together with its run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from ackbone.core.delivery import DIRECT, SCHEDULED, check_recipient
+from ackbone.core.effects import proves_not_done
+from ackbone.core.errors import EffectUnknown, InvalidMessage
+from ackbone.core.json_text import dumps, is_model
+from ackbone.core.message import Message
+from ackbone.core.retry import describe
+from ackbone.core.secret import mask_line
+from ackbone.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
+from ackbone.core.text import storable
+
+T = TypeVar("T")
+log = logging.getLogger("ackbone.handler")
+
+ON_UNKNOWN = ("park", "again", "skip")
+
+
+class RunStore(Effects, RunWrites, Protocol):
+    """What a run may write before its end."""
+
+
+class MakeSend(Protocol):
+    """Builds a follow-up message; the composition root knows codecs and limits."""
+
+    def __call__(
+        self, parent: Message, type: str, payload: Any, options: Mapping[str, Any]
+    ) -> Send: ...
+
+
+class Context:
+    """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
+
+    __slots__ = (
+        "_begun",
+        "_focus",
+        "_make_send",
+        "_now_replies",
+        "_replies",
+        "_run",
+        "_sends",
+        "_store",
+        "_usage",
+        "_without_dedup",
+    )
+
+    def __init__(
+        self, run: Run, store: RunStore, make_send: MakeSend, focus: str | None = None
+    ) -> None:
+        self._run = run
+        self._focus = focus
+        self._store = store
+        self._make_send = make_send
+        self._replies: list[Reply] = []
+        self._sends: list[Send] = []
+        self._usage: Usage | None = None
+        self._now_replies = 0
+        self._begun: set[str] = set()
+        """Effects whose functions this run has called."""
+        self._without_dedup = False
+        """Nobody could say whether its key was done: its end tells so."""
+
+    @property
+    def message(self) -> Message:
+        """The message that started this run."""
+        return self._run.message
+
+    @property
+    def payload(self) -> Any:
+        return self._run.message.payload
+
+    @property
+    def tenant_id(self) -> str:
+        return self._run.message.tenant_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return self._run.attempt
+
+    @property
+    def retry_count(self) -> int:
+        """Failed attempts before this one."""
+        return self._run.failures
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text over all retries and reclaims of this message: give it to what you call."""
+        return self._run.message.idempotency_key or self._run.message.id
+
+    @property
+    def focus(self) -> str | None:
+        """The skills that the run is limited to, as the queue's trigger says; None: all."""
+        return self._focus
+
+    async def reply(
+        self,
+        content: Any,
+        *,
+        channel: str | None = None,
+        recipient: str | None = None,
+        now: bool = False,
+        options: Mapping[str, Any] | None = None,
+        expires_s: float | None = None,
+    ) -> None:
+        """Answer where the message came from. `now=True` leaves at once, whatever follows.
+
+        A dataclass, a msgspec struct or a pydantic model is sent as JSON text. `options`: what
+        else the channel understands; after `expires_s` it is not sent any more.
+        """
+        message = self._run.message
+        metadata = message.metadata
+        to = recipient or metadata.get("chat_id") or metadata.get("user_id") or message.ordering_key
+        reply = Reply(
+            channel=channel or message.channel or "terminal",
+            recipient=check_recipient(str(to or "-")),
+            content=_text(content),
+            conversation=message.ordering_key,
+            now=now,
+            options=_options(options),
+            expires_s=expires_s,
+        )
+        await self._add(reply)
+
+    async def send_to(
+        self,
+        channel: str,
+        recipient: str,
+        content: Any,
+        *,
+        scheduled: bool = False,
+        conversation: str | None = None,
+        now: bool = False,
+        options: Mapping[str, Any] | None = None,
+        expires_s: float | None = None,
+    ) -> None:
+        """Write to somebody else. `scheduled`: no answer to a person, who would wait for it; it
+        lets answers go first."""
+        reply = Reply(
+            channel=channel,
+            recipient=check_recipient(recipient),
+            content=_text(content),
+            conversation=conversation,
+            priority=SCHEDULED if scheduled else DIRECT,
+            now=now,
+            options=_options(options),
+            expires_s=expires_s,
+        )
+        await self._add(reply)
+
+    async def _add(self, reply: Reply) -> None:
+        if reply.now:
+            self._now_replies += 1
+            await self._store.reply_now(self._run, reply, self._now_replies)
+        else:
+            self._replies.append(reply)
+
+    async def send(self, type: str, payload: Any = None, **options: Any) -> str:
+        """A follow-up message, published when this run commits. Returns its id.
+
+        Options: queue, id, idempotency_key, ordering_key, priority, delay_s, ttl_s, headers,
+        metadata.
+        """
+        send = self._make_send(self._run.message, type, payload, options)
+        self._sends.append(send)
+        return send.outgoing.id
+
+    def usage(self, *, llm_calls: int = 0, tokens: int = 0, cost: float = 0.0) -> None:
+        """Count what this run used; adds up over several calls."""
+        before = self._usage or Usage()
+        self._usage = Usage(
+            llm_calls=before.llm_calls + llm_calls,
+            tokens=before.tokens + tokens,
+            cost=before.cost + cost,
+        )
+
+    async def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
+        """Tell people that a long run is alive, and how far it is. Raises LeaseLost if it lost."""
+        await self._store.heartbeat(self._run, dict(data or {}))
+
+    async def once(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        on_unknown: str = "park",
+        not_done: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """Call `fn` for an effect outside the store at most once over all attempts of this message.
+
+        The intent is written before, the result after; a later attempt gets the recorded result.
+        An intent without a result means that nobody knows: `on_unknown` says what then. `park` sets
+        the message aside for a person, `again` calls `fn` again (for effects that take an
+        idempotency key), `skip` returns None. `fn` may take one argument: an
+        idempotency key for this effect.
+        An error of `fn` leaves it unknown, unless it proves that nothing happened: `NotDone`, a
+        refused connection, a name that DNS does not know, or one of `not_done`. Then a later
+        attempt calls `fn` again. The result must be a JSON value.
+        """
+        if on_unknown not in ON_UNKNOWN:
+            raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
+        state, recorded = await self._store.effect_begin(self._run, name)
+        if state is EffectState.NEW and name in self._begun:
+            state = EffectState.UNKNOWN  # an intent of this very run, and not of this call
+        if state is EffectState.DONE:
+            return msgspec.json.decode(recorded or b"null")
+        if state is EffectState.UNKNOWN:
+            if on_unknown == "park":
+                raise EffectUnknown(name, None if recorded is None else recorded.decode())
+            if on_unknown == "skip":
+                log.warning("message %s: effect %r is unknown, skipped", self.message.id, name)
+                return None
+        self._begun.add(name)
+        try:
+            result = await _call_effect(fn, f"{self.idempotency_key}:{name}")
+        except BaseException as error:
+            if isinstance(error, not_done) or proves_not_done(error):
+                await self._store.effect_clear(self._run, name)
+                self._begun.discard(name)
+            elif on_unknown == "park" and isinstance(error, Exception):
+                await self._store.effect_raised(
+                    self._run, name, storable(describe(error, mask_line))
+                )
+            raise
+        await self._store.effect_done(self._run, name, dumps(result))
+        return result
+
+    def _keep(self, replies: Sequence[Reply], sends: Sequence[Send], usage: Usage | None) -> None:
+        """What a handler in a child process had for this run."""
+        self._replies.extend(replies)
+        self._sends.extend(sends)
+        if usage is not None:
+            self.usage(llm_calls=usage.llm_calls, tokens=usage.tokens, cost=usage.cost)
+
+    def _collected(self) -> tuple[list[Reply], list[Send], Usage | None]:
+        return self._replies, self._sends, self._usage
+
+
+class SyncContext:
+    """`Context` for plain functions that run in a thread: the same methods, without `await`."""
+
+    def __init__(self, inner: Context, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    @property
+    def message(self) -> Message:
+        return self._inner.message
+
+    @property
+    def payload(self) -> Any:
+        return self._inner.payload
+
+    @property
+    def tenant_id(self) -> str:
+        return self._inner.tenant_id
+
+    @property
+    def attempt(self) -> int:
+        return self._inner.attempt
+
+    @property
+    def retry_count(self) -> int:
+        return self._inner.retry_count
+
+    @property
+    def idempotency_key(self) -> str:
+        return self._inner.idempotency_key
+
+    @property
+    def focus(self) -> str | None:
+        return self._inner.focus
+
+    def reply(self, content: Any, **options: Any) -> None:
+        self._wait(self._inner.reply(content, **options))
+
+    def send_to(self, channel: str, recipient: str, content: Any, **options: Any) -> None:
+        self._wait(self._inner.send_to(channel, recipient, content, **options))
+
+    def send(self, type: str, payload: Any = None, **options: Any) -> str:
+        return self._wait(self._inner.send(type, payload, **options))
+
+    def usage(self, *, llm_calls: int = 0, tokens: int = 0, cost: float = 0.0) -> None:
+        self._inner.usage(llm_calls=llm_calls, tokens=tokens, cost=cost)
+
+    def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
+        self._wait(self._inner.heartbeat(data))
+
+    def once(self, name: str, fn: Callable[..., Any], **options: Any) -> Any:
+        """As `Context.once`; a plain `fn` runs in this thread's place, off the loop."""
+
+        async def effect(key: str) -> Any:
+            return await asyncio.to_thread(_call_plain, fn, key)
+
+        is_async = inspect.iscoroutinefunction(fn)
+        return self._wait(self._inner.once(name, fn if is_async else effect, **options))
+
+    def _wait(self, work: Awaitable[T]) -> T:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+def _text(content: Any) -> str:
+    """Models become JSON text; any other value that is not a text is refused."""
+    if isinstance(content, str):
+        return content
+    if not is_model(content):
+        raise InvalidMessage(
+            f"a reply is text, a dataclass, a msgspec struct or a pydantic model, not "
+            f"{type(content).__name__}"
+        )
+    return dumps(content).decode()
+
+
+def _options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Checked here: once the run has ended, nobody could be told of a mistake."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise InvalidMessage(f"options of a reply are a mapping, not {type(options).__name__}")
+    return msgspec.json.decode(dumps(dict(options)))  # type: ignore[no-any-return]
+
+
+def _call_plain(fn: Callable[..., Any], key: str) -> Any:
+    return fn(key) if _takes_key(fn) else fn()
+
+
+async def _call_effect(fn: Callable[..., Any], key: str) -> Any:
+    result = _call_plain(fn, key)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _takes_key(fn: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters
+    )

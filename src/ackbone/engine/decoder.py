@@ -1,0 +1,34 @@
+"""Decode: a delivery becomes a candidate; what cannot be read is a value, never an exception."""
+
+from __future__ import annotations
+
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.codec import CODECS
+from ackbone.core.errors import DecodeError
+from ackbone.core.json_text import hash_payload
+from ackbone.core.store import Candidate, Decode
+
+
+def decoder(sub: Subscription, *, max_bytes: int | None = None) -> Decode:
+    """The decode step of one subscription."""
+    codec = CODECS[sub.codec]
+    name = codec.name
+    read = codec.decode
+
+    def decode(delivery: Delivery) -> Candidate:
+        try:
+            if not delivery.intact:
+                raise DecodeError("the body does not match its checksum: it was changed on disk")
+            if max_bytes is not None and len(delivery.body) > max_bytes:
+                raise DecodeError(f"{len(delivery.body)} bytes, the limit is {max_bytes}")
+            message = read(delivery, sub)
+            return Candidate(
+                delivery=delivery, message=message, sha256=hash_payload(message.payload), codec=name
+            )
+        except DecodeError as error:
+            return Candidate(delivery=delivery, message=None, error=error, codec=name)
+        except Exception as error:
+            wrapped = DecodeError(f"codec {name} failed: {type(error).__name__}: {error}")
+            return Candidate(delivery=delivery, message=None, error=wrapped, codec=name)
+
+    return decode

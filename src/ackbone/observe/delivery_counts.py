@@ -1,0 +1,90 @@
+"""What one process counts of replies, by channel, heard from the ledger like everything else.
+
+| name                    | labels          | kind    | what                                       |
+|-------------------------|-----------------|---------|--------------------------------------------|
+| delivery_replies_total  | channel, status | counter | replies that ended                         |
+| delivery_retries_total  | channel         | counter | failed attempts, tried again               |
+| delivery_waits_total    | channel         | counter | told to wait, or the place was down: free  |
+| delivery_resent_total   | channel         | counter | sent again although it may have arrived    |
+
+`status` is sent, failed, unknown or discarded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ackbone.core import events
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+REPLIES = "delivery_replies_total"
+RETRIES = "delivery_retries_total"
+WAITS = "delivery_waits_total"
+RESENT = "delivery_resent_total"
+
+HELP = {
+    REPLIES: "Replies that ended, by how they ended",
+    RETRIES: "Attempts to send a reply that failed and are tried again",
+    WAITS: "Replies put off at no cost: their channel asked for patience, or their place was down",
+    RESENT: "Replies that were sent again although they may have arrived",
+}
+_STATUS_OF = {
+    events.DELIVERY_SENT: "sent",
+    events.DELIVERY_FAILED: "failed",
+    events.DELIVERY_UNKNOWN: "unknown",
+    events.DELIVERY_DISCARDED: "discarded",
+}
+STATUSES = tuple(_STATUS_OF.values())
+COUNTED = frozenset({*_STATUS_OF, events.DELIVERY_WAITING, events.DELIVERY_RESENT})
+Grew = Callable[[str, str, str, str], None]
+
+
+class DeliveryCounts:
+    """A listener of the store."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        """By metric, channel and status; the status is empty where there is none."""
+        self._channels: dict[str, None] = {}
+
+    def hear(self, entries: Sequence[events.Entry], grew: Grew) -> None:
+        """Count them. `grew` is called for each with tenant, metric, channel and status."""
+        for tenant_id, _subscription, _task, kind, data in entries:
+            if kind not in COUNTED:
+                continue
+            channel, status = data["channel"], _STATUS_OF.get(kind, "")
+            self._channels[channel] = None
+            if status:
+                name = REPLIES
+            elif kind == events.DELIVERY_RESENT:
+                name = RESENT
+            else:
+                name = RETRIES if data["costs"] else WAITS
+            self._counts[name, channel, status] += 1
+            grew(tenant_id, name, channel, status)
+
+    def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Every value: name, labels, number."""
+        for channel in list(self._channels):
+            for status in STATUSES:
+                number = self._counts[REPLIES, channel, status]
+                yield REPLIES, {"channel": channel, "status": status}, number
+            for name in (RETRIES, WAITS, RESENT):
+                yield name, {"channel": channel}, self._counts[name, channel, ""]
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        from prometheus_client.core import CounterMetricFamily
+
+        values = list(self.values())
+        for name, words in HELP.items():
+            labels = ["channel", "status"] if name == REPLIES else ["channel"]
+            family = CounterMetricFamily(name, words, labels=labels)
+            for found, of, number in values:
+                if found == name:
+                    family.add_metric([of[label] for label in labels], number)
+            yield family

@@ -1,0 +1,88 @@
+"""Rows for `queue_metrics`: what this process counted since its last export, by tenant.
+
+Every process writes its own rows, tagged with its worker's number, so that none has to know of the
+others, and whoever reads adds them up:
+
+| kind      | rows                                     | value                     | to read    |
+|-----------|------------------------------------------|---------------------------|------------|
+| counter   | one for each tenant and label that moved | growth since the last one | sum        |
+| histogram | `<name>_sum` and `<name>_count`          | growth since the last one | sums       |
+| gauge     | one for each queue, always               | the value at that moment  | latest one |
+
+What is counted by channel stands under the channel's name in place of the queue's. Gauges, further
+copies and waits for a dedup memory belong to no tenant; their rows have the tenant `default`.
+
+A count that did not move writes no row; the gauge tells an idle process from a dead one. What a
+killed process had not exported yet is lost with it, one interval at most: the exact count of ends
+is the ledger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ackbone.core.meter import MetricRow, MetricRows
+from ackbone.core.store import Worker
+
+from .metrics import ACTIVE, Metrics, Place
+
+
+def every_queue(queue: str) -> bool:
+    return True
+
+
+class Exporter:
+    """One step writes what was counted since the one before. A failed one loses nothing."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        rows: MetricRows,
+        *,
+        queues: Callable[[str], bool] = every_queue,
+        channels: bool = True,
+        off: Collection[str] = (),
+    ) -> None:
+        """`queues`: those that it exports; `channels`: it exports replies, too.
+
+        `off`: queues of its own that get no rows.
+        """
+        self._metrics = metrics
+        self._rows = rows
+        self._queues = queues
+        self._channels = channels
+        self._off = frozenset(off)
+        metrics.keep_growth()
+
+    async def step(self, worker: Worker) -> int:
+        """Returns how many rows were written."""
+        tag: dict[str, str | int] = {"worker": worker.worker_id}
+        rows = [
+            MetricRow(queue=queue, name=ACTIVE, value=number, tags=tag)
+            for queue, number in self._metrics.active().items()
+            if self._queues(queue) and queue not in self._off
+        ]
+        growth = self._metrics.take_growth(self._is_mine)
+        rows += [
+            MetricRow(
+                tenant_id=place.tenant_id,
+                queue=place.name,
+                name=name,
+                value=value,
+                tags={**tag, "status": status} if status else tag,
+            )
+            for place, counted in growth.items()
+            if place.label != "queue" or place.name not in self._off
+            for (name, status), value in counted.items()
+            if value
+        ]
+        try:
+            if rows:
+                await self._rows.add(rows)
+        except BaseException:
+            self._metrics.give_back(growth)
+            raise
+        return len(rows)
+
+    def _is_mine(self, place: Place) -> bool:
+        return self._queues(place.name) if place.label == "queue" else self._channels

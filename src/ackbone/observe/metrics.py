@@ -1,0 +1,388 @@
+"""The counts of one process, under the names that dashboards and alerts know.
+
+| name                                   | labels        | kind      | what                        |
+|----------------------------------------|---------------|-----------|-----------------------------|
+| queue_messages_consumed_total          | queue, status | counter   | messages that ended         |
+| queue_processing_duration_seconds      | queue         | histogram | one run of a handler        |
+| queue_consume_delay_seconds            | queue         | histogram | created until first claimed |
+| queue_active_workers                   | queue         | gauge     | slots that take messages    |
+| queue_dedup_hits_total                 | queue         | counter   | duplicates, further copies  |
+| queue_dedup_unavailable_total          | queue         | counter   | waited: nobody could say    |
+| queue_llm_calls_total                  | queue         | counter   | as `ctx.usage` said         |
+| queue_llm_tokens_total                 | queue         | counter   | as `ctx.usage` said         |
+| queue_retries_total                    | queue         | counter   | failed, runs again          |
+| queue_reclaimed_total                  | queue         | counter   | taken from a dead worker    |
+| queue_dead_lettered_total              | queue         | counter   | kept as a dead letter       |
+
+`status` is success, failed, rejected, duplicate, expired or discarded. What is counted of replies
+stands in `delivery_counts`.
+
+How messages end is heard from the ledger, so that each final event counts once, whoever brought it
+about. The hot path adds to plain numbers; Prometheus' objects are made when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ackbone.core import events
+from ackbone.core.message import DEFAULT_TENANT
+from ackbone.core.outcome import RECORD_WORDS, Dead, Discarded, Done, Park, Released, Retry
+from ackbone.core.store import Finished
+
+from . import delivery_counts
+from .delivery_counts import DeliveryCounts
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+CONSUMED = "queue_messages_consumed_total"
+DURATION = "queue_processing_duration_seconds"
+DELAY = "queue_consume_delay_seconds"
+ACTIVE = "queue_active_workers"
+DEDUP_HITS = "queue_dedup_hits_total"
+DEDUP_UNAVAILABLE = "queue_dedup_unavailable_total"
+LLM_CALLS = "queue_llm_calls_total"
+LLM_TOKENS = "queue_llm_tokens_total"
+RETRIES = "queue_retries_total"
+RECLAIMED = "queue_reclaimed_total"
+DEAD_LETTERED = "queue_dead_lettered_total"
+
+HELP = {
+    CONSUMED: "Messages that ended, by how they ended",
+    DURATION: "Seconds that one run of a handler took",
+    DELAY: "Seconds from the creation of a message until it was first taken up",
+    ACTIVE: "Slots of this process that take messages",
+    DEDUP_HITS: "Duplicates and further copies that were recognized",
+    DEDUP_UNAVAILABLE: "Messages that waited because the dedup store was away",
+    LLM_CALLS: "Calls of language models",
+    LLM_TOKENS: "Tokens of language models",
+    RETRIES: "Failed runs that are tried again",
+    RECLAIMED: "Messages taken back from dead workers",
+    DEAD_LETTERED: "Messages kept as dead letters",
+    **delivery_counts.HELP,
+}
+COUNTERS = (
+    DEDUP_HITS,
+    DEDUP_UNAVAILABLE,
+    LLM_CALLS,
+    LLM_TOKENS,
+    RETRIES,
+    RECLAIMED,
+    DEAD_LETTERED,
+)
+STATUSES = tuple(RECORD_WORDS.values())
+BUCKETS = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    3600.0,
+)  # fmt: skip
+"""From a no-op to an agent that thinks for an hour."""
+_BUCKETS_US = tuple(round(limit * 1e6) for limit in BUCKETS)
+
+_STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in RECORD_WORDS.items()}
+_COUNTER_OF_EVENT = {
+    events.RETRIED: RETRIES,
+    events.RECLAIMED: RECLAIMED,
+    events.DLQ: DEAD_LETTERED,
+    events.DUPLICATE: DEDUP_HITS,
+}
+_COUNTED = frozenset({*_STATUS_OF_EVENT, *_COUNTER_OF_EVENT})
+_DURATION_SUM, _DURATION_COUNT = (f"{DURATION}_sum", ""), (f"{DURATION}_count", "")
+_DELAY_SUM, _DELAY_COUNT = (f"{DELAY}_sum", ""), (f"{DELAY}_count", "")
+_RAN = frozenset({Done, Retry, Dead, Discarded})
+_NOT_BEGUN = frozenset({Park, Released})
+
+
+class Histogram:
+    """Counts by bucket, and the sum."""
+
+    __slots__ = ("buckets", "sum")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe_us(self, values: list[int]) -> None:
+        """Microseconds. They are put in order: most batches fall into one or two buckets, and are
+        counted there as a whole."""
+        values.sort()
+        counted = 0
+        for bucket, limit in enumerate(_BUCKETS_US):
+            if counted == len(values):
+                break
+            within = bisect_right(values, limit)
+            self.buckets[bucket] += within - counted
+            counted = within
+        self.buckets[-1] += len(values) - counted
+        self.sum += sum(values) / 1e6
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
+class Place(NamedTuple):
+    """A tenant's part of a queue or channel, for rows of `queue_metrics`."""
+
+    tenant_id: str
+    label: str
+    """What `name` is: `queue` or `channel`."""
+    name: str
+
+
+Growth = dict[Place, dict[tuple[str, str], float]]
+"""What was counted at each place, by metric and status; empty where a metric has no status."""
+
+
+class QueueCounts:
+    """Everything that is counted for one queue."""
+
+    __slots__ = ("consumed", "counters", "delay", "duration")
+
+    def __init__(self) -> None:
+        self.consumed = dict.fromkeys(STATUSES, 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.duration = Histogram()
+        self.delay = Histogram()
+
+
+class Metrics:
+    """A meter of the engine and a listener of the store; `registry` is for Prometheus."""
+
+    def __init__(self, *, queue_of: Mapping[str, str] | None = None) -> None:
+        self._queues: dict[str, QueueCounts] = {}
+        self._replies = DeliveryCounts()
+        self._queue_of = dict(queue_of or {})
+        """Queues by subscription, where the two differ."""
+        self._serving: list[Callable[[], Mapping[str, int]]] = []
+        self._registry: CollectorRegistry | None = None
+        self._growth: Growth | None = None
+        """What was counted since the last export, by tenant; None: nobody exports it. Prometheus
+        gets no tenants: a label with thousands of values is too much for it."""
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def hear(self, entries: Sequence[events.Entry]) -> None:
+        """Events of the ledger, committed."""
+        kinds = {entry[3] for entry in entries}  # sooner known than each is looked at
+        if not kinds.isdisjoint(delivery_counts.COUNTED):
+            self._replies.hear(entries, self._reply_grew)
+        if kinds.isdisjoint(_COUNTED):
+            return
+        heard = Counter(
+            (kind, data.get("queue") or self._queue_of.get(subscription, subscription), tenant_id)
+            for tenant_id, subscription, _task, kind, data in entries
+            if kind in _COUNTED
+        )
+        for (kind, queue, tenant_id), number in heard.items():
+            status = _STATUS_OF_EVENT.get(kind)
+            counter = _COUNTER_OF_EVENT.get(kind)
+            counts = self._of(queue)
+            if status is not None:
+                counts.consumed[status] += number
+                self._grew(tenant_id, queue, CONSUMED, number, status)
+            if counter is not None:
+                counts.counters[counter] += number
+                self._grew(tenant_id, queue, counter, number)
+
+    def ran(self, batch: Sequence[Finished]) -> None:
+        groups: dict[tuple[str, str], list[Finished]] = {}
+        for item in batch:
+            run = item.run
+            groups.setdefault((run.queue, run.message.tenant_id), []).append(item)
+        by_queue: dict[str, tuple[list[int], list[int]]] = {}
+        for (queue, tenant_id), items in groups.items():
+            durations, delays = self._ran(queue, tenant_id, items)
+            of_queue = by_queue.setdefault(queue, ([], []))
+            of_queue[0].extend(durations)
+            of_queue[1].extend(delays)
+        for queue, (durations, delays) in by_queue.items():
+            counts = self._of(queue)
+            counts.duration.observe_us(durations)
+            counts.delay.observe_us(delays)
+
+    def _ran(
+        self, queue: str, tenant_id: str, items: Sequence[Finished]
+    ) -> tuple[list[int], list[int]]:
+        """Count what one tenant's runs used; return their durations and delays."""
+        durations: list[int] = []
+        delays: list[int] = []
+        calls = tokens = 0
+        for item in items:
+            run, kind = item.run, type(item.outcome)
+            if kind in _RAN:
+                durations.append(item.finished_at_us - item.started_at_us)
+            first_time = run.attempt == 1 or run.failures == 0
+            if first_time and kind not in _NOT_BEGUN:
+                delay_us = run.claimed_at_us - run.created_at_us
+                delays.append(delay_us if delay_us > 0 else 0)
+            if item.usage is not None:
+                calls += item.usage.llm_calls
+                tokens += item.usage.tokens
+        if calls or tokens:
+            counters = self._of(queue).counters
+            counters[LLM_CALLS] += calls
+            counters[LLM_TOKENS] += tokens
+        if self._growth is not None:
+            grown = self._grown(Place(tenant_id, "queue", queue))
+            grown[LLM_CALLS, ""] += calls
+            grown[LLM_TOKENS, ""] += tokens
+            grown[_DURATION_SUM] += sum(durations) / 1e6
+            grown[_DURATION_COUNT] += len(durations)
+            grown[_DELAY_SUM] += sum(delays) / 1e6
+            grown[_DELAY_COUNT] += len(delays)
+        return durations, delays
+
+    def recognized(self, queue: str, copies: int) -> None:
+        self._of(queue).counters[DEDUP_HITS] += copies
+        self._grew(DEFAULT_TENANT, queue, DEDUP_HITS, copies)
+
+    def dedup_unavailable(self, queue: str, messages: int) -> None:
+        self._of(queue).counters[DEDUP_UNAVAILABLE] += messages
+        self._grew(DEFAULT_TENANT, queue, DEDUP_UNAVAILABLE, messages)
+
+    def _grew(self, tenant_id: str, queue: str, name: str, number: int, status: str = "") -> None:
+        if self._growth is not None:
+            self._grown(Place(tenant_id, "queue", queue))[name, status] += number
+
+    def _reply_grew(self, tenant_id: str, name: str, channel: str, status: str) -> None:
+        if self._growth is not None:
+            self._grown(Place(tenant_id, "channel", channel))[name, status] += 1
+
+    def _grown(self, place: Place) -> dict[tuple[str, str], float]:
+        growth = self._growth
+        assert growth is not None  # noqa: S101 - whoever calls has looked
+        found = growth.get(place)
+        if found is None:
+            found = growth[place] = defaultdict(float)
+        return found
+
+    def watch(self, serving: Callable[[], Mapping[str, int]]) -> None:
+        """Ask this for `queue_active_workers`: slots that take messages, by queue."""
+        self._serving.append(serving)
+
+    def _of(self, queue: str) -> QueueCounts:
+        counts = self._queues.get(queue)
+        if counts is None:
+            counts = self._queues[queue] = QueueCounts()
+        return counts
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def read(self, name: str, **labels: str) -> float:
+        """The value now, over all labels that are not given; 0 if it was never counted.
+
+        A histogram is read as `<name>_count` and `<name>_sum`.
+        """
+        if name not in NAMES:
+            raise KeyError(f"there is no metric {name!r}; there are {', '.join(sorted(NAMES))}")
+        return sum(
+            value
+            for found, of, value in self.values()
+            if found == name and all(of.get(key) == text for key, text in labels.items())
+        )
+
+    def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Every value: name, labels, number. Histograms as their sum and count."""
+        for queue, number in self.active().items():
+            yield ACTIVE, {"queue": queue}, number
+        for queue, counts in list(self._queues.items()):
+            labels = {"queue": queue}
+            for status, number in counts.consumed.items():
+                yield CONSUMED, {**labels, "status": status}, number
+            for name, number in counts.counters.items():
+                yield name, labels, number
+            for name, histogram in ((DURATION, counts.duration), (DELAY, counts.delay)):
+                yield f"{name}_sum", labels, histogram.sum
+                yield f"{name}_count", labels, histogram.count
+        yield from self._replies.values()
+
+    def keep_growth(self) -> None:
+        """Count by tenant from now on, for `take_growth`; what was counted before has none."""
+        if self._growth is None:
+            self._growth = {}
+            for name, labels, value in self.values():
+                if name != ACTIVE:
+                    label = "queue" if "queue" in labels else "channel"
+                    place = Place(DEFAULT_TENANT, label, labels[label])
+                    self._grown(place)[name, labels.get("status", "")] += value
+
+    def take_growth(self, mine: Callable[[Place], bool]) -> Growth:
+        """What was counted since it was last taken."""
+        growth = self._growth or {}
+        return {place: growth.pop(place) for place in list(growth) if mine(place)}
+
+    def give_back(self, growth: Growth) -> None:
+        """It could not be exported: the next one takes it."""
+        for place, counted in growth.items():
+            grown = self._grown(place)
+            for key, value in counted.items():
+                grown[key] += value
+
+    def active(self) -> dict[str, int]:
+        """Slots that take messages, by queue."""
+        found: dict[str, int] = {}
+        for serving in self._serving:
+            for queue, number in serving().items():
+                found[queue] = found.get(queue, 0) + number
+        return found
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For Prometheus: `prometheus_client.generate_latest(metrics.registry)`."""
+        if self._registry is None:
+            from prometheus_client import CollectorRegistry
+
+            self._registry = CollectorRegistry(auto_describe=False)
+            self._registry.register(self)
+        return self._registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus asks for the families; see `registry`."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        queues = list(self._queues.items())
+        consumed = CounterMetricFamily(CONSUMED, HELP[CONSUMED], labels=["queue", "status"])
+        for queue, counts in queues:
+            for status, number in counts.consumed.items():
+                consumed.add_metric([queue, status], number)
+        yield consumed
+        for name in COUNTERS:
+            family = CounterMetricFamily(name, HELP[name], labels=["queue"])
+            for queue, counts in queues:
+                family.add_metric([queue], counts.counters[name])
+            yield family
+        active = GaugeMetricFamily(ACTIVE, HELP[ACTIVE], labels=["queue"])
+        for queue, number in self.active().items():
+            active.add_metric([queue], number)
+        yield active
+        for name, field in ((DURATION, "duration"), (DELAY, "delay")):
+            histogram = HistogramMetricFamily(name, HELP[name], labels=["queue"])
+            for queue, counts in queues:
+                of: Histogram = getattr(counts, field)
+                histogram.add_metric([queue], _cumulative(of), of.sum)
+            yield histogram
+        yield from self._replies.collect()
+
+
+NAMES = frozenset(
+    {CONSUMED, ACTIVE, *COUNTERS, *delivery_counts.HELP}
+    | {f"{name}_{part}" for name in (DURATION, DELAY) for part in ("sum", "count")}
+)
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, Any]]:
+    total = 0
+    found: list[tuple[str, Any]] = []
+    for limit, number in zip((*map(str, BUCKETS), "+Inf"), histogram.buckets, strict=True):
+        total += number
+        found.append((limit, total))
+    return found

@@ -1,0 +1,24 @@
+"""What Alembic runs for every command. The caller brings the connection, and its transaction.
+
+`ackbone.store.migrate` is that caller: it opens the database, begins the transaction, and commits
+it when the last revision is done, so that an upgrade happens whole or not at all.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+attributes = context.config.attributes
+
+if context.is_offline_mode():
+    context.configure(
+        dialect_name=attributes["dialect"],
+        literal_binds=True,
+        transactional_ddl=False,  # whoever runs the script brackets it
+    )
+else:
+    connection = attributes["connection"]
+    if not connection.in_transaction():
+        raise RuntimeError("migrations run inside their caller's transaction; there is none")
+    context.configure(connection=connection)
+context.run_migrations()

@@ -1,0 +1,200 @@
+"""The ledger on PostgreSQL: one hash chain per (tenant, worker), as on SQLite.
+
+A worker's number has one writer, this process, so a chain needs no row to lock: its head is in
+memory, and transactions append one after the other, from the first new hash to the answer of the
+commit. Heads move only then. After a connection broke, the ends that were not synced may be gone,
+or a commit without an answer may be there: such a chain is read again from what is sure on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from ackbone.core import events
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.ids import uuid7_block
+from ackbone.store.chain import GENESIS, link
+
+from . import arrays
+from .arrays import moment
+from .database import Database, Tx
+
+Entry = events.Entry
+Chain = tuple[str, int]
+
+INSERT = (
+    "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
+    f" event_type, data, id, hash) SELECT {moment('$1::bigint')}, $2::bigint, u.* FROM"
+    " unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::json[],"
+    " $9::uuid[], $10::bytea[]) u"
+)
+READ_HEAD = (
+    "SELECT seq, hash FROM event_log WHERE tenant_id = $1 AND worker_id = $2::bigint"
+    f" AND created_at >= {moment('$3::bigint')} AND seq > $4::bigint ORDER BY seq DESC LIMIT 1"
+)
+_HOLDS = (
+    "SELECT 1 FROM event_log WHERE tenant_id = $1 AND subscription = $2 AND task_id = $3"
+    " AND event_type = $4 AND data::text = $5 AND worker_id = $6::bigint"
+    f" AND created_at >= {moment('$7::bigint')} LIMIT 1"
+)
+_STILL_THERE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid = $1::int AND backend_start = $2::timestamptz"
+)
+_GONE_WITHIN_S = 5.0
+_encode = msgspec.json.Encoder().encode
+
+
+class _Head(msgspec.Struct):
+    """Where a chain ends, and where it ended for sure."""
+
+    seq: int
+    digest: bytes
+    sure_seq: int
+    sure_digest: bytes
+    sure_us: int
+    doubtful: bool = False
+
+
+class Ledger:
+    """Appends to the chains of this process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._heads: dict[Chain, _Head] = {}
+        self._begun_us: dict[int, int] = {}
+        self._lock = asyncio.Lock()
+        self._last_us = 0
+        database.on_connect(self._doubt)
+
+    def begin(self, worker_id: int, now_us: int) -> None:
+        """A number that was given out just now has no chains."""
+        self._begun_us[worker_id] = now_us
+        self._last_us = max(self._last_us, now_us)  # a clock may be set back; its events come after
+
+    def is_blank(self, worker_id: int) -> bool:
+        """Is it certain that nothing was ever written under this number?"""
+        begun = any(worker_id == each for _, each in self._heads)
+        return worker_id in self._begun_us and not begun
+
+    def _doubt(self) -> None:
+        for head in self._heads.values():
+            head.doubtful = head.doubtful or head.seq != head.sure_seq
+
+    async def holds(self, tx: Tx, worker_id: int, entry: Entry, since_us: int) -> bool:
+        """Was this event committed, by a transaction of ours whose answer was lost?"""
+        async with self._lock:
+            await self._forget_the_lost()
+        *named, data = entry
+        text = _encode(data).decode()
+        return bool(await tx.rows(_HOLDS, *named, text, str(worker_id), str(since_us)))
+
+    async def commit(
+        self,
+        tx: Tx,
+        worker_id: int,
+        entries: Sequence[Entry],
+        finish: Callable[[], Awaitable[None]],
+        *,
+        durable: bool,
+    ) -> None:
+        """Write the events, in order, and commit the transaction that they tell of."""
+        if not entries:
+            await finish()
+            return
+        # Not while this process is at its own chains: another one's may wait for rows that this
+        # transaction holds, and we for its rows. No database would see that.
+        await tx.hold_all_locks()
+        async with self._lock:
+            now_us = self._last_us = max(self._last_us, await tx.moment())
+            ends = await self._write(tx, worker_id, entries, now_us)
+            try:
+                await finish()
+            except BaseException:
+                # Rolled back, or nobody knows: both are seen when the chain is read again.
+                for chain in ends:
+                    self._heads[chain].doubtful = True
+                raise
+            self._committed(ends, now_us, durable)
+
+    async def _write(
+        self, tx: Tx, worker_id: int, entries: Sequence[Entry], now_us: int
+    ) -> dict[Chain, tuple[int, bytes]]:
+        """Sends the rows; returns where the chains end if they are committed."""
+        ends: dict[Chain, tuple[int, bytes]] = {}
+        seqs, tenants, subs, tasks, kinds, texts, hashes = [], [], [], [], [], [], []
+        for tenant_id, subscription, task_id, kind, data in entries:
+            chain = (tenant_id, worker_id)
+            seq, digest = ends.get(chain) or await self._head(tx, chain)
+            seq += 1
+            text = _encode(data).decode()
+            digest = link(
+                digest, (seq, tenant_id, subscription, task_id, kind, text, now_us, worker_id)
+            )
+            ends[chain] = (seq, digest)
+            seqs.append(seq)
+            tenants.append(tenant_id)
+            subs.append(subscription)
+            tasks.append(task_id)
+            kinds.append(kind)
+            texts.append(text)
+            hashes.append(digest)
+        await tx.send(
+            INSERT,
+            str(now_us),
+            str(worker_id),
+            arrays.numbers(seqs),
+            arrays.texts(tenants),
+            arrays.texts(subs),
+            arrays.texts(tasks),
+            arrays.texts(kinds),
+            arrays.texts(texts),
+            arrays.ids(uuid7_block(len(entries))),
+            arrays.blobs(hashes),
+        )
+        return ends
+
+    def _committed(self, ends: dict[Chain, tuple[int, bytes]], now_us: int, durable: bool) -> None:
+        for chain, (seq, digest) in ends.items():
+            head = self._heads[chain]
+            head.seq, head.digest = seq, digest
+        if durable:  # and with it everything that was committed before
+            for head in self._heads.values():
+                if not head.doubtful:
+                    head.sure_seq, head.sure_digest, head.sure_us = head.seq, head.digest, now_us
+
+    async def _head(self, tx: Tx, chain: Chain) -> tuple[int, bytes]:
+        head = self._heads.get(chain)
+        if head is None:
+            begun_us = self._begun_us.get(chain[1])
+            head = _Head(0, GENESIS, 0, GENESIS, begun_us or 0, doubtful=begun_us is None)
+            self._heads[chain] = head
+        if head.doubtful:
+            await self._forget_the_lost()
+            found = await tx.rows(
+                READ_HEAD, chain[0], str(chain[1]), str(head.sure_us), str(head.sure_seq)
+            )
+            head.seq, head.digest = found[0] if found else (head.sure_seq, head.sure_digest)
+            head.doubtful = False
+        return head.seq, head.digest
+
+    async def _forget_the_lost(self) -> None:
+        """A process of the server that may still commit under our number is ended first."""
+        lost = self._database.lost
+        try:
+            async with asyncio.timeout(_GONE_WITHIN_S):
+                while lost:
+                    pid, since = lost[-1]
+                    # Not in this transaction: it would see the processes of its beginning only.
+                    if await self._database.read(_STILL_THERE, str(pid), since):
+                        await asyncio.sleep(0.02)
+                    else:
+                        lost.pop()
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"{self._database.address.shown}: a connection that was lost is still at work "
+                "there; its events cannot be continued yet"
+            ) from None

@@ -1,0 +1,111 @@
+"""Where the ledger's seals stand in the table, and where its chains end: by rowid."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ackbone.store.seals import (
+    ANCHOR_TASK,
+    PRUNED_TASK,
+    TENANT,
+    Anchor,
+    Chain,
+    Checkpoint,
+    Seal,
+    Tip,
+    read_anchor,
+    read_checkpoint,
+    readable,
+)
+
+WINDOW = 20_000
+"""Rows of the ledger that one statement looks at: a reader must not hold the log for long."""
+
+
+# ── the ledger's own rows ────────────────────────────────────────────────────────────────────────
+
+_OWN = (
+    "SELECT rowid, data, created_at FROM event_log WHERE tenant_id = ? AND task_id = ?"
+    " ORDER BY rowid"
+)
+
+
+def last_anchor(conn: sqlite3.Connection) -> tuple[int, Anchor] | None:
+    """The newest anchor and its rowid."""
+    return _last(conn, ANCHOR_TASK, read_anchor)
+
+
+def last_checkpoint(conn: sqlite3.Connection) -> tuple[int, Checkpoint] | None:
+    """The newest checkpoint and its rowid."""
+    return _last(conn, PRUNED_TASK, read_checkpoint)
+
+
+def _last(
+    conn: sqlite3.Connection, task: str, read: Callable[[str], Seal]
+) -> tuple[int, Seal] | None:
+    found = conn.execute(f"{_OWN} DESC LIMIT 1", (TENANT, task)).fetchone()
+    return None if found is None else (found[0], readable(read, found[1], task))
+
+
+def anchors_since(conn: sqlite3.Connection, n: int) -> list[Anchor]:
+    """Anchors after number `n`, oldest first."""
+    found: list[Anchor] = []
+    for _rowid, data, _at in conn.execute(f"{_OWN} DESC", (TENANT, ANCHOR_TASK)):
+        anchor = readable(read_anchor, data, ANCHOR_TASK)
+        if anchor.n <= n:
+            break
+        found.append(anchor)
+    return found[::-1]
+
+
+def anchor_before(conn: sqlite3.Connection, moment_us: int) -> tuple[int, Anchor] | None:
+    """The newest anchor that is not younger than `moment_us`, and its rowid."""
+    for rowid, data, at in conn.execute(f"{_OWN} DESC", (TENANT, ANCHOR_TASK)):
+        if at <= moment_us:
+            return rowid, readable(read_anchor, data, ANCHOR_TASK)
+    return None
+
+
+def anchor_row(conn: sqlite3.Connection, n: int) -> int | None:
+    """The rowid of anchor number `n`."""
+    for rowid, data, _at in conn.execute(_OWN, (TENANT, ANCHOR_TASK)):
+        try:
+            number = read_anchor(data).n
+        except (msgspec.MsgspecError, TypeError):
+            continue  # a finding of its own, where the row is looked at
+        if number == n:
+            return int(rowid)
+    return None
+
+
+# ── the ends of the chains ───────────────────────────────────────────────────────────────────────
+
+
+def tips(
+    conn: sqlite3.Connection, after: int, upto: int | None = None
+) -> Iterator[tuple[dict[Chain, Tip], int]]:
+    """The chains' ends among the rows behind `after`, window by window, each with its last row.
+
+    Without `upto` it follows the writers until it has caught up with them.
+    """
+    while True:
+        (last,) = conn.execute("SELECT max(rowid) FROM event_log").fetchone()
+        end = min(last or 0, after + WINDOW, after + WINDOW if upto is None else upto)
+        if end <= after:
+            return
+        # max(rowid) is the only aggregate, so SQLite takes the other columns from that very row.
+        yield (
+            {
+                (tenant_id, worker_id): Tip(seq, digest, rowid)
+                for tenant_id, worker_id, seq, digest, rowid in conn.execute(
+                    "SELECT tenant_id, worker_id, seq, hash, max(rowid) FROM event_log"
+                    " WHERE rowid > ? AND rowid <= ? GROUP BY tenant_id, worker_id",
+                    (after, end),
+                )
+            },
+            end,
+        )
+        after = end

@@ -1,0 +1,79 @@
+"""Statements of `ackbone.store.operations`, `parked`, `orchestration` and `letters`."""
+
+from ackbone.store.statements import OperationsSql
+from ackbone.store.stored import KNOWN_EFFECT
+
+TASK = "tenant_id = ?1 AND subscription = ?2 AND message_id = ?3"
+
+_FOR_HANDLER = (
+    "WHERE status = 'parked' AND parked_kind = ?1 AND subscription = ?2"
+    " AND substr(error_message, 1, length(?3)) = ?3"
+    " AND (?4 OR event_name IN (SELECT value FROM json_each(?5)))"
+)
+_READY = "UPDATE queue_executions AS q SET status = 'ready', due_at = {}, parked_kind = NULL"
+_TASKS = "RETURNING tenant_id, subscription, message_id"
+
+OPERATIONS = OperationsSql(
+    write_letter=(
+        "INSERT INTO dead_letters (id, tenant_id, subscription, message_id, queue_name, event_name,"
+        " reason, error, retry_count, history, body, body_info, body_crc, failed_at)"
+        " VALUES (id_of(?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    ),
+    settle_letter=(
+        "UPDATE dead_letters SET state = ?2, settled_at = ?4, replay_id = ?3 WHERE id = id_of(?1)"
+        " AND state = 'open' RETURNING tenant_id, subscription, message_id"
+    ),
+    letter_state="SELECT state, settled_at, replay_id FROM dead_letters WHERE id = id_of(?1)",
+    unknown_effects=f"SELECT name FROM effects WHERE {TASK} AND state = 'begun' ORDER BY name",
+    effect_is_done=f"SELECT 1 FROM effects WHERE {TASK} AND name = ?4 AND state = 'done'",
+    effect_done=(
+        f"UPDATE effects SET state = 'done', value = ?5, done_at = ?6 WHERE {TASK} AND name = ?4"
+        " AND state = 'begun' RETURNING 1"
+    ),
+    effect_cleared=(
+        f"DELETE FROM effects WHERE {TASK} AND name = ?4 AND state = 'begun' RETURNING 1"
+    ),
+    pause_queue=(
+        "INSERT INTO sources (subscription, paused_at) VALUES (?1, ?2)"
+        " ON CONFLICT (subscription, part) DO UPDATE SET paused_at = excluded.paused_at"
+        " WHERE sources.paused_at IS NULL RETURNING 1"
+    ),
+    unpause_queue=(
+        "UPDATE sources SET paused_at = NULL WHERE subscription = ?1 AND paused_at IS NOT NULL"
+        " RETURNING 1"
+    ),
+    task_state=f"SELECT status, parked_kind FROM queue_executions WHERE {TASK}",
+    resume=f"{_READY.format('?4')} WHERE {TASK} AND status = 'parked'",
+    wait_for_handler=f"SELECT 1 FROM queue_executions {_FOR_HANDLER} LIMIT 1",
+    handler_came=f"{_READY.format('?6')} {_FOR_HANDLER} {_TASKS}",
+    wait_for_effect=f"SELECT 1 FROM queue_executions q WHERE {KNOWN_EFFECT} LIMIT 1",
+    effect_known=f"{_READY.format('?1')} WHERE {KNOWN_EFFECT} {_TASKS}",
+    parked_task=(
+        "SELECT queue_name, event_name, trace_id, idem_key, lane, retry_count, history, body,"
+        f" body_info FROM queue_executions WHERE {TASK}"
+    ),
+    end_parked=(
+        "UPDATE queue_executions SET status = ?4, completed_at = ?6, error_message = ?5,"
+        f" body = NULL WHERE {TASK} AND status = 'parked'"
+    ),
+    free_key=(
+        "DELETE FROM idempotency_keys WHERE tenant_id = ?1 AND subscription = ?2 AND key = ?3"
+        " AND message_id = ?4"
+    ),
+    record_task=(
+        "INSERT OR IGNORE INTO queue_executions (id, tenant_id, subscription, message_id,"
+        " queue_name, event_name, status, held, worker_id, started_at, completed_at, error_message,"
+        " retry_count, idem_key, result) VALUES (id_of(?), ?, ?, ?, ?, ?, ?, 'store', ?, ?, ?, ?,"
+        " ?, ?, ?) RETURNING 1"
+    ),
+    created=(
+        "SELECT 1 FROM event_log WHERE tenant_id = ?1 AND subscription = ?2 AND task_id = ?3"
+        " AND event_type = 'task.created'"
+    ),
+    ask_to_cancel=f"UPDATE queue_executions SET cancel_at = ?4 WHERE {TASK} AND status = 'running'",
+    discard_task=(
+        "UPDATE queue_executions SET status = 'discarded', completed_at = ?5, error_message = ?4,"
+        f" body = NULL, due_at = NULL WHERE {TASK}"
+        " RETURNING queue_name, event_name, trace_id, idem_key, lane"
+    ),
+)

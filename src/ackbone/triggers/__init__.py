@@ -1,0 +1,35 @@
+"""Queue triggers: foreign messages come in, agent runs start.
+
+`QueueTrigger` itself is `ackbone.QueueTrigger`: it names the store, which nothing here may.
+"""
+
+from ackbone.core.errors import ParseError
+
+from .broker_adapter import BrokerQueueAdapter
+from .config import QueueTriggerConfig, validate_config
+from .messages import MessageEnvelope, RawMessage
+from .mock import MockQueueAdapter
+from .parsers import BinaryParser, JSONParser, MessageParser, TextParser
+from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Permission, QueueAdapter
+from .redis_idempotency import RedisIdempotencyStore
+
+__all__ = [
+    "AgentRuntime",
+    "BinaryParser",
+    "BrokerQueueAdapter",
+    "GovernanceLayer",
+    "IdempotencyStore",
+    "JSONParser",
+    "Ledger",
+    "MessageEnvelope",
+    "MessageParser",
+    "MockQueueAdapter",
+    "ParseError",
+    "Permission",
+    "QueueAdapter",
+    "QueueTriggerConfig",
+    "RawMessage",
+    "RedisIdempotencyStore",
+    "TextParser",
+    "validate_config",
+]

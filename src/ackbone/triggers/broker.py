@@ -1,0 +1,202 @@
+"""A `QueueAdapter` as the engine's broker: its stream feeds `receive`, its copies wait to be told.
+
+The adapter hears of a message once, when the store holds its end. Until then its copy is kept:
+a retry waits in the store, and should this process and its store vanish, the queue still has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+
+from ackbone.core.broker import (
+    Capabilities,
+    Delivery,
+    Durability,
+    Health,
+    Outgoing,
+    Result,
+    Settlement,
+    Subscription,
+    Verb,
+)
+from ackbone.core.errors import BrokerError, BrokerUnavailable
+from ackbone.core.secret import mask_line
+from ackbone.core.store import Answer
+
+from .config import QueueTriggerConfig
+from .mapping import Copy, copy_of, delivery_of
+from .messages import RawMessage
+from .ports import QueueAdapter
+
+log = logging.getLogger("ackbone.trigger")
+
+TELL_WITHIN_S = 30.0
+"""A queue that takes longer to hear one word hears it not: the message comes again."""
+
+
+class AdapterBroker:
+    """The engine's view of an adapter that is connected already."""
+
+    capabilities = Capabilities(durability=Durability.NONE, max_batch=100)
+
+    def __init__(self, adapter: QueueAdapter, config: QueueTriggerConfig) -> None:
+        self._adapter = adapter
+        self._config = config
+        self._stream: AsyncIterator[RawMessage] | None = None
+        self._next: asyncio.Task[RawMessage | None] | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._in_engine: dict[int, Copy] = {}
+        self.ended: list[tuple[Copy, str]] = []
+        """Copies that the engine needs no more, with its verdict: the announcer's to settle."""
+        self.changed = asyncio.Event()
+        """Set when something may have ended."""
+
+    # -- the port ---------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Nothing: the trigger connects the adapter, and tells its caller if it cannot."""
+
+    async def close(self) -> None:
+        """Stop reading; hand back what was read and never came to its end."""
+        await self._stop_reading()
+        left = [*self._in_engine.values(), *(copy for copy, _ in self.ended)]
+        self._in_engine.clear()
+        self.ended.clear()
+        for copy in left:
+            await self.hand_back(copy.raw)
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        error = BrokerError(f"queue {queue}: a trigger's adapter only reads")
+        return [Result(id=out.id, error=error) for out in batch]
+
+    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._flowing.wait()
+        deliveries: list[Delivery] = []
+        while len(deliveries) < limit and self._flowing.is_set():
+            patience = 0.0 if deliveries else max(0.0, deadline - loop.time())
+            task = self._pull()
+            await asyncio.wait([task], timeout=patience)
+            if not task.done() or not self._flowing.is_set():
+                break
+            if deliveries and (task.cancelled() or task.exception() is not None):
+                break  # what was read before goes first; the next call finds the error
+            self._next = None
+            try:
+                raw = task.result()
+            except Exception as error:
+                self._stream = None
+                raise BrokerUnavailable(mask_line(f"the adapter failed: {error}")) from None
+            if raw is None:
+                self._stream = None
+                if deliveries:
+                    break
+                raise BrokerUnavailable("the adapter's stream of messages ended")
+            delivery = await self._delivery(raw)
+            if delivery is not None:
+                deliveries.append(delivery)
+        return deliveries
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+        for settlement in batch:
+            copy: Copy = settlement.delivery.tag
+            self._in_engine.pop(id(copy), None)
+            if settlement.verb is Verb.RELEASE:
+                await self.hand_back(copy.raw)
+            elif settlement.reason == Answer.FINAL:
+                await self.tell(copy.raw, self._adapter.ack)
+            else:
+                self.ended.append((copy, settlement.reason))
+        self.changed.set()
+        return [Result(id=s.delivery.identity or "") for s in batch]
+
+    async def health(self) -> Health:
+        try:
+            return Health(ok=bool(await self._adapter.health_check()))
+        except Exception as error:
+            return Health(ok=False, detail=mask_line(str(error)))
+
+    # -- what the trigger uses --------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Hand nothing over until `resume`; a message that was asked for before waits here."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        self._flowing.set()
+
+    @property
+    def held(self) -> int:
+        """Copies in our hands that were not settled."""
+        return len(self._in_engine) + len(self.ended)
+
+    async def hand_back(self, raw: RawMessage) -> None:
+        """The queue is to give it again."""
+        await self.tell(raw, partial(self._adapter.nack, requeue=True))
+
+    async def tell(self, raw: RawMessage, word: Callable[[RawMessage], Awaitable[None]]) -> None:
+        """One word to the adapter. Should it fail, the copy comes again and is known."""
+        try:
+            async with asyncio.timeout(TELL_WITHIN_S):
+                await word(raw)
+        except Exception as error:
+            log.warning(
+                "message %s: the queue could not be told: %s",
+                raw.message_id,
+                mask_line(str(error) or type(error).__name__),
+            )
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _pull(self) -> asyncio.Task[RawMessage | None]:
+        """The one read under way. It outlives `receive`: cancelling it could lose a message."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._read(), name="ackbone-trigger-read")
+        return self._next
+
+    async def _read(self) -> RawMessage | None:
+        if self._stream is None:
+            stream = self._adapter.consume()
+            self._stream = await stream if inspect.isawaitable(stream) else stream
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            return None
+
+    async def _delivery(self, raw: RawMessage) -> Delivery | None:
+        """None: not even its frame can be read; it was sent to the dead-letter queue."""
+        try:
+            copy = copy_of(raw, self._config)
+            delivery = delivery_of(copy)
+        except Exception as error:
+            reason = f"not a message: {type(error).__name__}: {error}"
+            log.error("message %s: %s", raw.message_id, mask_line(reason))
+            await self.tell(raw, partial(self._adapter.send_to_dlq, reason=mask_line(reason)))
+            return None
+        self._in_engine[id(copy)] = copy
+        return delivery
+
+    async def _stop_reading(self) -> None:
+        task, self._next = self._next, None
+        if task is not None:
+            if not task.done():
+                task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                raw = task.result()
+                if raw is not None:
+                    await self.hand_back(raw)
+        stream, self._stream = self._stream, None
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            with contextlib.suppress(Exception):
+                await close()

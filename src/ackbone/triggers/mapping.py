@@ -1,0 +1,127 @@
+"""Foreign messages as the engine knows them, and back again.
+
+The engine reads only the headers written here. The queue's own headers travel whole inside one of
+them, so that a producer's `x-priority: urgent` is the agent's business and not ours.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.clock import to_us
+from ackbone.core.ids import derived_id, new_id
+from ackbone.core.message import DEFAULT_TENANT, MAX_ID, Message
+
+from .config import QueueTriggerConfig
+from .messages import DEDUP_HEADER, EVENT_HEADER, TENANT_HEADER, MessageEnvelope, RawMessage, header
+
+RAW_HEADER = "x-ackbone-raw"
+DEFAULT_EVENT = "queue_message"
+_LATEST_US = 4_102_444_800_000_000
+"""2100: a timestamp beyond it says more about the sender's clock than about the message."""
+
+
+@dataclass(eq=False)
+class Copy:
+    """One copy of a message in our hands: as the adapter gave it, and as the store knows it."""
+
+    raw: RawMessage
+    envelope: MessageEnvelope
+    """With the body as payload: parsed it is only in the engine."""
+    task_id: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """(tenant, task id), as the store knows the message."""
+        return self.envelope.tenant_id or DEFAULT_TENANT, self.task_id
+
+
+def subscription_of(config: QueueTriggerConfig) -> Subscription:
+    """How the engine sees the trigger's queue. Each consumer group has tasks of its own."""
+    return Subscription(
+        name=f"{config.queue_name}/{config.consumer_group}",
+        queue=config.queue_name,
+        group=config.consumer_group,
+        codec=config.parser_type,
+        ordered=False,
+        # What the adapter is told is decided by the store's outcome; the engine need only know
+        # whether a rejected message is to be kept.
+        ack_policy="dlq" if config.ack_policy == "dlq" else "ack",
+        dedup=config.enable_dedup,
+        dedup_window_s=float(config.idempotency_window),
+        dedup_by_id=True,
+    )
+
+
+def copy_of(raw: RawMessage, config: QueueTriggerConfig) -> Copy:
+    """The copy that an adapter just handed over."""
+    envelope = MessageEnvelope.from_raw_message(
+        raw, config.queue_name, event_name_header=config.event_name_header
+    )
+    # Without an id there is nothing to know it by again: it gets one, and no dedup.
+    task_id = _storable("id", raw.message_id) if raw.message_id else new_id()
+    return Copy(raw, envelope, task_id)
+
+
+def delivery_of(copy: Copy) -> Delivery:
+    """The copy as the engine receives it."""
+    raw, envelope = copy.raw, copy.envelope
+    headers = {"x-message-id": copy.task_id, RAW_HEADER: _described(raw)}
+    if envelope.event_name is not None:
+        headers[EVENT_HEADER] = envelope.event_name
+    if envelope.tenant_id is not None:
+        headers[TENANT_HEADER] = envelope.tenant_id
+    if envelope.dedup_key is not None:
+        headers[DEDUP_HEADER] = _storable("key", envelope.dedup_key)
+    trace = header(raw.headers, "traceparent")
+    if trace is not None:
+        headers["traceparent"] = trace
+    return Delivery(
+        body=bytes(raw.body),
+        headers=headers,
+        tag=copy,
+        identity=copy.task_id,
+        sent_at_us=min(max(0, to_us(raw.timestamp)), _LATEST_US),
+    )
+
+
+def envelope_of(message: Message, config: QueueTriggerConfig) -> MessageEnvelope:
+    """The envelope that a run gets, from the message in the store: the same on each attempt."""
+    described = json.loads(message.headers[RAW_HEADER])
+    raw = RawMessage(
+        message_id=described["message_id"],
+        body=b"",
+        headers=described["headers"],
+        timestamp=datetime.fromisoformat(described["timestamp"]),
+        metadata={},
+    )
+    envelope = MessageEnvelope.from_raw_message(
+        raw, config.queue_name, event_name_header=config.event_name_header
+    )
+    envelope.payload = message.payload
+    return envelope
+
+
+def _described(raw: RawMessage) -> str:
+    """As ASCII: a header may hold text that no database takes, a lone surrogate for one."""
+    return json.dumps(
+        {
+            "message_id": raw.message_id,
+            "headers": raw.headers,
+            "timestamp": raw.timestamp.isoformat(),
+        }
+    )
+
+
+def _storable(kind: str, text: str) -> str:
+    """The text itself, or a name derived from it if it is too long or no database takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return derived_id(f"odd-{kind}", text.encode("utf-8", "backslashreplace").decode())
+    if len(text) > MAX_ID or "\0" in text:
+        return derived_id(f"long-{kind}", text)
+    return text

@@ -1,9 +1,0 @@
-"""The statements of SQLite, one module per area. `id_of` makes the 16 bytes of an id's text."""
-
-from holdfast.store.statements import Statements
-
-from .approvals import APPROVALS
-from .desk import DESK
-from .operations import OPERATIONS
-
-SQL = Statements(operations=OPERATIONS, approvals=APPROVALS, desk=DESK)
