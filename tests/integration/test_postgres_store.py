@@ -743,7 +743,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "ready, without some types": (claims.CLAIM_READY["but"], 6),
         "next due": (claims.NEXT_DUE, 1),
         "done": (finish.ALL_DONE, 9),
-        "others": (finish.OTHERS, 21),
+        "others": (finish.OTHERS, 20),
         "keep": (keys.KEEP, 6),
         "free": (keys.FREE, 4),
         "waiting": (keys.WAITING_FOR, 3),

@@ -218,8 +218,8 @@ class SqliteStorage:
 
 def _older_name(path: Path) -> str:
     """What to do with a database of the time when this project was called holdfast, if any."""
-    old = path.parent.parent / ".holdfast" / "holdfast.db"
-    if not old.exists():
+    old = path.parent.with_name(".holdfast") / "holdfast.db"
+    if path.parent.name != ".ackbone" or not old.exists():
         return ""
     return (
         f"{old} was made when ackbone was called holdfast, and is not read. To keep its messages, "
