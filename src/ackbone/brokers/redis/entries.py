@@ -1,6 +1,6 @@
 """Stream entries and messages: how one is written as the other.
 
-Ours have the field `hf` first. An entry of somebody else has fields of its own making; it is handed
+Ours have the field `ab` first. An entry of somebody else has fields of its own making; it is handed
 over as a JSON object of them, under the header FLAT, and written the same way.
 """
 
