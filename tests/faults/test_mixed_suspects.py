@@ -96,7 +96,7 @@ def test_no_warden_starts_children_for_suspects_of_another_app(make_fleet: MakeF
         assert fleet.terminate(supervisor) == 0
     ends = left.rows("SELECT event_name, status, count(*) FROM queue_executions GROUP BY 1, 2")
     assert sorted(ends) == [("left", "succeeded", 1), ("right", "succeeded", RIGHTS)]
-    # A child that is slow to come up gets another one beside it: not how many there were is fixed.
+    # The number of children is open: a child that is slow to come up gets another one beside it.
     assert set(children(left.home, "left")) == {"few", "none"}
     assert set(children(left.home, "right")) == {"few"}
     assert left.events("task.parked") == 0
