@@ -52,7 +52,7 @@ lint: setup ## ruff, mypy --strict and the import arrows
 	step $(BIN)/lint-imports --no-logo
 	exit $$status
 
-format: setup ## Format the code and mend what ruff can mend
+format: setup ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 

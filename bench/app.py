@@ -1,4 +1,4 @@
-"""The app that the bench's workers run: `python -m ackbone.supervisor bench/app.py`.
+"""The app that the bench's workers run: `python -m ackbone.processes.worker_process bench/app.py`.
 
 Only defaults: dedup by identity, ledger chain, final event, lease, synchronous=FULL.
 """
@@ -16,7 +16,7 @@ SAMPLE = struct.Struct("<qq")
 
 app = App(name="bench")
 if "ACKBONE_BENCH_WEBHOOK" in os.environ:
-    from ackbone.delivery.webhook import WebhookChannel
+    from ackbone.delivery.channels.webhook_channel import WebhookChannel
 
     app.channel(
         WebhookChannel(

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 
 from . import workload
 

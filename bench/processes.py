@@ -111,7 +111,7 @@ def worker(
     home: Path, *, until_idle: bool = True, env: Mapping[str, str] | None = None
 ) -> Measured:
     """One worker process on the database of `home`, through the real supervisor's child."""
-    command = [sys.executable, "-m", "ackbone.supervisor", APP]
+    command = [sys.executable, "-m", "ackbone.processes.worker_process", APP]
     return Measured(
         command + ["--until-idle"] * until_idle,
         log=home / "worker.log",

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from ackbone import supervisor
 from ackbone.observe.logs import configure_logs
+from ackbone.processes.worker_process import work
 
 EVERY_S = 0.002
 SWITCH_S = 0.0001
@@ -164,7 +164,7 @@ def main(target: str, report: Path) -> int:
     sys.setswitchinterval(SWITCH_S)
     sampler = Sampler()
     sampler.start()
-    code = asyncio.run(supervisor.work(target, until_idle=True))
+    code = asyncio.run(work(target, until_idle=True))
     sampler.stop()
     report.write_text(json.dumps({"samples": sampler.samples, "statements": STATEMENTS.found}))
     return code

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from ackbone.cli.replaying import dlq_replay
+from ackbone.cli.dead_letter_actions import dlq_replay
 from ackbone.cli.root import SECTIONS, cli
 from ackbone.cli.session import Exit
 

@@ -1,6 +1,6 @@
 """The tables in SQLAlchemy Core, as a second description that the migrations are compared with.
 
-"Exception 1" and so on are those that `ackbone.store.migrate` lists.
+"Exception 1" and so on are those that `ackbone.store.revisions` lists.
 
 Both dialects have the same tables, but for what belongs to one of them alone (`info={"only": …}`):
 the SQLite broker's queue and witness; the beats of workers on PostgreSQL, where no locked file says

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from ackbone.core.delivery import New
+from ackbone.core.outbound.delivery import New
 from bench import processes, workload
 from bench.figures import Row, at_least, at_most, percentile
 from bench.measure import Bench

@@ -44,22 +44,22 @@ if TYPE_CHECKING:
     from ackbone.core.outcome import Retry as Retry
     from ackbone.core.records import Cancelled as Cancelled
     from ackbone.core.retry import RetryPolicy as RetryPolicy
-    from ackbone.delivery.apprise_channel import AppriseChannel as AppriseChannel
-    from ackbone.delivery.channels import Channels as Channels
-    from ackbone.delivery.discord_channel import DiscordChannel as DiscordChannel
-    from ackbone.delivery.email_channel import EmailChannel as EmailChannel
-    from ackbone.delivery.file_queue import DeliveryQueue as DeliveryQueue
-    from ackbone.delivery.folder_channel import FolderChannel as FolderChannel
-    from ackbone.delivery.queued import QueuedDelivery as QueuedDelivery
-    from ackbone.delivery.recovery import recovery_report as recovery_report
-    from ackbone.delivery.recovery import recovery_scan as recovery_scan
-    from ackbone.delivery.runner import DeliveryRunner as DeliveryRunner
-    from ackbone.delivery.slack_channel import SlackChannel as SlackChannel
-    from ackbone.delivery.telegram_channel import TelegramChannel as TelegramChannel
-    from ackbone.delivery.waits import BACKOFF_MS as BACKOFF_MS
-    from ackbone.delivery.waits import compute_backoff_ms as compute_backoff_ms
-    from ackbone.delivery.waits import is_ready_for_retry as is_ready_for_retry
-    from ackbone.delivery.webhook import WebhookChannel as WebhookChannel
+    from ackbone.delivery.backoff import BACKOFF_MS as BACKOFF_MS
+    from ackbone.delivery.backoff import compute_backoff_ms as compute_backoff_ms
+    from ackbone.delivery.channels.apprise_channel import AppriseChannel as AppriseChannel
+    from ackbone.delivery.channels.discord_channel import DiscordChannel as DiscordChannel
+    from ackbone.delivery.channels.email_channel import EmailChannel as EmailChannel
+    from ackbone.delivery.channels.folder_channel import FolderChannel as FolderChannel
+    from ackbone.delivery.channels.slack_channel import SlackChannel as SlackChannel
+    from ackbone.delivery.channels.telegram_channel import TelegramChannel as TelegramChannel
+    from ackbone.delivery.channels.webhook_channel import WebhookChannel as WebhookChannel
+    from ackbone.delivery.files.channel_sender import Channels as Channels
+    from ackbone.delivery.files.delivery_queue import DeliveryQueue as DeliveryQueue
+    from ackbone.delivery.files.delivery_runner import DeliveryRunner as DeliveryRunner
+    from ackbone.delivery.files.queued_delivery import QueuedDelivery as QueuedDelivery
+    from ackbone.delivery.files.queued_delivery import is_ready_for_retry as is_ready_for_retry
+    from ackbone.delivery.recovery_report import recovery_report as recovery_report
+    from ackbone.delivery.recovery_report import recovery_scan as recovery_scan
     from ackbone.engine.context import Context as Context
     from ackbone.engine.context import SyncContext as SyncContext
     from ackbone.engine.sender import Receipt as Receipt
@@ -97,7 +97,18 @@ def __getattr__(name: str) -> Any:
         return __dir__()
     if name not in homes:
         raise AttributeError(f"module 'ackbone' has no attribute {name!r}")
-    value = getattr(importlib.import_module(homes[name]), name)
+    try:
+        module = importlib.import_module(homes[name])
+    except ModuleNotFoundError as error:
+        if not name.endswith("Channel"):
+            raise
+        from ackbone.core.extras import install_extra
+
+        how = install_extra(name.removesuffix("Channel").lower())
+        raise ModuleNotFoundError(
+            f"ackbone.{name} needs {error.name}: {how}", name=error.name
+        ) from None
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

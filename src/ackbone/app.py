@@ -1,4 +1,7 @@
-"""`App`: what a user writes against, and the composition root: here classes are named."""
+"""`App`: the class that programs use. It registers handlers, sends messages and runs workers.
+
+Its parts are put together in `composition/`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,25 @@ import functools
 import logging
 import os
 import socket
-import sys
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, NoReturn, TypeVar
 
 import msgspec
 
+from ackbone.backends import Storage, storage_of
 from ackbone.brokers.registry import make_broker
+from ackbone.composition.event_loops import LoopLock, LoopThread, beside_the_loop
+from ackbone.composition.idle import idle
+from ackbone.composition.registrations import Registrations, formed
+from ackbone.composition.worker_parts import handling, ports, worker_settings
 from ackbone.config import Config, load_config
-from ackbone.config.rule_file import load_rules
-from ackbone.core.breaker import BreakerPolicy
+from ackbone.config.rules_file import load_rules
 from ackbone.core.broker import (
     Broker,
-    Inspectable,
     LimitsPublish,
     NamesConsumers,
     Notices,
@@ -31,42 +36,38 @@ from ackbone.core.broker import (
     Subscription,
 )
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
-from ackbone.core.errors import AckboneError, BrokerError, ConfigError, StoreError
+from ackbone.core.errors import AckboneError, ConfigError
 from ackbone.core.events import Observer
 from ackbone.core.guard import Guard
 from ackbone.core.ids import derived_id
 from ackbone.core.message import Message, check_name
+from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
+from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.store import Company, Send, Store
-from ackbone.core.subscribers import Subscribers
 from ackbone.core.text import unknown_option
 from ackbone.delivery.carrier import Carried
-from ackbone.engine.executor import Executor, Middleware
 from ackbone.engine.handlers import Handlers
-from ackbone.engine.isolation import Children
 from ackbone.engine.relays import Relay
 from ackbone.engine.sender import Receipt, Sender, SendPolicy
-from ackbone.engine.worker import Drained, EngineWorker, WorkerSettings
+from ackbone.engine.wiring import Middleware
+from ackbone.engine.worker import Drained, EngineWorker
 from ackbone.governance.rulebook import RuleFile, ask_in_turn
 from ackbone.observe.metrics import Metrics
 from ackbone.observe.observers import Observers
-from ackbone.observe.redact import redact
-from ackbone.registrations import Registrations, formed
-from ackbone.storage import Storage, storage_of
-from ackbone.sync_loop import LoopLock, LoopThread, beside_the_loop
 
 log = logging.getLogger("ackbone.app")
 
-AWAY_S = 0.5
-"""Before a store or broker that gave no answer is asked again."""
-STUCK_S = 6.0
-"""How long `idle` lets messages wait that no worker can do anything for. The net under keys and
-conversations, which may find that something can be done after all, looks every five seconds."""
-STUCK = (
-    "%d messages are left that no worker can run: they wait behind a parked message, or for a copy"
-    " that the broker has lost. See: ackbone parked list, ackbone stats"
+_FROM_CONFIG = (
+    "handlers",
+    "storage",
+    "rule_file",
+    "_channels",
+    "_default_queue",
+    "_sender",
+    "_subscribers",
 )
+"""Cached properties that depend on the configuration."""
 ON_OPTIONS = ("queue", "retries", "retry", "timeout_s", "isolation")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -80,8 +81,8 @@ class App:
     async def greet(ctx: Context) -> None:
         await ctx.reply(f"Hello, {ctx.payload['name']}")
 
-    `App()` reads its configuration each time it is opened, not when it is made: what a command's
-    --config or the environment says by then counts.
+    `App()` reads its configuration each time it is opened, not when it is made. The --config of a
+    command and the environment at that time decide.
     """
 
     def __init__(
@@ -94,12 +95,13 @@ class App:
         self.own_configuration = (
             config if config is None or isinstance(config, Config) else Path(config)
         )
-        """The configuration that the program names; None: what the environment says."""
+        """The configuration that the program names. None: the environment decides."""
         self._config: Config | None = None
         self.name = name
         self.clock: Clock = clock or SystemClock()
         self.target: str | None = None
-        """Where a child process finds this app again: `module:attribute` or `file.py:attribute`."""
+        """The name by which a child process finds this app: `module:attribute` or
+        `file.py:attribute`."""
         self._registered = Registrations()
         self._middleware: list[Middleware] = []
         self._observers = Observers()
@@ -113,13 +115,13 @@ class App:
         self._entering = LoopLock()
         self._opened_before = False
         self._consumer = ""
-        """The name of its worker in the store, and of its consumer where the broker has those."""
+        """The name of its worker in the store, and of its consumer at brokers that name them."""
 
     # -- configuration ----------------------------------------------------------------------------
 
     @property
     def config(self) -> Config:
-        """The settings. They are read when the app is opened, or at the first look before that."""
+        """The settings. They are read when the app is opened, or when first asked for."""
         if self._config is None:
             self._config = self._read_config()
         return self._config
@@ -129,12 +131,12 @@ class App:
         return own if isinstance(own, Config) else load_config(own)
 
     def _renew_config(self) -> None:
-        """Read the settings again; drop what was made from those that hold no longer."""
+        """Read the settings again. If they changed, drop everything that was made from them."""
         found = self._read_config()
         if found == self._config:
             return
         self._config = found
-        for name in ("handlers", "storage", "rule_file", "_channels", "_sender", "_subscribers"):
+        for name in _FROM_CONFIG:
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -157,7 +159,7 @@ class App:
 
     @property
     def metrics(self) -> Metrics | None:
-        """The counts of this process; None if they are switched off."""
+        """The counts of this process. None: they are switched off."""
         if not self.config.metrics.enabled:
             return None
         if self._metrics is None:
@@ -165,9 +167,9 @@ class App:
         return self._metrics
 
     def check(self) -> None:
-        """Raise ConfigError with everything in the configuration that keeps a worker from starting.
+        """Raise ConfigError with every mistake that keeps a worker from starting.
 
-        Nothing is opened. `ackbone run`, `dev` and `config check` ask this first.
+        Nothing is opened. `ackbone run`, `dev` and `config check` call this first.
         """
         steps: list[Callable[[], object]] = [
             lambda: self.storage,
@@ -201,8 +203,8 @@ class App:
     ) -> Callable[[Fn], Fn]:
         """Register a handler for a message type (`*`: every type without a handler of its own).
 
-        An async function runs on the loop, a plain one in a thread; `isolation="process"` runs it
-        in a child process that can be killed.
+        An async function runs on the event loop, a plain one in a thread. `isolation="process"`
+        runs it in a child process that can be killed.
         """
         for name in unknown:
             raise TypeError(f"app.on: {unknown_option(name, ON_OPTIONS)}")
@@ -235,7 +237,7 @@ class App:
         return fn
 
     def observe(self, fn: Observer) -> Observer:
-        """Be told of every event after its commit. An observer can only watch."""
+        """Call `fn` with every event after its commit. An observer can only watch."""
         self._observers.add(fn)
         return fn
 
@@ -248,10 +250,10 @@ class App:
         tenant_id: str | None = None,
         form: Literal["json", "text"] | None = None,
     ) -> None:
-        """Tell somebody of events, each by a delivery that is committed with it.
+        """Notify a recipient of events, each by a delivery that is committed with the event.
 
-        `form`: json for programs (what webhooks get, unless it is said), a line of text for people.
-        Subscribers in ackbone.yaml hear of what commands do, too.
+        `form`: json for programs (the default for webhooks), a line of text for people (the default
+        otherwise). Subscribers in ackbone.yaml are notified of what commands do as well.
         """
         subscriber, form = self._registered.subscriber(
             channel, recipient, events=events, tenant_id=tenant_id, form=form
@@ -266,18 +268,19 @@ class App:
         timeout_s: float | None = None,
         on_unknown: Literal["resend", "hold"] | None = None,
     ) -> None:
-        """Send replies for `channel.name` by it, from every worker of this app.
+        """Send replies for `channel.name` by this channel, in every worker of this app.
 
-        `on_unknown`: what may have arrived is sent again, marked, or held until a person decides.
+        `on_unknown`: a reply that may have arrived is sent again, with a mark, or held until an
+        operator decides.
         """
         draft = self._registered.channel(channel, timeout_s=timeout_s, on_unknown=on_unknown)
         if "_channels" in self.__dict__:
             self._channels[channel.name] = draft.complete(self.config)
 
     def carried(self) -> list[Carried]:
-        """The channels of this app: those that it registered, then those of its configuration.
+        """Return the channels of this app: the registered ones, then those of the configuration.
 
-        Raises ConfigError, with every channel that cannot be made.
+        Raises ConfigError with every channel that cannot be made.
         """
         return list(self._channels.values())
 
@@ -287,12 +290,12 @@ class App:
 
     @property
     def channel_names(self) -> frozenset[str]:
-        """The channels of the program and of the configuration; none of them is made for this."""
+        """The names of all channels of this app. No channel is made for this."""
         return frozenset({*self._registered.channel_names, *self.config.channels})
 
     @property
     def telling_channels(self) -> frozenset[str]:
-        """Channels by which its subscribers are told of events."""
+        """The channels of its subscribers."""
         return self._subscribers.channels
 
     def guard(self, fn: Guard) -> Guard:
@@ -305,13 +308,13 @@ class App:
 
     @functools.cached_property
     def rule_file(self) -> RuleFile | None:
-        """The rules of the configuration, in force. Raises ConfigError if they are broken."""
+        """The rule file of the configuration. Raises ConfigError if it is broken."""
         path = self.config.rules
         return None if path is None else RuleFile(path, functools.partial(load_rules, path))
 
     @property
     def _guards(self) -> Guard | None:
-        """Whoever has a say: the rules, the guard function, both, or nobody."""
+        """The rules, the guard function, or both. None: every run is allowed."""
         book = None if self.rule_file is None else self.rule_file.book
         guards: list[Guard] = [each for each in (book, self._guard) if each is not None]
         return (
@@ -321,9 +324,9 @@ class App:
     # -- open and close ---------------------------------------------------------------------------
 
     async def open(self, *, connect: bool = True) -> None:
-        """Open broker and store; creates or migrates the database. Idempotent.
+        """Open broker and store, and create or migrate the database. Idempotent.
 
-        `connect=False`: for work on the store alone. A broker that is a server may be away then.
+        `connect=False`: do not connect to a broker that is a server, for work on the store alone.
         """
         async with self._entering.here():
             await self._open(connect=connect)
@@ -340,7 +343,8 @@ class App:
         if isinstance(broker, NamesConsumers):
             self._consumer = broker.name_consumer(self._consumer)
         if isinstance(broker, LimitsPublish):
-            # A little less than the sender's own limit: the broker can say what it waited for.
+            # A little less than the sender's own limit, so that the broker's error comes first: it
+            # names the cause.
             broker.publish_within_s = 0.9 * self.config.send_timeout_s
         store = self.storage.make_store(
             broker,
@@ -373,7 +377,7 @@ class App:
         return storage_of(self.config)
 
     async def close(self) -> None:
-        """Flush what was sent, and let go. Idempotent."""
+        """Flush what was sent, then close store and broker. Idempotent."""
         if "_sender" in self.__dict__:
             await self._sender.drain()
         if self._store is not None:
@@ -426,7 +430,7 @@ class App:
         queue: str | None = None,
         **options: Any,
     ) -> Receipt:
-        """Returns when the message is durable. Raises, and has accepted nothing, if it cannot be.
+        """Send a message. Returns when it is durable. If it raises, nothing was accepted.
 
         Options: id, tenant_id, idempotency_key, ordering_key, priority, delay_s, ttl_s,
         correlation_id, channel, source, trace, headers, metadata.
@@ -442,7 +446,7 @@ class App:
     async def send_many(
         self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
-        """As `send_message`, for many in one go. Refuses all before accepting any."""
+        """As `send_message`, for many at once. If one is invalid, none is accepted."""
         return await self._sender.publish_many(
             self.broker, self._encoded_many(messages, queue=queue)
         )
@@ -455,9 +459,9 @@ class App:
     async def deliver(
         self, channel: str, recipient: str, content: str, *, scheduled: bool = False, **fields: Any
     ) -> str:
-        """A text for somebody, outside of any run. Returns its id when it is durable.
+        """Send a text to a recipient, outside of any run. Returns its id when it is durable.
 
-        `scheduled`: answers to people go first. Fields: id (the same again changes nothing),
+        `scheduled`: replies go first. Fields: id (sending the same id again changes nothing),
         tenant_id, conversation, options, max_retries, expires_s.
         """
         new = New(
@@ -472,7 +476,7 @@ class App:
         return new.id
 
     def send_sync(self, type: str, payload: Any = None, **options: Any) -> Receipt:
-        """`send` for plain code: a thread with a loop of its own does the work."""
+        """`send` for plain code. A thread with an event loop of its own does the work."""
         with self._syncing:
             if self._sync is None:
                 self._sync = LoopThread()
@@ -480,7 +484,7 @@ class App:
         return sync.run(self._open_and_send(type, payload, options))
 
     def close_sync(self) -> None:
-        """End what `send_sync` began."""
+        """Close the app and the thread that `send_sync` opened."""
         if self._sync is not None:
             sync, self._sync = self._sync, None
             sync.run(self.close())
@@ -494,11 +498,15 @@ class App:
         queue: str | None = None,
         **options: Any,
     ) -> Send:
-        """The message as it would be sent, checked. Raises InvalidMessage."""
+        """Return the message as it would be sent, checked. Raises InvalidMessage."""
         return self._sender.outgoing(type, payload, self._queue(queue), options)
 
     def _queue(self, named: str | None) -> str:
-        return self.config.default_queue if named is None else named
+        return self._default_queue if named is None else named
+
+    @functools.cached_property
+    def _default_queue(self) -> str:
+        return self.config.default_queue
 
     async def _hold_back(self, send: Send) -> None:
         await self.store.hold_back(send)
@@ -514,7 +522,7 @@ class App:
         payload: Any,
         options: Mapping[str, Any],
     ) -> Send:
-        """What `ctx.send` makes: it belongs to its parent's tenant, trace and correlation."""
+        """Make the message of `ctx.send`, with its parent's tenant, trace and correlation."""
         inherited = {
             "tenant_id": parent.tenant_id,
             "correlation_id": parent.correlation_id or parent.id,
@@ -530,7 +538,7 @@ class App:
     # -- work -------------------------------------------------------------------------------------
 
     def subscriptions(self) -> list[Subscription]:
-        """Every queue that has a handler or stands in the configuration."""
+        """Return a subscription for every queue that has a handler or is configured."""
         config = self.config
         config.check_triggers()
         triggers = (trigger.queue_name for trigger in config.triggers)
@@ -538,7 +546,7 @@ class App:
         return [self._told(config.subscription(name)) for name in sorted(names)]
 
     def _told(self, sub: Subscription) -> Subscription:
-        """Where the broker can, it tells of a success together with its acknowledgement."""
+        """Let the broker publish the notice of a success with its acknowledgement, if it can."""
         on_ack = self._broker is not None and self._broker.capabilities.once
         if sub.notices is None or not on_ack:
             return sub
@@ -549,7 +557,7 @@ class App:
         return self._told(self.config.subscription(subscription)).notices
 
     def summary(self) -> str:
-        """What a worker of this app serves, in one line."""
+        """Return what a worker of this app serves, in one line."""
         counts = {sub.queue: len(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
         queues = ", ".join(
             f"{queue} ({n or 'no'} handler{'' if n == 1 else 's'})" for queue, n in counts.items()
@@ -570,45 +578,23 @@ class App:
         end_process: Callable[[], NoReturn] | None = None,
         on_work: Callable[[], None] | None = None,
     ) -> EngineWorker:
-        """An engine for this process, not started. The app must be open.
+        """Make an engine for this process, not started. The app must be open.
 
-        `company`: which messages it runs. `warden`: none, it looks after processes that run some.
-        `cautious`: it begins with few slots. `parent`: who started this process. `end_process`:
-        what to do when the event loop is stuck for good. `on_work`: called before the first run.
+        `company`: which messages it runs. `warden`: it runs none, and looks after processes that
+        run suspects. `cautious`: it begins with few slots. `parent`: the process that started this
+        one. `end_process`: called when the event loop is stuck for good. `on_work`: called before
+        the first run.
         """
-        config = self.config
-        settings = config.worker
-        subscriptions = [] if warden else self.subscriptions()
+        settings = worker_settings(self, company=company, cautious=cautious, parent=parent)
         self.store.governed = self._guards is not None
         if self.rule_file is not None:
             self.store.quotas_of = self.rule_file.book.quotas_of
         worker = EngineWorker(
-            # Children read no queue, and their parent knows them by the number of their process.
-            name=self._consumer if company is Company.ANY else self.worker_name(os.getpid()),
-            store=self.store,
-            broker=self.broker,
-            fused=self.store.fused,
-            handlers=self.handlers,
-            subscriptions=subscriptions,
-            slots={t.queue_name: config.slots(t.queue_name) for t in config.triggers},
-            paused=frozenset(name for name, queue in config.queues.items() if queue.paused),
-            make_executor=functools.partial(self._executor, self._children()),
-            clock=self.clock,
-            settings=WorkerSettings(
-                slots=settings.slots,
-                lease_s=settings.lease_s,
-                crash_budget=settings.crash_budget,
-                shutdown_timeout_s=settings.shutdown_timeout_s,
-                stall_limit_s=settings.stall_limit_s,
-                recycle_grace_s=settings.recycle_grace_s,
-                max_message_bytes=config.max_message_bytes,
-                extend_s=config.tasks.heartbeat_interval_s,
-                company=company,
-                cautious=cautious,
-                parent=parent,
-            ),
+            ports(self),
+            handling(self),
+            [] if warden else self.subscriptions(),
+            settings,
             relays=relays,
-            meter=self.metrics,
             end_process=end_process,
             on_work=on_work,
         )
@@ -617,63 +603,25 @@ class App:
         return worker
 
     def handled_types(self) -> dict[str, frozenset[str]]:
-        """By subscription, the message types that have a handler here."""
+        """Return the message types that have a handler here, by subscription."""
         return {sub.name: frozenset(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
 
     @property
     def kind(self) -> str:
-        """The same text for all apps with these handlers: they run the same messages."""
+        """A text that is the same for all apps with these handlers: they run the same messages."""
         return derived_id(*sorted(f"{each.queue}/{each.type}" for each in self.handlers))
 
     def worker_name(self, pid: int) -> str:
-        """The name under which a worker in this process of this machine registers."""
+        """Return the name under which a worker in this process registers."""
         return f"{self.name}@{socket.gethostname()}:{pid}"
-
-    def _executor(self, isolated: Children | None, **hooks: Any) -> Executor:
-        settings, breaker = self.config.worker, self.config.breaker
-        return Executor(
-            handlers=self.handlers,
-            store=self.store,
-            make_send=self._follow_up,
-            clock=self.clock,
-            guard=self._guards,
-            middleware=tuple(self._middleware),
-            breaker=BreakerPolicy(failures=breaker.failures, probe_s=breaker.probe_s),
-            # A thread for each slot of each queue: who waits for one sees its time pass meanwhile.
-            threads=sum(self.config.slots(sub.queue) for sub in self.subscriptions()),
-            crash_budget=settings.crash_budget,
-            guard_timeout_s=settings.guard_timeout_s,
-            recycle_grace_s=settings.recycle_grace_s,
-            isolated=isolated,
-            mask=redact,
-            **hooks,
-        )
-
-    def _children(self) -> Children | None:
-        """The child processes of isolated handlers, if there are such handlers."""
-        wanting = [handler for handler in self.handlers if handler.isolation == "process"]
-        if not wanting:
-            return None
-        if self.target is None:
-            raise ConfigError(
-                [
-                    f"{wanting[0].name} asks for isolation='process', but a child process would "
-                    "not find this app: start it with 'ackbone run MODULE:APP', or say where it "
-                    "is with app.target = 'MODULE:APP' or 'path/to/file.py:APP'"
-                ]
-            )
-        command = [sys.executable, "-m", "ackbone.isolated", self.target]
-        worker = self.config.worker
-        size = worker.isolated or min(worker.slots, os.cpu_count() or 1)
-        return Children(command, size=size)
 
     async def work(self, *, until_idle: bool = False) -> Drained:
         """Run a worker in this process until cancelled, or until nothing is left to do.
 
-        At its end it waits for plain handlers beyond `worker.shutdown_timeout_s`, too: a thread
+        At its end it waits for plain handlers even beyond `worker.shutdown_timeout_s`: a thread
         cannot be stopped, and this process goes on.
         """
-        from ackbone.services import relays_of
+        from ackbone.composition.background import relays_of
 
         async with self:
             worker = self.worker(relays=relays_of(self, spawn_solo=True))
@@ -690,47 +638,5 @@ class App:
             return drained
 
     async def idle(self, worker: EngineWorker) -> None:
-        """Returns once nothing is ready, running, waiting or due later (parked ones aside).
-
-        It also returns, and says so, if all that is left has waited for `STUCK_S` for something
-        that no worker can do: behind a parked message, or for a copy that the broker does not have.
-        """
-        subscriptions = self.subscriptions()
-        names = [sub.name for sub in subscriptions]
-        queues = {sub.queue for sub in subscriptions}
-        # Broker and store are not looked at in one moment, and what the outbox publishes goes from
-        # one to the other: it is seen the second time.
-        looks = 1 if self.store.fused else 2
-        sure = self.store.fused or isinstance(self.broker, Inspectable)  # the broker holds nothing
-        asking = "asking whether there is more to do"
-        quiet = left = 0
-        loop = asyncio.get_running_loop()
-        stuck_at = loop.time()
-        while not worker.stopped.is_set():
-            try:
-                idle = worker.is_idle() and await self._nothing_sent(queues)
-                quiet = quiet + 1 if idle and await self.store.is_empty(names) else 0
-                left = await self.store.stuck(names) if idle and sure and not quiet else 0
-                worker.outages.worked(asking, "")
-            except (StoreError, BrokerError) as error:  # who gives no answer may hold anything
-                worker.outages.failed(asking, error)
-                quiet = left = 0
-                await asyncio.sleep(AWAY_S)
-            if quiet == looks:
-                return
-            if left == 0:
-                stuck_at = loop.time()
-            elif loop.time() - stuck_at > STUCK_S:
-                log.warning(STUCK, left)
-                return
-            await asyncio.sleep(0.02)
-
-    async def _nothing_sent(self, queues: Collection[str]) -> bool:
-        """Does the broker hold nothing? (Where it shares the store's file, the store knows.)"""
-        if self.store.fused or not isinstance(self.broker, Inspectable):
-            return True
-        return not any(
-            found.ready or found.delayed or found.in_flight
-            for found in await self.broker.stats(queues)
-            if found.queue in queues
-        )
+        """Wait until nothing is left to do (`composition/idle.py`)."""
+        await idle(self, worker)

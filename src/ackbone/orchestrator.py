@@ -4,8 +4,8 @@ async with Orchestrator() as tasks:                    # ackbone.yaml, as a work
     task = await tasks.submit("search", {"q": "kelp"})
     result = await tasks.wait(task.id, timeout_s=60)
 
-What became of a task is in the store. A worker that shares it writes there itself; of others, which
-know only the broker and the protocol, the results are read from their queue and written down here.
+The results of tasks are in the store. Workers that share the store write them there. Results of
+other programs' workers, which know only the broker, are read from their queue and stored here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Any
 import msgspec
 
 from ackbone.app import App
+from ackbone.backends import Acting
 from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
 from ackbone.core.clock import from_us
+from ackbone.core.codecs.task import CREATED_MARK, TaskCodec
 from ackbone.core.errors import AckboneError, DecodeError, StoreError
 from ackbone.core.events import EVENT_OF_STATUS
 from ackbone.core.ids import new_id
@@ -30,32 +32,30 @@ from ackbone.core.message import DEFAULT_TENANT, Message
 from ackbone.core.notices import PROTOCOL_STATUS, End, error_text, read_result
 from ackbone.core.outcome import FINAL, ParkKind, Status
 from ackbone.core.records import Cancelled, Identity, Records, Task
-from ackbone.core.task_codec import CREATED_MARK, TaskCodec
 from ackbone.engine.sender import Receipt
-from ackbone.storage import Acting
 
 log = logging.getLogger("ackbone.orchestrator")
 
 GROUP = "cg:orchestrators"
 BATCH = 500
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5
-"""How often a waiter looks by itself: results of other processes' workers ring no bell here."""
+"""How often a waiter looks by itself: workers in other processes send no wake-up here."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task ended, in the words of the protocol."""
+    """How a task ended, in the terms of the task protocol."""
 
     task_id: str
     status: str
     """`succeeded` or `failed`."""
     result: Any = None
     error: str = ""
-    """Why it failed; a rejected, expired or discarded one begins with that word."""
+    """Why it failed. For a rejected, expired or discarded task it begins with that word."""
     retry_count: int = 0
     idempotency_key: str | None = None
     finished_at: datetime | None = None
     duplicate_of: str | None = None
-    """Its result is that of another task with the same key: it did not run itself."""
+    """Id of the task with the same key that ran instead. Its result is given here."""
 
     @property
     def ok(self) -> bool:
@@ -69,14 +69,14 @@ class Orchestrator:
     """
 
     def __init__(self, app: App | None = None, *, queue: str | None = None) -> None:
-        """`queue`: where the tasks go; the app's usual one, on Redis the stream of the protocol."""
+        """`queue`: where tasks are sent. Default: the app's default queue."""
         self._app = App(name="orchestrator") if app is None else app
         self._named_queue = queue
         self._operations: Acting | None = None
         self._open = AsyncExitStack()
         self._reading: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
-        """Set, and replaced, when results came."""
+        """Set, and replaced by a new one, when results arrive."""
 
     @property
     def _queue(self) -> str:
@@ -85,7 +85,7 @@ class Orchestrator:
     async def __aenter__(self) -> Orchestrator:
         async with AsyncExitStack() as opened:
             app = await opened.enter_async_context(self._app)
-            operations = app.storage.operations(app.store, None, by=app.name)
+            operations = app.storage.operations(app.store, by=app.name)
             self._operations = await opened.enter_async_context(operations)
             self._open = opened.pop_all()
         results = self._results()
@@ -111,16 +111,16 @@ class Orchestrator:
     async def submit(
         self, tool_name: str, payload: Mapping[str, Any] | None = None, **options: Any
     ) -> Receipt:
-        """Returns when the task is durable. Options: those of `App.send`, `id` being the task's.
+        """Submit a task. Returns when it is durable. Options: those of `App.send`.
 
-        Without an `idempotency_key` a task is its own: it runs once under its id. `task.created`
-        is in the event log before the task is sent.
+        Without an `idempotency_key` the task runs once under its `id`. The event `task.created` is
+        written before the task is sent.
         """
         options["id"] = options.get("id") or new_id()
         options["created_at"] = options.get("created_at") or datetime.now(UTC)
         marked = {**options, "extra": self._marked(options.get("extra"), options["id"])}
         body = payload or {}
-        # Refuse here what cannot be sent: nothing must be written about it.
+        # Raises if the task cannot be sent: then no event must be written.
         self._app.outgoing(tool_name, body, queue=self._queue, **marked)
         task = Message(
             type=tool_name,
@@ -133,7 +133,7 @@ class Orchestrator:
         return await self._app.send(tool_name, body, queue=self._queue, **options)
 
     async def submit_many(self, tasks: Sequence[Message]) -> list[Receipt]:
-        """As `submit`, for many in one go. Refuses all before it accepts any."""
+        """As `submit`, for many at once. If one is invalid, none is accepted."""
         marked = [
             msgspec.structs.replace(task, extra=self._marked(task.extra, task.id)) for task in tasks
         ]
@@ -143,14 +143,15 @@ class Orchestrator:
         return await self._app.send_many(tasks, queue=self._queue)
 
     def _marked(self, extra: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
-        """Tell the workers of the task protocol, who write a missing event, that it is there."""
+        """Mark a task whose `task.created` is written. Its worker does not write it again."""
         marks = self._app.config.queue(self._queue).codec == TaskCodec.name
         return {**(extra or {}), **({CREATED_MARK: task_id} if marks else {})}
 
     async def _write_created(self, tasks: Sequence[Message]) -> bool:
-        """Return False if the store is away: the worker that claims the task writes it then."""
+        """Write `task.created`. Returns False if the store is away: then the worker that claims the
+        task writes it."""
         own = self._app.config.queue(self._queue).tenant
-        if own is not None:  # whatever tenant the message names
+        if own is not None:  # the queue's tenant, whatever the message names
             tasks = [msgspec.structs.replace(task, tenant_id=own) for task in tasks]
         try:
             await self._desk.submitted(self._queue, tasks)
@@ -167,10 +168,10 @@ class Orchestrator:
     # -- asking -----------------------------------------------------------------------------------
 
     async def status(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> str:
-        """queued, running, waiting_approval, succeeded or failed; else `unknown`.
+        """Return queued, running, waiting_approval, succeeded, failed or unknown.
 
-        `unknown`: there is neither a row nor an event of this id. It was never submitted; or
-        another program sent it, and no worker has claimed it yet; or it is past its retention.
+        `unknown`: there is neither a row nor an event of this id. Either it was never submitted, or
+        another program sent it and no worker has claimed it yet, or it is past its retention.
         """
         task = await self._task(task_id, tenant_id)
         if task is not None:
@@ -183,7 +184,7 @@ class Orchestrator:
         return "queued" if ended is None else PROTOCOL_STATUS.get(ended, "failed")
 
     async def result(self, task_id: str, *, tenant_id: str = DEFAULT_TENANT) -> TaskResult | None:
-        """How it ended; None: not yet."""
+        """Return how the task ended. None: it has not ended yet."""
         task = await self._task(task_id, tenant_id)
         if task is None or task.status not in FINAL:
             return None
@@ -196,7 +197,7 @@ class Orchestrator:
     async def wait(
         self, task_id: str, *, timeout_s: float | None = None, tenant_id: str = DEFAULT_TENANT
     ) -> TaskResult:
-        """How it ended, as soon as it has. Raises TimeoutError; the task goes on."""
+        """Wait until the task has ended. Raises TimeoutError, but the task goes on."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ended(task_id, tenant_id)
@@ -220,7 +221,8 @@ class Orchestrator:
     async def cancel(
         self, task_id: str, *, reason: str = "cancelled", tenant_id: str = DEFAULT_TENANT
     ) -> Cancelled:
-        """`ended`: it will not run. `asked`: it runs, and was asked to stop. `over`: too late."""
+        """Cancel a task. `ended`: it will not run. `asked`: it runs, and was asked to stop. `over`:
+        it had ended before."""
         name = Identity(tenant_id=tenant_id, subscription=self._queue, message_id=task_id)
         return await self._desk.cancel(name, queue=self._queue, reason=reason)
 
@@ -241,17 +243,17 @@ class Orchestrator:
     # -- results of other people's workers --------------------------------------------------------
 
     def _results(self) -> Subscription | None:
-        """The queue of results, where others may write into it."""
+        """Return the queue of results, if other programs may write into it."""
         notices = self._app.config.queue(self._queue).notices
         if notices is None or notices.results is None or self._app.store.fused:
             return None
         to = notices.results
-        # Whoever waits without a group of its own reads them, too: they are not ours to remove.
+        # Keep entries after the ack: other programs read them without a group of their own.
         return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
 
     async def _read(self, sub: Subscription) -> None:
         broker, pause = self._app.broker, 0.05
-        found: Sequence[Delivery] = ()  # kept while the store is away: they come again only by age
+        found: Sequence[Delivery] = ()  # kept while the store is away
         while True:
             try:
                 found = found or await broker.receive(sub, limit=BATCH, wait=1.0)
@@ -272,7 +274,7 @@ class Orchestrator:
             try:
                 ends.append(read_result(delivery.body, self._queue))
             except DecodeError as error:
-                log.warning("result %s is none: %s", delivery.identity, error)
+                log.warning("ignored entry %s on the result stream: %s", delivery.identity, error)
         if ends:
             await self._desk.record(ends)
         heard, self._heard = self._heard, asyncio.Event()

@@ -1,8 +1,8 @@
-"""`QueueTrigger`: a queue whose messages start agent runs, put together on the real engine.
+"""`QueueTrigger`: a queue whose messages start agent runs, on the real engine.
 
-The store decides who runs what, counts attempts, waits for retries and keeps what failed. The
-adapter's queue is told of a message once, when the store holds its end; a process that dies before
-leaves the message with the queue, which gives it again.
+The store decides which message runs, counts attempts, keeps retries until they are due and keeps
+dead letters. A message is settled with its queue once, when the store has its end. If the process
+dies before that, the queue redelivers the message.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkab
 
 import msgspec
 
+from ackbone.backends import endings_of, storage_of
+from ackbone.composition.background import export_relay, store_relays
 from ackbone.config import Config, Worker
 from ackbone.config.endpoints import read_url
 from ackbone.core.breaker import BreakerPolicy
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.endings import Ending, Identity
 from ackbone.core.errors import ConfigError, InvalidMessage
 from ackbone.core.events import Entry, Listener
+from ackbone.core.outcome import Ending, Identity
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.secret import mask_line
 from ackbone.core.store import Store
 from ackbone.engine.decoder import decoder
-from ackbone.engine.executor import Executor
 from ackbone.engine.handlers import ANY_TYPE, Handler, Handlers
 from ackbone.engine.relays import Relay
-from ackbone.engine.worker import EngineWorker, WorkerSettings
+from ackbone.engine.wiring import Handling, Ports, WorkerSettings
+from ackbone.engine.worker import EngineWorker
 from ackbone.observe.export import Exporter
 from ackbone.observe.metrics import Metrics
 from ackbone.observe.redact import redact
-from ackbone.services import export_relay, store_relays
-from ackbone.storage import endings_of, storage_of
 from ackbone.triggers.announcer import Announcer
 from ackbone.triggers.broker import AdapterBroker
 from ackbone.triggers.config import QueueTriggerConfig, validate_config
@@ -59,7 +59,7 @@ from ackbone.triggers.runner import AgentRunner
 log = logging.getLogger("ackbone.trigger")
 
 LONGEST_WAIT_S = 31_536_000.0
-"""A retry's wait grows without a limit of its own; past a year it is none any more."""
+"""Longest wait of a retry, in seconds: one year."""
 
 
 class State(StrEnum):
@@ -71,17 +71,16 @@ class State(StrEnum):
 
 
 class QueueTrigger:
-    """Consumes a queue and runs an agent for each message, once in effect.
+    """Consumes a queue and runs an agent for each message, effectively once.
 
-    `store` is where its truth lives: a path, `postgresql://…`, a `Config`, or a store that is open
-    already. Without one it is a temporary file that goes with this object; the queue keeps what has
-    not ended by then.
-    `governance`, `ledger` and `idempotency_store` may be None; `worker` has the engine's own
-    limits (lease, crash budget), `metrics` counts. What is counted goes to `queue_metrics` of the
-    store, unless the store is given open: then its owner exports.
-    `on_dedup_unavailable`: what becomes of a message while `idempotency_store` cannot be asked.
-    `stop`: it waits, and spends no attempt; `continue`: it runs, and may run twice. None: as the
-    `Config` says, if `store` is one, else `continue`.
+    `store`: a path, `postgresql://…`, a `Config`, or a store that is already open. Without one, it
+    is a temporary file that is deleted with this object; the queue still has the messages that have
+    not ended by then. `governance`, `ledger` and `idempotency_store` may be None. `worker` has the
+    engine's limits (lease, crash budget). `metrics` counts; the counts go to the store's
+    `queue_metrics`, unless the store was given open, because then its owner exports them.
+    `on_dedup_unavailable`: what happens to a message while `idempotency_store` cannot be asked.
+    `stop`: it waits without using up an attempt. `continue`: it runs, and may run twice. None: as
+    the `Config` says if `store` is one, else `continue`.
     """
 
     def __init__(  # noqa: PLR0913 - the six are the specification's
@@ -119,7 +118,7 @@ class QueueTrigger:
         self._clock: Clock = clock or SystemClock()
         self._subscription = subscription_of(config)
         self.metrics = metrics or Metrics(queue_of={self._subscription.name: config.queue_name})
-        # Metrics and stores may outlive this trigger, and must not keep it alive.
+        # Weak: metrics and stores may outlive this trigger, and must not keep it in memory.
         serving, heard = weakref.WeakMethod(self._serving), weakref.WeakMethod(self._heard)
         self.metrics.watch(lambda: found() if (found := serving()) else {})
         self._listener: Listener = lambda entries: found(entries) if (found := heard()) else None
@@ -134,8 +133,8 @@ class QueueTrigger:
     async def start(self) -> None:
         """Connect and begin to consume.
 
-        Raises RuntimeError if it is running, ConnectionError if the queue cannot be reached; the
-        latter is the caller's to try again.
+        Raises RuntimeError if it is already running, and ConnectionError if the queue cannot be
+        reached. It does not retry by itself.
         """
         if self._state is not State.STOPPED:
             raise RuntimeError("Trigger is already running")
@@ -157,10 +156,10 @@ class QueueTrigger:
         )
 
     async def stop(self) -> None:
-        """Let what runs finish, hand the rest back to the queue, let go of everything. Idempotent.
+        """Wait for running messages, return the others to the queue, and close everything.
 
-        Waits up to `shutdown_timeout_s` for running messages. A caller that gives up earlier leaves
-        it stopping.
+        It waits up to `shutdown_timeout_s` for running messages. If the caller is cancelled, the
+        stop continues. Stopping twice does no harm.
         """
         if self._state is State.STOPPING and self._stopping is not None:
             await asyncio.shield(self._stopping)
@@ -193,7 +192,7 @@ class QueueTrigger:
         log.info("Gracefully stopped %s: %d finished", self.config.queue_name, drained.finished)
 
     async def pause(self) -> None:
-        """Begin no further message; what runs goes on. `resume` takes it up again."""
+        """Stop starting messages until `resume`. Running messages continue."""
         if self._state is State.RUNNING and self._engine is not None:
             self._engine.broker.pause()
             self._engine.worker.pause()
@@ -209,11 +208,14 @@ class QueueTrigger:
             log.info("Resumed consumption of %s", self.config.queue_name)
 
     async def health_check(self) -> dict[str, Any]:
-        """status (healthy, unhealthy, paused), running, adapter_healthy and active_workers."""
+        """Return status (healthy, degraded, unhealthy, paused), running, adapter_healthy and
+        active_workers."""
         try:
             adapter_healthy = bool(await self.adapter.health_check())
         except Exception as error:
-            log.warning("health of %s: %s", self.config.queue_name, mask_line(str(error)))
+            log.warning(
+                "health check of %s failed: %s", self.config.queue_name, mask_line(str(error))
+            )
             adapter_healthy = False
         engine, alive = self._engine, self._is_alive
         running = alive and self._state is State.RUNNING
@@ -240,7 +242,7 @@ class QueueTrigger:
             raise RuntimeError("the trigger is not started")
         return self._store
 
-    # -- putting it together ----------------------------------------------------------------------
+    # -- composition ------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         try:
@@ -248,7 +250,7 @@ class QueueTrigger:
         except Exception as error:
             cause = mask_line(str(error) or type(error).__name__)
             log.error("Failed to connect to %s: %s", self.config.queue_name, cause)
-            # Without its cause, whose text may hold the credentials.
+            # Without the cause, whose text may contain credentials.
             raise ConnectionError(f"Cannot connect to {self.config.queue_name}: {cause}") from None
 
     async def _begin(self) -> _Engine:
@@ -267,16 +269,19 @@ class QueueTrigger:
             decoder(subscription, max_bytes=self._max_bytes),
         )
         worker = EngineWorker(
-            name=f"trigger {config.queue_name}@{socket.gethostname()}:{os.getpid()}",
-            store=store,
-            broker=broker,
-            fused=False,
-            handlers=handlers,
-            subscriptions=[subscription],
-            slots={subscription.name: config.concurrency},
-            make_executor=partial(self._make_executor, handlers),
-            clock=self._clock,
-            settings=WorkerSettings(
+            Ports(store=store, broker=broker, clock=self._clock, meter=self.metrics),
+            Handling(
+                handlers=handlers,
+                make_send=_no_send,
+                # A breaker would hold retries back beyond the waits that the settings promise.
+                breaker=BreakerPolicy(failures=0),
+                threads=1,
+                mask=redact,
+            ),
+            [subscription],
+            WorkerSettings(
+                name=f"trigger {config.queue_name}@{socket.gethostname()}:{os.getpid()}",
+                slots=config.concurrency,
                 lease_s=self._settings.lease_s,
                 crash_budget=self._settings.crash_budget,
                 shutdown_timeout_s=self._shutdown_timeout_s,
@@ -284,7 +289,6 @@ class QueueTrigger:
                 max_message_bytes=self._max_bytes,
             ),
             relays=relays,
-            meter=self.metrics,
         )
         await worker.begin()
         announcing = asyncio.create_task(announcer.run(), name="ackbone-trigger-announcer")
@@ -318,22 +322,8 @@ class QueueTrigger:
         handlers.add(Handler(type=ANY_TYPE, queue=config.queue_name, call=runner.run, retry=retry))
         return handlers
 
-    def _make_executor(self, handlers: Handlers, **hooks: Any) -> Executor:
-        return Executor(
-            handlers=handlers,
-            store=self.store,
-            make_send=_no_send,
-            clock=self._clock,
-            # A breaker would hold retries back beyond the waits that the settings promise.
-            breaker=BreakerPolicy(failures=0),
-            threads=1,
-            crash_budget=self._settings.crash_budget,
-            mask=redact,
-            **hooks,
-        )
-
     def _serving(self) -> dict[str, int]:
-        """For `queue_active_workers`."""
+        """Return the value of `queue_active_workers`."""
         serving = self._state is State.RUNNING and self._is_alive
         return {self.config.queue_name: self.config.concurrency if serving else 0}
 
@@ -345,7 +335,7 @@ class QueueTrigger:
         return not engine.worker.stopped.is_set()
 
     def _heard(self, entries: Sequence[Entry]) -> None:
-        """After each commit: count, and see what has ended."""
+        """Count the events of a commit, and wake the announcer."""
         self.metrics.hear(entries)
         if self._engine is not None:
             self._engine.broker.changed.set()
@@ -358,10 +348,10 @@ class QueueTrigger:
     # -- store and adapter ------------------------------------------------------------------------
 
     async def _open_store(self, broker: AdapterBroker) -> tuple[Store, list[Relay]]:
-        """The store, and what is to be done for it beside the work."""
+        """Open the store, and return it with its maintenance work."""
         given = self._given_store
         if given is None:
-            # Kept for the life of this object: a trigger that is started again remembers.
+            # Kept as long as this object, so that a second start knows earlier messages.
             folder = tempfile.mkdtemp(prefix="ab-trigger-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             given = self._given_store = Path(folder) / "trigger.db"
@@ -370,11 +360,11 @@ class QueueTrigger:
             if not self._listens:
                 self._listens = True
                 given.on_events(self._listener)
-            return given, []  # its owner knows its key, and how long to keep what
+            return given, []  # its owner has the ledger's key and the retention settings
         config = _store_config(given, self._settings)
         storage = storage_of(config)
         await asyncio.to_thread(storage.ensure)
-        # Nobody starts child processes for a trigger: its messages always run together.
+        # A trigger has no supervisor to start child processes, so all messages run in this process.
         store = storage.make_store(broker, clock=self._clock, isolates=False, notices=None)
         await store.open()
         try:
@@ -416,15 +406,15 @@ class _Engine(NamedTuple):
 
 @runtime_checkable
 class _Movable(Protocol):
-    """A clock that tells when it was moved."""
+    """A clock that announces when a test moves it."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 def _store_config(given: Config | Path | str, worker: Worker) -> Config:
-    """The settings of the store. Its queue is the adapter's: a broker in them is not ours to open.
+    """Return the settings of the store. A broker in them is not used: the adapter is the queue.
 
-    A path has the ledger's key beside it, a URL in `ACKBONE_HOME`.
+    The ledger's key is beside a store's file, or in `ACKBONE_HOME` for a URL.
     """
     if isinstance(given, str) and "://" in given:
         home = Path(os.environ.get("ACKBONE_HOME") or ".ackbone")
@@ -444,4 +434,4 @@ def _no_send(*args: Any, **options: Any) -> NoReturn:
 
 
 def _nothing() -> None:
-    """No clock to forget."""
+    """Do nothing: this clock has no callbacks."""

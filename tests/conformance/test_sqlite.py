@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Broker
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.testing import BrokerConformance
 
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from ackbone.core.delivery import Deliveries
+from ackbone.core.outbound.delivery import Deliveries
 from ackbone.core.store import Worker
+from ackbone.store.governance import StoreGovernance
 from ackbone.store.operations import StoreOperations
-from ackbone.store.postgres.clerk import PostgresClerk
 from ackbone.store.postgres.deliveries import PostgresDeliveries
 from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.store import PostgresStore
@@ -61,7 +61,7 @@ class TestPostgresGovernance(OnPostgres, GovernanceConformance):
         assert isinstance(store, PostgresStore)
         async with StoreOperations(store, by="suite") as operations:
             yield Office(
-                answers=operations, records=PostgresRecords(store), clerk=PostgresClerk(store)
+                answers=operations, records=PostgresRecords(store), upkeep=StoreGovernance(store)
             )
 
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ackbone.brokers.sqlite import SqliteBroker
-from ackbone.core.delivery import Deliveries
+from ackbone.core.outbound.delivery import Deliveries
 from ackbone.core.store import Worker
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.governance import StoreGovernance
 from ackbone.store.operations import StoreOperations
-from ackbone.store.sqlite.clerk import SqliteClerk
 from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.records import SqliteRecords
 from ackbone.store.sqlite.store import SqliteStore
 from tests.suites.checks.delivery_desk import Desk
@@ -37,11 +37,11 @@ class OnSqlite(StoreHarness):
 
     async def let_die(self, store: Store, worker: Worker) -> None:
         assert isinstance(store, SqliteStore)
-        store._roll.stop_beat(worker.worker_id)  # its lock is free, as after a kill
+        store._leases.release(worker.worker_id)  # its lock is free, as after a kill
 
     def forget_all(self, store: Store) -> None:
         assert isinstance(store, SqliteStore)
-        store._roll._seen.clear()
+        store._leases._seen.clear()
 
 
 class TestSqliteStore(OnSqlite, StoreConformance):
@@ -54,7 +54,7 @@ class TestSqliteGovernance(OnSqlite, GovernanceConformance):
         assert isinstance(store, SqliteStore)
         async with StoreOperations(store, by="suite") as operations:
             yield Office(
-                answers=operations, records=SqliteRecords(store.file), clerk=SqliteClerk(store)
+                answers=operations, records=SqliteRecords(store.file), upkeep=StoreGovernance(store)
             )
 
 

@@ -47,17 +47,18 @@ def test_the_environment_has_the_wheel_and_what_it_requires_alone(
     where = machine.run("python -c 'import ackbone; print(ackbone.__file__)'").stdout
     assert where.startswith(str(environment))
     check = machine.run("ACKBONE__BROKER=redis://localhost ackbone config check", code=10)
-    assert "its driver is missing; write: pip install 'ackbone[redis]'" in check.stdout
+    assert "its driver is missing; install the extra 'redis'" in check.stdout
 
 
 def test_readme(machine: Machine) -> None:
     readme = text_of("README.md")
     shutil.copytree(ROOT / "examples", machine.folder / "examples")
-    cloned, make, send = commands(readme)
+    cloned, make, send, install = commands(readme)
+    assert install.startswith("pip install '/path/to/ackbone[")
     assert cloned.startswith("git clone ")
     assert make == "make run"
     (started,) = re.findall(r"\$\(BIN\)/(ackbone dev \S+)", text_of("Makefile"))
-    machine.start(f".venv/bin/{started}", until="Ctrl+C drains and ends.")
+    machine.start(f".venv/bin/{started}", until="Ctrl+C stops after the current runs.")
     machine.run(send)
     machine.shows("You said: hello")
     machine.shows("succeeded")
@@ -65,7 +66,8 @@ def test_readme(machine: Machine) -> None:
     (agent,) = blocks(readme, "python")
     (machine.folder / "agent.py").write_text(agent)
     (command,) = re.findall(r"`(ackbone run agent\.py:app[^`]*)`", readme)
-    machine.start(command, until="ready: 4 workers, broker sqlite, queues default (1 handler)\n")
+    queues = "default (1 handler), packing (1 handler)"
+    machine.start(command, until=f"ready: 4 workers, broker sqlite, queues {queues}\n")
     ended = sent(machine, "ackbone send --type order")
     assert "succeeded" in ended
     assert "Thank you, a parcel is on its way." in ended
@@ -108,7 +110,7 @@ def test_quickstart(machine: Machine) -> None:
     assert killed.count("reply to") == 1
     charges = (machine.folder / "charges.log").read_text().splitlines()
     assert len({json.loads(line)["key"] for line in charges}) == len(charges) == 3
-    assert "the ledger is whole" in done["ackbone ledger verify"]
+    assert "the ledger is intact" in done["ackbone ledger verify"]
     assert "replayed as" in next(shown for line, shown in done.items() if "--set" in line)
     assert ends(machine) == {"succeeded": 1}
     assert (machine.folder / "prod-data" / "ackbone.db").exists()
@@ -131,7 +133,7 @@ class Walk:
         if command.startswith(("git clone", "source ")):
             return
         if command == "make run":
-            machine.start("ackbone dev examples/echo.py:app", until="Ctrl+C drains")
+            machine.start("ackbone dev examples/echo.py:app", until="Ctrl+C stops")
             machine.run('ackbone send --type chat --payload \'{"text": "hello"}\'')
             machine.shows("You said: hello")
             machine.shows("succeeded")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ackbone.app import App
 from ackbone.engine.context import Context, SyncContext
-from ackbone.testing.oracle import Oracle
+from tests.faults.oracle import Oracle
 
 app = App(name="faults")
 oracle = Oracle(Path(os.environ["ACKBONE_ORACLE"]))

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from ackbone.sqlite.file import close_file, open_file
+from ackbone.sqlitefile.file import close_file, open_file
 
 
 def main(path: Path, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ackbone.app import App
-from ackbone.delivery.webhook import WebhookChannel
+from ackbone.delivery.channels.webhook_channel import WebhookChannel
 
 KEY = "whsec_c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IQ=="
 

@@ -29,11 +29,12 @@ from ackbone.store.ledger_key import ledger_key
 from ackbone.store.ledger_report import LedgerReport
 from ackbone.store.postgres.verify import verify_ledger as verify_postgres
 from ackbone.store.sqlite.verify import verify_ledger
-from ackbone.testing.checker import Kill, Report, Sent, Story, check
-from ackbone.testing.history import History
-from ackbone.testing.oracle import Oracle
+from tests.faults.checker import Kill, Report, Sent, Story, check
+from tests.faults.history import History
+from tests.faults.oracle import Oracle
 
 T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
 TARGET = f"{Path(__file__).with_name('app.py')}:app"
 PATIENCE_S = 60.0
 """How long something that must happen may take on a slow machine that many share."""
@@ -83,7 +84,8 @@ class Fleet:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, **self.variables}
+        # The apps import `tests.faults.oracle`, whatever folder pytest was started in.
+        return {**os.environ, "PYTHONPATH": str(ROOT), **self.variables}
 
     @staticmethod
     def now_us() -> int:
@@ -105,7 +107,7 @@ class Fleet:
     def supervise(self, workers: int, target: str = TARGET) -> subprocess.Popen[bytes]:
         """A supervisor with its own workers, as `ackbone run` starts it."""
         code = (
-            "import sys; from ackbone.supervisor import Supervisor;"
+            "import sys; from ackbone.processes.supervisor import Supervisor;"
             f" sys.exit(Supervisor({target!r}, workers={workers}, grace_s=20,"
             " say=lambda text: print(text, file=sys.stderr, flush=True)).run())"
         )
@@ -113,7 +115,14 @@ class Fleet:
 
     def _spawn(self, target: str = TARGET) -> subprocess.Popen[bytes]:
         return self._launch(
-            [sys.executable, "-m", "ackbone.supervisor", target, "--log-level", "warning"]
+            [
+                sys.executable,
+                "-m",
+                "ackbone.processes.worker_process",
+                target,
+                "--log-level",
+                "warning",
+            ]
         )
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ackbone.app import App
-from ackbone.delivery.telegram_channel import TelegramChannel
+from ackbone.delivery.channels.telegram_channel import TelegramChannel
 
 app = App(name="bot")
 app.channel(

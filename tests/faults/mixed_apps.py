@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ackbone.app import App
 from ackbone.engine.context import Context
-from ackbone.testing.oracle import Oracle
+from tests.faults.oracle import Oracle
 
 TYPES = 20
 """Message types of each app."""

@@ -13,7 +13,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from ackbone.sqlite.file import close_file, open_file
+from ackbone.sqlitefile.file import close_file, open_file
 
 
 def stand_still(conn: sqlite3.Connection) -> None:

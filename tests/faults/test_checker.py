@@ -16,9 +16,9 @@ from ackbone.engine.context import Context
 from ackbone.store.chain import GENESIS, link
 from ackbone.store.ledger_key import ledger_key
 from ackbone.store.sqlite.verify import verify_ledger
-from ackbone.testing.checker import Fault, Kill, Report, Sent, Story, check
-from ackbone.testing.history import History
-from ackbone.testing.oracle import Effect, Oracle, times
+from tests.faults.checker import Fault, Kill, Report, Sent, Story, check
+from tests.faults.history import History
+from tests.faults.oracle import Effect, Oracle, times
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 

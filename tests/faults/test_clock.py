@@ -53,7 +53,7 @@ class Fleet:
             for _ in range(2):
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "ackbone.supervisor", f"{APP}:app"],
+                        [sys.executable, "-m", "ackbone.processes.worker_process", f"{APP}:app"],
                         env=self._variables,
                         stderr=log,
                         stdout=log,

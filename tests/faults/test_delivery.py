@@ -21,7 +21,7 @@ import pytest
 
 from ackbone.app import App
 from ackbone.config import load_config
-from ackbone.core.delivery import New
+from ackbone.core.outbound.delivery import New
 from tests.faults.waiting import wait_until
 
 MOODS = (
@@ -82,7 +82,12 @@ class Scene:
     def start(self) -> None:
         with (self.home / "sender.log").open("ab") as log:
             self.sender = subprocess.Popen(
-                [sys.executable, "-m", "ackbone.supervisor", "tests/faults/delivery_app.py"],
+                [
+                    sys.executable,
+                    "-m",
+                    "ackbone.processes.worker_process",
+                    "tests/faults/delivery_app.py",
+                ],
                 cwd=ROOT,
                 env={**os.environ, **self.variables},
                 stdout=log,

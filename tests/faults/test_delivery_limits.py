@@ -17,7 +17,7 @@ import pytest
 
 from ackbone.app import App
 from ackbone.config import load_config
-from ackbone.core.delivery import DIRECT, New
+from ackbone.core.outbound.delivery import DIRECT, New
 from tests.faults.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ class Scene:
     def send(self, at_a_time: int, **variables: str) -> subprocess.Popen[bytes]:
         process = self._start(
             "-m",
-            "ackbone.supervisor",
+            "ackbone.processes.worker_process",
             "tests/faults/limits_app.py",
             ACKBONE_HOME=str(self.home),
             ACKBONE_BOT_API=self.url,

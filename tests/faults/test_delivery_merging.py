@@ -6,9 +6,8 @@ import json
 import subprocess
 import urllib.request
 
-from ackbone.core.delivery import MERGE_MOST, New
-from ackbone.delivery.merging import BETWEEN
-from ackbone.delivery.repeats import MARK
+from ackbone.core.outbound.delivery import MERGE_MOST, New
+from ackbone.delivery.channels.reply_text import BETWEEN, MARK
 from tests.faults.test_delivery_limits import Scene, scene
 from tests.faults.waiting import wait_until
 

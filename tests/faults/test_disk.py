@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from ackbone.app import App
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
 from ackbone.core.errors import StoreFull
-from ackbone.services import relays_of
-from ackbone.store.migrate import PAGE_SIZE
+from ackbone.store.sqlite.migrate import PAGE_SIZE
 from tests.faults.waiting import PATIENCE_S, until
 from tests.servers.stores import sqlite_store
 
@@ -65,7 +65,7 @@ class Worker:
             "ACKBONE_SIGNS": str(signs),
             "ACKBONE__WORKER__LEASE_S": str(LEASE_S),
         }
-        command = [sys.executable, "-m", "ackbone.supervisor", f"{APP}:app"]
+        command = [sys.executable, "-m", "ackbone.processes.worker_process", f"{APP}:app"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 

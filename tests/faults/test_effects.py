@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from ackbone.testing.oracle import times
 from tests.faults.conftest import MakeFleet
+from tests.faults.oracle import times
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 

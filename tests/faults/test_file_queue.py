@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from ackbone.core.errors import FinalError, NotFound, SendUnknown, TemporaryError
-from ackbone.delivery import whole_files
-from ackbone.delivery.file_queue import DeliveryQueue
-from ackbone.delivery.queued import QueuedDelivery
-from ackbone.delivery.recovery import recovery_scan
-from ackbone.delivery.runner import DeliveryRunner
+from ackbone.delivery.files import atomic_files
+from ackbone.delivery.files.delivery_queue import DeliveryQueue
+from ackbone.delivery.files.delivery_runner import DeliveryRunner
+from ackbone.delivery.files.queued_delivery import QueuedDelivery
+from ackbone.delivery.recovery_report import recovery_scan
 from tests.conftest import SOAK
 
 STEPS = ("open", "flock", "truncate", "write", "flush", "fsync", "replace", "unlink")
@@ -142,8 +142,8 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path, name: str) -> None:
 SENDER = """
 import os, sys, time
 from pathlib import Path
-from ackbone.delivery.file_queue import DeliveryQueue
-from ackbone.delivery.runner import DeliveryRunner
+from ackbone.delivery.files.delivery_queue import DeliveryQueue
+from ackbone.delivery.files.delivery_runner import DeliveryRunner
 
 folder, oracle, refuse = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 import random
@@ -225,7 +225,7 @@ def test_writers_in_many_processes(tmp_path: Path) -> None:
     DeliveryQueue(folder)
     code = (
         "import sys; from pathlib import Path\n"
-        "from ackbone.delivery.file_queue import DeliveryQueue\n"
+        "from ackbone.delivery.files.delivery_queue import DeliveryQueue\n"
         "for n in range(50):\n"
         "    print(DeliveryQueue(Path(sys.argv[1])).enqueue('t', sys.argv[2], str(n)).id)"
     )
@@ -306,13 +306,13 @@ class Person:
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between reading a file and writing it again there is time enough for another process."""
-    write = whole_files.write
+    write = atomic_files.write
 
     def slow(path: Path, body: bytes, *, new: bool = False) -> bool:
         time.sleep(random.random() * 0.004)
         return write(path, body, new=new)
 
-    monkeypatch.setattr(whole_files, "write", slow)
+    monkeypatch.setattr(atomic_files, "write", slow)
 
 
 @pytest.mark.usefixtures("slow_disk")

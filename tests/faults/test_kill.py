@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from ackbone.core.events import CLAIMED
-from ackbone.testing.history import History
 from tests.conftest import ALLOWANCE
 from tests.faults.conftest import VISIBILITY_S, MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
+from tests.faults.history import History
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ackbone.backends import storage_of
 from ackbone.config import load_config
-from ackbone.core.checks import Check, Finding
-from ackbone.sqlite import file as file_module
-from ackbone.sqlite import log as log_module
-from ackbone.sqlite.file import SqliteFile, close_file, open_file
-from ackbone.storage import storage_of
-from ackbone.store.migrate import ensure_schema
+from ackbone.core.findings import Check, Finding
+from ackbone.sqlitefile import file as file_module
+from ackbone.sqlitefile import wal as log_module
+from ackbone.sqlitefile.file import SqliteFile, close_file, open_file
+from ackbone.store.sqlite.migrate import ensure_schema
 
 READER = Path(__file__).with_name("patient_reader.py")
 LONG = 24 * 2**20

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 from redis import Redis
 
-from ackbone.testing.checker import Sent
-from ackbone.testing.oracle import times
+from tests.faults.checker import Sent
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import Fleet
+from tests.faults.oracle import times
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from ackbone.core.errors import BrokerUnavailable
-from ackbone.testing.checker import Sent
+from tests.faults.checker import Sent
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import Fleet
 from tests.servers.redis import RedisServer

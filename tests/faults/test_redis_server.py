@@ -15,8 +15,8 @@ from ackbone.app import App
 from ackbone.brokers.redis import RedisBroker
 from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError, PublishUnknown
-from ackbone.testing.checker import Sent
 from ackbone.testing.harness import outgoing
+from tests.faults.checker import Sent
 from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.faults.harness import Fleet
 from tests.faults.waiting import PATIENCE_S, until

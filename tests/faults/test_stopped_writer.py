@@ -21,8 +21,8 @@ from typing import IO
 import pytest
 
 from ackbone.core.errors import StoreUnavailable
-from ackbone.sqlite.file import close_file, open_file
-from ackbone.sqlite.turnstile import Turnstile
+from ackbone.sqlitefile.file import close_file, open_file
+from ackbone.sqlitefile.turnstile import Turnstile
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import PATIENCE_S, TARGET, Fleet
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ackbone.testing.checker import Sent
+from tests.faults.checker import Sent
 from tests.faults.conftest import MakeFleet, on_each_broker
 
 pytestmark = pytest.mark.xdist_group("faults-2")

@@ -18,9 +18,9 @@ from ackbone.app import App
 from ackbone.config import Config, Worker
 from ackbone.core.errors import StoreCorrupt
 from ackbone.engine.context import Context
-from ackbone.sqlite.file import close_file, open_file
-from ackbone.sqlite.recovery import inspect, recover
-from ackbone.store.migrate import PAGE_SIZE, ensure_schema
+from ackbone.sqlitefile.file import close_file, open_file
+from ackbone.store.sqlite.migrate import PAGE_SIZE, ensure_schema
+from ackbone.store.sqlite.recovery import inspect, recover
 from tests.conftest import SOAK
 from tests.faults.waiting import until
 

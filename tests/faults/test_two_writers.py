@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from ackbone.sqlite.file import close_file, open_file
-from ackbone.store.migrate import ensure_schema
+from ackbone.sqlitefile.file import close_file, open_file
+from ackbone.store.sqlite.migrate import ensure_schema
 from tests.conftest import ALLOWANCE, SOAK
 
 SECONDS = 20.0 if SOAK else 3.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from tests.integration.lab import MODES, ONE_FILE, Lab
 
 

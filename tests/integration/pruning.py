@@ -10,9 +10,10 @@ import psycopg
 
 from ackbone.core import events
 from ackbone.core.store import Worker
+from ackbone.store.anchors import Anchors
 from ackbone.store.ledger_report import LedgerReport
-from ackbone.store.postgres.anchors import Anchors
-from ackbone.store.postgres.months import Months
+from ackbone.store.postgres.chain_ends import PostgresChainEnds
+from ackbone.store.postgres.partitions import PartitionMaker
 from ackbone.store.postgres.prune import Pruner
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
@@ -31,12 +32,13 @@ class PostgresBook:
         self.clock = ServerClock(url)
         self.store = PostgresStore(url, lease_s=1e9, clock=self.clock)
         self.workers: list[Worker] = []
-        self.anchors = Anchors(self.store, key=KEY, anchor_file=self.anchor_file)
+        ends = PostgresChainEnds(self.store)
+        self.anchors = Anchors(self.store, ends, key=KEY, anchor_file=self.anchor_file)
 
     async def open(self) -> None:
         await self.store.open()
         self.workers = [await self.store.register(f"w{n}") for n in range(2)]
-        await Months(self.store).step(self.workers[0])
+        await PartitionMaker(self.store).step(self.workers[0])
 
     async def close(self) -> None:
         await self.store.close()
@@ -65,7 +67,7 @@ class PostgresBook:
             await self.write(each)
             await self.anchor()
             self.clock.advance(apart * DAY_S - 90)
-            await Months(self.store).step(self.workers[0])
+            await PartitionMaker(self.store).step(self.workers[0])
 
     def pruner(self, keep_days: float) -> Pruner:
         return Pruner(self.store, key=KEY, keep_days=keep_days)

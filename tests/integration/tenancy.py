@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from ackbone.store.postgres.migrate import ensure_schema
-from ackbone.store.postgres.wall import TABLES
+from ackbone.store.postgres.tenant_wall import TABLES
 from tests.servers.postgres import PostgresServer
 
 _numbers = itertools.count(1)

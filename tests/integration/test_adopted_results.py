@@ -14,13 +14,13 @@ import psycopg
 import pytest
 
 from ackbone.core.broker import Delivery, Notices, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.message import Message
 from ackbone.core.outcome import Done
 from ackbone.core.store import Answer, Candidate, Commit, Finished, Reply, Run, Store
 from ackbone.engine.decoder import decoder
-from ackbone.store.migrate import ensure_schema
 from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 
 TO = Notices(results="results", on_ack=True)

@@ -1,5 +1,7 @@
 """Messages that wait for a person: asked once, answered once, and run once or never."""
 
+from __future__ import annotations
+
 import asyncio
 import sqlite3
 import zlib
@@ -15,11 +17,11 @@ from ackbone.admin.approvals import Approvals
 from ackbone.admin.parked import Parked
 from ackbone.app import App
 from ackbone.cli.session import operating
+from ackbone.composition.background import relays_of
 from ackbone.core.approvals import Approval, ApprovalFilter
 from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
-from ackbone.services import relays_of
-from ackbone.store.sqlite import claiming
-from ackbone.store.sqlite.clerk import SqliteClerk
+from ackbone.store.governance import StoreGovernance
+from ackbone.store.sqlite import task_rows
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 from tests.servers.stores import sqlite_store
@@ -187,7 +189,9 @@ async def test_a_late_answer_counts_for_nothing_even_before_the_relay_looks(one_
         with pytest.raises(Conflict, match=r"expired at .*; no answer in time is a no"):
             await approvals.approve(found, by="late")
         app.store.expiry_paused = True  # somebody sets the clock: nobody knows what is over
-        assert await SqliteClerk(sqlite_store(app)).expire(worker=one_file._workers[0].worker) == 0
+        assert (
+            await StoreGovernance(sqlite_store(app)).expire(worker=one_file._workers[0].worker) == 0
+        )
         await approvals.approve(found, by="in doubt")
     assert await one_file.ends("m-1") == ["succeeded"]
     assert len(ran) == 1
@@ -285,7 +289,7 @@ async def test_finding_one(one_file: Lab) -> None:
             await approvals.find("nothing-here")
         with pytest.raises(InvalidMessage):
             await approvals.find("o")
-        with pytest.raises(InvalidMessage, match="whose answer"):
+        with pytest.raises(InvalidMessage, match="needs a name"):
             await approvals.approve(one, by="  ")
         for where, found in (
             (ApprovalFilter(tenant_id="acme"), 1),
@@ -349,7 +353,7 @@ async def test_a_message_with_a_handler_that_came_late_is_not_asked_about_twice(
     one_file: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set aside for another reason after the yes: the yes still holds."""
-    monkeypatch.setattr(claiming, "GRACE_S", 0.0)  # nobody expects the first worker back
+    monkeypatch.setattr(task_rows, "GRACE_S", 0.0)  # nobody expects the first worker back
     app, ran = await governed(one_file, BIG)
     worker = await one_file.start(app)
     await parked(one_file, app, "m-1")

@@ -120,9 +120,9 @@ def test_a_message_is_queued_first_and_delivered_then():
         chat.until(rf"\[delivery\] sent: {short} \(ack\)\r\n")
         chat.until("You > ")
         chat.type("/queue\n")
-        chat.until("the queue is empty: everything was delivered\r\n")
+        chat.until("no waiting replies: all were sent\r\n")
         chat.type("/failed\n")
-        chat.until("nothing has failed\r\n")
+        chat.until("no failed replies\r\n")
         chat.type("/quit\n")
         assert chat.end()[0] == 0
 
@@ -155,7 +155,7 @@ def test_what_waits_when_one_leaves_is_delivered_after_a_restart():
         chat.type("\x03")  # Ctrl+C
         code, said = chat.end()
         assert code == 0, said
-        assert "1 reply waits and is kept for the next start" in said
+        assert "1 waiting reply is kept for the next start" in said
         assert "Traceback" not in said
     with terminal() as chat:
         chat.until(
@@ -180,7 +180,7 @@ def test_what_was_given_up_is_shown_and_sent_again():
         chat.type("/failed\n")
         chat.until(rf"  {short} -> terminal, failed, .* old: simulated failure; given up")
         chat.type("/retry\n")
-        chat.until("which one\\?")
+        chat.until("write /retry ID")
         chat.type("/retry zzzz\n")
         chat.until("ackbone: there is no reply 'zzzz'")
         chat.type(f"/retry {short}\n")
@@ -199,7 +199,7 @@ def test_what_comes_through_a_pipe_is_answered_before_it_ends():
     answers = [line for line in said if line.startswith("Agent > ")]
     assert answers == [f"Agent > You said: {text}" for text in ("one", "two", "/tmp")]
     assert "there is no command /nonsense; /help lists them" in said
-    assert "how many? /simulate-failure 3" in said
+    assert "write a number: /simulate-failure 3" in said
 
 
 def test_help_names_every_command():
@@ -226,7 +226,7 @@ def test_control_characters_of_a_reply_do_nothing():
 def test_ones_own_app_answers_and_its_failures_are_told():
     Path("app.py").write_text(APP)
     said = piped("--type", "ask", lines="hi\nbad\nho\n")
-    assert said[0] == "mine listens. Type a message, or /help."
+    assert said[0] == "mine is listening. Type a message, or /help."
     # What the handler prints itself goes the same way, and keeps to no line.
     text = "\n".join(said)
     for wanted in (
@@ -243,7 +243,7 @@ def test_ones_own_app_answers_and_its_failures_are_told():
 def test_a_type_without_a_handler_is_a_mistake(home: Path):
     Path("mine.py").write_text(APP)
     said = "\n".join(piped("mine:app", lines="hi\n", code=Exit.USAGE))
-    assert "no handler for 'chat'; there are handlers for: ask" in said
+    assert "no handler for 'chat'; it has handlers for: ask" in said
     assert not (home / "ackbone.db").exists()
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from ackbone.cli.output import dump, plain, safe, span
 from ackbone.cli.root import ENTRIES, SECTIONS, cli
 from ackbone.cli.session import Exit
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from tests.servers.redis import RedisServer
 
 TARGET = f"{Path(__file__).with_name('cli_app.py')}:app"
@@ -459,7 +459,7 @@ def test_what_waits_for_a_person(database: Path):
     assert call("dlq", "list", "--json").stdout == ""
     assert len(lines(call("dlq", "list", "--state", "all", "--limit", "1", "--json"))) == 1
     assert "--cursor" in call("dlq", "list", "--state", "all", "--limit", "1").stderr
-    assert "no dead letter fits" in call("dlq", "replay", "--all").stderr
+    assert "no dead letter matches" in call("dlq", "replay", "--all").stderr
 
     assert "workflow_pending" in call("parked", "list").stdout
     assert "nobody" in call("parked", "show", "park-1").stdout
@@ -479,7 +479,7 @@ def test_one_word_on_the_effects_of_many_messages(database: Path):
     work()
     shown = call("parked", "show", "pay-1").stdout
     assert "effect 'charge' raised TimeoutError: no answer" in shown
-    assert "charge: begun, its end is unknown: it raised TimeoutError: no answer" in shown
+    assert "charge: begun, outcome unknown: it raised TimeoutError: no answer" in shown
     told = call("parked", "resume", *names, "--effect", "charge=done", "--json")
     assert [line["status"] for line in lines(told)] == ["resumed"] * 3
     work()
@@ -495,7 +495,7 @@ def test_queues_are_paused_and_resumed(database: Path):
     found = {check["name"]: check for check in lines(call("doctor", "--json"))}
     assert found["queues"]["finding"] == "warning"
     assert lines(call("queues", "resume", "orders", "--json"))[0]["changed"] is True
-    assert "it was before" in call("queues", "resume", "orders").stdout
+    assert "it already was" in call("queues", "resume", "orders").stdout
 
 
 def test_an_ambiguous_name_lists_what_it_fits(database: Path):
@@ -541,7 +541,7 @@ def test_doctor_names_subscribers_without_a_channel(database: Path):
     )
     found = {check["name"]: check for check in lines(call("doctor", "--json"))}
     assert found["subscribers"]["finding"] == "warning"
-    assert "people is told by slack" in found["subscribers"]["detail"]
+    assert "people is notified by slack" in found["subscribers"]["detail"]
 
 
 def test_doctor_tells_a_broken_configuration_and_a_broken_database(database: Path):
@@ -587,7 +587,7 @@ def test_what_waits_on_a_server_is_counted(home: Path, monkeypatch: pytest.Monke
     finally:
         server.remove()
     away = call("stats", "--json")
-    assert "what waits at the broker is not counted" in away.stderr
+    assert "messages at the broker are not counted" in away.stderr
 
 
 def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -639,7 +639,7 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
 def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):
     from contextlib import closing
 
-    from ackbone.sqlite.witness import Witness
+    from ackbone.sqlitefile.witness import Witness
 
     send("--id", "m-1")
     with closing(Witness(database)) as witness:
@@ -786,7 +786,7 @@ def test_a_newer_database_asks_for_a_newer_program(database: Path, arguments: li
         conn.execute("UPDATE alembic_version SET version_num = '0907'")
     told = call(*arguments, code=Exit.FAILURE).stderr
     assert "has schema revision 0907" in told
-    assert "pip install --upgrade ackbone" in told
+    assert "Install that version" in told
     assert "Run 'ackbone migrate'" not in told
 
 
@@ -903,13 +903,13 @@ def test_rules_test_refuses_what_it_cannot_read() -> None:
     Path("rules.yaml").write_text(RULES)
     assert "cannot be read" in call("rules", "test", "rules.yaml", "none.json", code=1).stderr
     assert "not valid JSON" in call("rules", "test", "rules.yaml", "-", stdin="{", code=1).stderr
-    assert "no such rule file" in call("rules", "test", "none.yaml", "-", code=2).stderr
+    assert "no such rules file" in call("rules", "test", "none.yaml", "-", code=2).stderr
 
 
 def test_rules_check_names_every_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rules.yaml").write_text(RULES)
     assert call("rules", "check", "rules.yaml").stdout == "ok: 3 rules (rules.yaml)\n"
-    assert "Name a FILE" in call("rules", "check", code=2).stderr
+    assert "Give a FILE" in call("rules", "check", code=2).stderr
     Path("rules.yaml").write_text(RULES.replace("deny", "dney").replace("hour", "hours"))
     monkeypatch.setenv("ACKBONE__RULES", "rules.yaml")
     for command in (("rules", "check"), ("config", "check")):
@@ -967,13 +967,13 @@ def test_approvals_are_listed_shown_and_answered(asked: list[str]) -> None:
     assert "was approved by anna at" in again.stderr
     call("approvals", "reject", "order-1")
     half = call("approvals", "approve", "order-2", "--by", "anna").stdout
-    assert half == "order-2 first yes; a second person has to say yes, too\n"
+    assert half == "order-2 approved once; a second person must approve, too\n"
     assert "1 of 2" in call("approvals", "list").stdout
     same = call("approvals", "approve", "order-2", "--by", "anna", code=int(Exit.CONFLICT))
     assert "other person" in same.stderr
     (done,) = lines(call("approvals", "approve", "order-2", "--by", "bob", "--json"))
     assert (done["state"], done["first_by"], done["answered_by"]) == ("approved", "anna", "bob")
-    assert "nothing waits" in call("approvals", "list").stderr
+    assert "no pending approvals" in call("approvals", "list").stderr
     work()
     states = {each["message_id"]: each["state"] for each in lines(
         call("approvals", "list", "--state", "all", "--json"))}  # fmt: skip
@@ -995,7 +995,7 @@ def test_several_approvals_at_once(asked: list[str]) -> None:
 def test_rules_usage_shows_what_is_used_and_what_waits(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "nothing was counted" in call("rules", "usage").stderr
+    assert "no quota has been used" in call("rules", "usage").stderr
     rules = Path("rules.yaml").absolute()
     quota = "{name: daily, match: {tenant: acme}, then: quota, window: day, limits: {runs: 2}}"
     rules.write_text(f"rules:\n  - {quota}\n")
@@ -1010,4 +1010,4 @@ def test_rules_usage_shows_what_is_used_and_what_waits(
     assert (found["tenant_id"], found["name"], found["runs"]) == ("acme", "daily", 2)
     assert (found["limits"]["runs"], found["waiting"]) == (2, 1)
     assert "2 of 2" in call("rules", "usage", "--tenant", "acme").stdout
-    assert "nothing was counted" in call("rules", "usage", "--tenant", "zeta").stderr
+    assert "no quota has been used" in call("rules", "usage", "--tenant", "zeta").stderr

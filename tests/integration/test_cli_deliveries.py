@@ -20,11 +20,11 @@ from click.testing import CliRunner, Result
 from ackbone import App, Context, FinalError
 from ackbone.cli.root import cli
 from ackbone.cli.session import Exit
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
-from ackbone.core.delivery import Outbound
 from ackbone.core.errors import SendUnknown, TemporaryError
 from ackbone.core.events import Event
-from ackbone.services import relays_of
+from ackbone.core.outbound.delivery import Outbound
 
 IDS = {
     "sent": "aaaa1111-sent",
@@ -130,7 +130,7 @@ def test_empty_lists_say_so():
     with_app(lambda app: asyncio.sleep(0))
     empty = call("list")
     assert (empty.stdout, empty.stderr) == ("", "no replies\n")
-    assert call("list", "--status", "failed").stderr == "no reply fits\n"
+    assert call("list", "--status", "failed").stderr == "no reply matches\n"
     assert call("list", "--json").stdout == ""
 
 
@@ -147,7 +147,7 @@ def test_replies_are_listed_by_what_they_have_in_common():
     assert ids("--since", "2100-01-01T00:00") == []
     table = call("list", "--limit", "2")
     assert len(table.stdout.splitlines()) == 3
-    assert "there are more" in table.stderr
+    assert "more: raise --limit" in table.stderr
     shown = call("list").stdout
     assert "bbbb1111 " in shown, "short ids"
     assert "bbbb1111-" not in shown
@@ -174,7 +174,7 @@ def test_a_reply_is_shown_whole():
 @pytest.mark.usefixtures("replies")
 def test_names_must_fit_exactly_one():
     unclear = call("show", "dddd", code=Exit.CONFLICT)
-    assert "'dddd' fits 2 replies" in unclear.stderr
+    assert "'dddd' matches 2 replies" in unclear.stderr
     assert IDS["pending"] in unclear.stderr
     assert IDS["queued"] in unclear.stderr
     call("show", "zzzz", code=Exit.NOT_FOUND)
@@ -219,7 +219,7 @@ def test_an_edit_may_come_from_a_file_and_go_out_at_once(home: Path):
     call("edit", "bbbb1111", code=Exit.USAGE)
     call("edit", "bbbb1111", "--content", "a", "--file", "b", code=Exit.USAGE)
     call("edit", "bbbb1111", "--file", "/no/such/file", code=Exit.USAGE)
-    assert "without text" in call("edit", "bbbb1111", "--content", " ", code=Exit.FAILURE).stderr
+    assert "needs text" in call("edit", "bbbb1111", "--content", " ", code=Exit.FAILURE).stderr
     assert "it was sent" in call("edit", "aaaa1111", "--content", "x", code=Exit.CONFLICT).stderr
 
 
@@ -244,7 +244,7 @@ def test_an_edit_opens_the_editor_on_a_terminal(home: Path):
 @pytest.mark.usefixtures("replies")
 def test_many_are_sent_again_by_choice_after_a_question():
     refused = call("retry", "--all", code=Exit.USAGE)
-    assert "Send 1 reply again? Say so with --yes." in refused.stderr
+    assert "Send 1 reply again? Confirm with --yes." in refused.stderr
     dry = call("retry", "--channel", "moody", "--dry-run")
     assert "bbbb1111" in dry.stdout
     assert "1 reply would be sent again; nothing was changed" in dry.stderr
@@ -253,7 +253,7 @@ def test_many_are_sent_again_by_choice_after_a_question():
     assert one("bbbb1111")["status"] == "failed"
     done = call("retry", "--since", "1h", "--tenant", "acme", "--yes", "--json")
     assert lines(done) == [{"id": IDS["failed"], "error": None}]
-    assert call("retry", "--all", "--yes").stderr == "no reply fits\n", "an unknown one is left"
+    assert call("retry", "--all", "--yes").stderr == "no reply matches\n", "an unknown one is left"
     call("retry", "--status", "unknown", "--yes")
     assert one("cccc1111")["status"] == "pending"
     for unclear in ([], ["bbbb1111", "--all"]):
@@ -264,7 +264,7 @@ def test_many_are_sent_again_by_choice_after_a_question():
 def test_what_cannot_be_sent_again_is_said():
     assert "it was sent" in call("retry", "aaaa1111", code=Exit.CONFLICT).stderr
     some = call("retry", "aaaa1111", "bbbb1111", code=Exit.PARTIAL)
-    assert "1 due again, 1 not" in some.stderr
+    assert "1 due again, 1 failed" in some.stderr
 
 
 @pytest.mark.usefixtures("replies")
@@ -287,7 +287,7 @@ def test_many_replies_are_discarded_by_what_they_have_in_common():
     assert shown.stderr == "1 reply would be discarded; nothing was changed\n"
     assert one("bbbb1111")["status"] == "failed"
     refused = call("discard", "--all", code=Exit.USAGE)
-    assert "Discard 1 reply? Say so with --yes." in refused.stderr
+    assert "Discard 1 reply? Confirm with --yes." in refused.stderr
     (done,) = lines(call("discard", "--all", "--yes", "--reason", "over", "--json"))
     assert done == {"id": IDS["failed"], "error": None}
     assert one("cccc1111")["status"] == "unknown", "only those that failed"
@@ -296,7 +296,7 @@ def test_many_replies_are_discarded_by_what_they_have_in_common():
     call("discard", "--status", "pending", "--limit", "1", "--yes")
     assert one("dddd1111")["status"] == "discarded"
     assert one("dddd2222")["status"] == "pending", "what stood behind it goes on"
-    assert call("discard", "--channel", "nobody", "--yes").stderr == "no reply fits\n"
+    assert call("discard", "--channel", "nobody", "--yes").stderr == "no reply matches\n"
     call("discard", "bbbb1111", "--all", code=Exit.USAGE)
     cannot = call("discard", "aaaa1111", "--dry-run")
     assert "cannot" in cannot.stdout
@@ -307,12 +307,12 @@ def test_many_replies_are_discarded_by_what_they_have_in_common():
 @pytest.mark.usefixtures("replies")
 def test_channels_are_paused_and_resumed():
     assert call("pause", "moody").stdout == "moody is paused\n"
-    assert call("pause", "moody").stdout == "moody is paused (it was before)\n"
+    assert call("pause", "moody").stdout == "moody is paused (it already was)\n"
     assert "ackbone deliveries resume moody" in call("list").stderr
     assert "channel   moody (paused)" in call("show", "bbbb1111").stdout
     (resumed,) = lines(call("resume", "moody", "--json"))
     assert resumed == {"channel": "moody", "paused": False, "changed": True}
-    assert "no reply has named a channel 'mody'" in call("pause", "mody").stderr
+    assert "no reply was ever sent to a channel 'mody'" in call("pause", "mody").stderr
 
 
 def test_a_trace_says_what_a_person_has_to_know_of_a_reply():

@@ -21,14 +21,18 @@ from typing import Any
 
 import pytest
 
-from ackbone.cli.replaying import program
+from ackbone.cli.dead_letter_actions import program
 from ackbone.cli.session import Exit
 from tests.servers.redis import RedisServer
 
 TARGET = f"{Path(__file__).with_name('cli_app.py')}:app"
 LIMIT_S = 90
 ACKBONE = [sys.executable, "-m", "ackbone"]
-DLQ_REPLAY = [sys.executable, "-c", "from ackbone.cli.replaying import program; program()"]
+DLQ_REPLAY = [
+    sys.executable,
+    "-c",
+    "from ackbone.cli.dead_letter_actions import program; program()",
+]
 REPLAY = [*ACKBONE, "dlq", "replay"]
 
 
@@ -106,7 +110,7 @@ def test_a_replay_that_is_interrupted_says_what_is_left_and_goes_on(
         rest, told = child.communicate(timeout=LIMIT_S)
     assert child.returncode == code
     assert rest == ""
-    assert "stopped: 1 replayed, 5 left as they were" in told
+    assert "stopped: 1 replayed, 5 not changed" in told
     assert states(home) == {"open": 5, "replayed": 1}
     work()  # the first one fails again: a new letter
     assert states(home) == {"open": 6, "replayed": 1}
@@ -158,11 +162,11 @@ def test_a_dry_run_groups_by_cause_and_changes_nothing(home: Path):
 def test_a_repair_is_tried_on_all_before_anything_is_sent(home: Path):
     bury(*({"payload": {"n": n}} for n in range(3)), {"payload": [1]})
     refused = call(*REPLAY, "--type", "bad", "--set", "payload.mended=true", code=Exit.CONFLICT)
-    assert "does not fit 1 of 4 letters; nothing was sent" in refused.stderr
+    assert "does not fit 1 of 4 dead letters; nothing was sent" in refused.stderr
     assert states(home) == {"open": 4}
     repair = ("--set", "payload.mended=true", "--unset", "payload.n")
     partly = call(*REPLAY, "--type", "bad", *repair, "--skip-unfit", code=Exit.PARTIAL)
-    assert "3 replayed, 1 not" in partly.stderr
+    assert "3 replayed, 1 failed" in partly.stderr
     work()
     assert asked(home, "SELECT count(*) FROM queue_executions WHERE status = 'succeeded'") == [(3,)]
     (changed,) = set(
@@ -264,7 +268,7 @@ def test_on_redis_a_replay_goes_through_the_outbox(
     assert Counter(each[b"status"] for each in results) == {b"failed": 5, b"succeeded": 5}
     assert len({each[b"task_id"] for each in results}) == 10, "one result for each task"
     refused = call(*DLQ_REPLAY, "m-1", code=Exit.CONFLICT)
-    assert "not open any more" in refused.stderr
+    assert "is not open: it was replayed" in refused.stderr
 
 
 def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned(
@@ -322,7 +326,7 @@ def test_while_redis_is_away_people_can_still_act(
     call(*REPLAY, "m-1", "--set", "payload.mended=true", "--unset", "payload.n")
     assert states(home) == {"discarded": 1, "replayed": 1}
     stats = call(*ACKBONE, "stats", "--json")
-    assert "what waits at the broker is not counted" in stats.stderr
+    assert "messages at the broker are not counted" in stats.stderr
     (seen,) = [q for q in json.loads(stats.stdout)["queues"] if q["queue"] == "work"]
     assert (seen["ready"], seen["delayed"]) == (1, 0), "it waits in the outbox"
     monkeypatch.setenv("ACKBONE__BROKER", server.url)

@@ -15,13 +15,13 @@ import psycopg
 import pytest
 
 from ackbone.core.broker import Delivery, Notices, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.message import Message
 from ackbone.core.outcome import Done, Released
 from ackbone.core.quota import Limits, Quota
 from ackbone.core.store import Answer, Candidate, Finished, Run, Store, Verdict, Worker
 from ackbone.engine.decoder import decoder
-from ackbone.sqlite.witness import witnessed
+from ackbone.sqlitefile.witness import witnessed
 from ackbone.store.postgres.migrate import ensure_schema as ensure_postgres
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger

@@ -239,7 +239,7 @@ async def test_a_handler_that_parks_is_not_resumed_by_itself(one_file: Lab) -> N
     receipt = await app.send("wait")
     await one_file.becomes(receipt.id, "parked")
     assert one_file.task(receipt.id)["error_message"] == "the budget is not approved"
-    await worker._resume_parked(worker.worker)
+    await worker._relays._resume_parked(worker.worker)
     assert one_file.status(receipt.id) == "parked"
     assert runs == [receipt.id]
 

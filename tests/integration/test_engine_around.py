@@ -7,8 +7,8 @@ import pytest
 
 from ackbone.core.events import FAILED, REJECTED, RELEASED, SUCCEEDED, Event
 from ackbone.engine.context import Context
-from ackbone.engine.executor import CallNext
 from ackbone.engine.guard import Decision
+from ackbone.engine.wiring import CallNext
 from tests.integration.lab import Lab
 
 

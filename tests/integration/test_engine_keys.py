@@ -6,7 +6,7 @@ import pytest
 
 from ackbone.core.events import DUPLICATE, SUCCEEDED
 from ackbone.engine.context import Context
-from ackbone.engine.worker import EngineWorker
+from ackbone.engine.worker_relays import WorkerRelays
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 
@@ -173,7 +173,7 @@ async def test_an_expired_holder_frees_its_key_at_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of two twins is over its time: the second one runs, without a net's help."""
-    monkeypatch.setattr(EngineWorker, "_resolve", _nothing)
+    monkeypatch.setattr(WorkerRelays, "_resolve", _nothing)
     clock = FakeClock()
     app = await lab.open(clock=clock)
 

@@ -12,7 +12,7 @@ from ackbone.core.events import FINAL_EVENTS, RELEASED, RETRIED
 from ackbone.core.store import Commit, Finished, Worker
 from ackbone.engine.context import Context
 from ackbone.engine.worker import Phase
-from ackbone.testing import Fault, FaultyBroker
+from tests.faulty import Fault, FaultyBroker
 from tests.integration.lab import MEMORY, PATIENCE_S, TWO_FILES, Lab
 from tests.servers.stores import sqlite_store
 

@@ -11,7 +11,7 @@ from ackbone.core.broker import Outgoing
 from ackbone.core.errors import ParkMessage
 from ackbone.core.events import EXPIRED, FAILED
 from ackbone.engine.context import Context
-from ackbone.engine.worker import EngineWorker
+from ackbone.engine.worker_relays import WorkerRelays
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 from tests.servers.stores import sqlite_store
@@ -101,7 +101,7 @@ async def test_a_head_that_ends_at_its_claim_lets_the_next_go(
     lab: Lab, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never ran, but its conversation must not wait for a net to notice."""
-    monkeypatch.setattr(EngineWorker, "_resolve", _nothing)
+    monkeypatch.setattr(WorkerRelays, "_resolve", _nothing)
     app = await lab.open()
     running, go_on = asyncio.Event(), asyncio.Event()
 

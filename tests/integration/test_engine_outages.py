@@ -10,7 +10,7 @@ import pytest
 
 from ackbone.app import App
 from ackbone.core.errors import StoreUnavailable
-from ackbone.engine import patience
+from ackbone.engine import patient_store
 from ackbone.engine.context import Context, SyncContext
 from ackbone.engine.executor import Executor
 from tests.integration.lab import ONE_FILE, Lab
@@ -103,7 +103,7 @@ async def test_an_outage_is_no_failure_of_the_handler(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lasts longer than a run waits: the message is handed back, and the breaker stays shut."""
-    monkeypatch.setattr(patience, "WAIT_S", 0.0)
+    monkeypatch.setattr(patient_store, "WAIT_S", 0.0)
     app = await lab.open(breaker={"failures": 1, "probe_s": 3600.0})
     outage = Outage(app)
 
@@ -141,7 +141,7 @@ async def test_neither_is_one_that_passes_while_the_store_hangs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gives no answer at all, for longer than a worker waits before it is replaced."""
-    monkeypatch.setattr(patience, "SLOW_S", 0.1)
+    monkeypatch.setattr(patient_store, "SLOW_S", 0.1)
     app = await lab.open(
         breaker={"failures": 1, "probe_s": 3600.0}, worker={"recycle_grace_s": 0.2}
     )
@@ -181,7 +181,7 @@ async def test_neither_is_one_that_passes_while_the_store_hangs(
 async def test_a_result_outlives_its_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is cancelled while the result of its effect cannot be written: it is written later,
     however late, and the next attempt has it."""
-    monkeypatch.setattr(patience, "WAIT_S", 0.0)
+    monkeypatch.setattr(patient_store, "WAIT_S", 0.0)
     app = await lab.open()
     outage = Outage(app)
     outage.is_over.set()

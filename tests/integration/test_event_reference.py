@@ -1,5 +1,7 @@
 """The data keys that the reference of events names are those that the ledger really holds."""
 
+from __future__ import annotations
+
 import asyncio
 import re
 from pathlib import Path
@@ -8,9 +10,18 @@ from ackbone import App, Config, Context, Decision, ParkMessage, TemporaryError
 from ackbone.cli.session import operating
 from ackbone.config import Retry
 from ackbone.core.approvals import ApprovalFilter
-from ackbone.core.delivery import Again, Failed, Held, New, Result, Sent, Settled, unlimited
 from ackbone.core.events import FINAL_EVENTS
-from ackbone.testing.history import History
+from ackbone.core.outbound.delivery import (
+    Again,
+    Failed,
+    Held,
+    New,
+    Result,
+    Sent,
+    Settled,
+    unlimited,
+)
+from tests.faults.history import History
 from tests.unit.desk import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/events.md"

@@ -35,7 +35,12 @@ class Shelf:
         return asyncio.run(all_of_them())
 
     def start(self, example: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ackbone.supervisor", f"{EXAMPLES / example}:app"]
+        command = [
+            sys.executable,
+            "-m",
+            "ackbone.processes.worker_process",
+            f"{EXAMPLES / example}:app",
+        ]
         child = subprocess.Popen([*command, *options], env={**os.environ, **environment})
         self._running.append(child)
         return child

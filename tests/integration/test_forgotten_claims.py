@@ -63,17 +63,17 @@ class Scene:
 
     async def granted_again(self) -> None:
         await self.app.send("n", id=self.message_id, idempotency_key="k")
-        twins = self.worker._twins
-        assert twins is not None
-        await self.lab.until(lambda: any(twins._second.values()), "the claim is granted again")
+        repeated = self.worker._flow.repeated
+        assert repeated is not None
+        await self.lab.until(lambda: any(repeated._second.values()), "the claim is granted again")
 
     async def ended(self) -> None:
         assert await self.lab.ends(self.message_id) == ["succeeded"]
         await self.lab.until(self.worker.is_idle, "all is told")
         assert len(self.lab.finals(self.message_id)) == 1
-        assert self.worker._slots["default"].taken == 0
-        assert self.worker._twins is not None
-        assert self.worker._twins._second == {}
+        assert self.worker._flow.slots["default"].taken == 0
+        assert self.worker._flow.repeated is not None
+        assert self.worker._flow.repeated._second == {}
 
 
 async def test_the_first_run_goes_on_and_commits(lab: Lab) -> None:

@@ -18,7 +18,7 @@ from ackbone.core.errors import ConfigError, StoreUnavailable
 from ackbone.core.events import HEARTBEAT, RELEASED, SUCCEEDED
 from ackbone.engine.context import Context
 from ackbone.engine.worker import EngineWorker
-from ackbone.supervisor import load_app
+from ackbone.processes.load_app import load_app
 from tests.integration.lab import ONE_FILE, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
@@ -53,7 +53,7 @@ class IsolatedLab(Lab):
 
     @property
     def children(self) -> list[int]:
-        pids: list[int] = self.worker._executor._isolated.pids  # type: ignore[union-attr]
+        pids: list[int] = self.worker._executor._handling.isolated.pids  # type: ignore[union-attr]
         return pids
 
 
@@ -301,7 +301,7 @@ async def test_without_a_target_it_says_what_to_do(home: Path) -> None:
 
 async def test_an_app_that_a_child_cannot_load(lab: IsolatedLab) -> None:
     """The message is retried and kept, the worker goes on."""
-    children: Any = lab.worker._executor._isolated
+    children: Any = lab.worker._executor._handling.isolated
     children._command[-1] = "no_such_module:app"
     receipt = await lab.app.send("full")
     assert await lab.ends(receipt.id) == ["failed"]
@@ -314,7 +314,7 @@ async def test_an_app_that_a_child_cannot_load(lab: IsolatedLab) -> None:
 
 def _start(home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ackbone.supervisor", TARGET, "--log-level", "error"],
+        [sys.executable, "-m", "ackbone.processes.worker_process", TARGET, "--log-level", "error"],
         env={**os.environ, "ACKBONE_HOME": str(home)},
     )
 

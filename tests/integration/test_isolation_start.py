@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from ackbone.core.errors import HandlerFailed
-from ackbone.engine import isolation
+from ackbone.engine import child_pool
+from ackbone.engine.child_pool import Children
 from ackbone.engine.context import Context
 from ackbone.engine.handlers import Handler
-from ackbone.engine.isolation import Children
 
 HANDLER = Handler(type="n", queue="jobs", call=print, isolation="process")
 
@@ -25,16 +25,16 @@ async def start(code: str) -> Children:
 async def test_one_that_hangs_while_it_loads_the_app_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(isolation, "READY_S", 0.2)
+    monkeypatch.setattr(child_pool, "READY_S", 0.2)
     spawned: list[int] = []
-    spawn = isolation.Child.spawn
+    spawn = child_pool.Child.spawn
 
     async def noted(*args: Any) -> Any:
         child = await spawn(*args)
         spawned.append(child.pid)
         return child
 
-    monkeypatch.setattr(isolation.Child, "spawn", noted)
+    monkeypatch.setattr(child_pool.Child, "spawn", noted)
     async with asyncio.timeout(20):
         with pytest.raises(HandlerFailed, match="has not loaded the app within"):
             await start("import time; time.sleep(600)")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ackbone import supervisor
-from ackbone.launcher import Launcher
+from ackbone.processes import supervisor
+from ackbone.processes.launcher import Launcher
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 APP = """

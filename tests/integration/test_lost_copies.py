@@ -16,8 +16,8 @@ from ackbone.core.broker import Delivery, Shows, Subscription
 from ackbone.core.errors import BrokerError, ParkMessage
 from ackbone.core.records import DeadLetter, LetterFilter
 from ackbone.core.store import Answer, Worker
-from ackbone.engine.copies import LostCopies
 from ackbone.engine.decoder import decoder
+from ackbone.engine.lost_copies import LostCopies
 from tests.integration.lab import Lab
 from tests.servers.redis import RedisServer
 from tests.servers.stores import STORES, store_url
@@ -152,7 +152,7 @@ async def test_a_copy_that_is_claimed_after_the_look_is_not_lost(
 async def test_a_backlog_that_is_too_long_to_look_through_ends_nothing(
     scene: Scene, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ackbone.engine.copies.MOST", 2)
+    monkeypatch.setattr("ackbone.engine.lost_copies.MOST", 2)
     await scene.app.send("n", queue="jobs")
     await scene.run_and_leave()
     client.delete("jobs")
@@ -179,7 +179,7 @@ async def test_a_server_that_does_not_answer_the_question_loses_nothing(
 async def test_until_idle_ends_where_only_lost_messages_are_left(
     scene: Scene, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ackbone.app.STUCK_S", 0.2)
+    monkeypatch.setattr("ackbone.composition.idle.STUCK_S", 0.2)
     await scene.app.send("n", queue="jobs")
     await scene.run_and_leave()
     client.flushall()
@@ -192,7 +192,7 @@ async def test_until_idle_ends_where_all_wait_behind_a_parked_message(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One waits for its conversation, one for its key."""
-    monkeypatch.setattr("ackbone.app.STUCK_S", 0.2)
+    monkeypatch.setattr("ackbone.composition.idle.STUCK_S", 0.2)
     app = await lab.open()
 
     @app.on("chat")

@@ -24,10 +24,10 @@ from ackbone import (
 )
 from ackbone.admin.approvals import Approvals
 from ackbone.cli.session import operating
+from ackbone.composition.background import relays_of
 from ackbone.config import Config, Retry, Tasks
 from ackbone.core.clock import from_us
 from ackbone.core.errors import StoreUnavailable
-from ackbone.services import relays_of
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 30.0

@@ -1,5 +1,7 @@
 """An App on Redis and PostgreSQL: messages run, replies and follow-ups leave, commands work."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
@@ -13,11 +15,11 @@ import psycopg
 import pytest
 
 from ackbone import App, Context
+from ackbone.backends import PostgresStorage
+from ackbone.composition.background import relays_of
 from ackbone.config import Config, Queue, Retry, Worker
 from ackbone.core.message import Message
 from ackbone.engine.worker import EngineWorker
-from ackbone.services import relays_of
-from ackbone.storage.postgres import PostgresStorage
 from ackbone.store.postgres.store import PostgresStore
 from tests.servers.redis import RedisServer
 

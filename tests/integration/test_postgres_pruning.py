@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from ackbone.core import events
-from ackbone.core.checks import Finding
 from ackbone.core.clock import from_us
 from ackbone.core.errors import StoreCorrupt
+from ackbone.core.findings import Finding
 from ackbone.store.postgres import pruned_rows as rows_module
 from ackbone.store.postgres import seals
 from ackbone.store.postgres.address import Address
@@ -23,8 +24,8 @@ from ackbone.store.postgres.migrate import ensure_schema
 from ackbone.store.postgres.prune import Pruner
 from ackbone.store.postgres.pruned_rows import pruned_rows
 from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.postgres.tenant_wall import admit_worker
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.postgres.wall import admit_worker
 from ackbone.store.seals import TENANT
 from tests.servers.postgres import PostgresServer
 
@@ -127,6 +128,15 @@ async def test_nothing_is_pruned_that_no_anchor_signed(book: PostgresBook) -> No
     gone = await book.pruner(1).step(book.workers[0])
     assert (gone.rows, gone.months) == (0, 0)
     assert book.count() == 40
+
+
+async def test_nothing_is_pruned_while_the_clock_is_in_doubt(book: PostgresBook) -> None:
+    await book.days(6)
+    book.store.expiry_paused = True
+    gone = await book.pruner(2.5).step(book.workers[0])
+    assert (gone.rows, gone.months) == (0, 0)
+    book.store.expiry_paused = False
+    assert (await book.pruner(2.5).step(book.workers[0])).rows > 0
 
 
 async def test_rows_of_former_workers_go_with_their_events(book: PostgresBook) -> None:
@@ -277,6 +287,26 @@ async def test_a_reader_keeps_its_months_and_holds_up_nobody(
     assert (gone.months, gone.all) == (1, True)
     assert book.months()[0] == "02"
     book.assert_whole()
+
+
+async def test_a_sender_that_holds_the_deliveries_does_not_hold_up_an_anchor(
+    book: PostgresBook,
+) -> None:
+    held, free = asyncio.Event(), asyncio.Event()
+
+    async def hold(tx: Any, change: Any) -> None:
+        await tx.hold_deliveries()
+        held.set()
+        await free.wait()
+
+    await book.write(1)
+    holding = asyncio.create_task(book.store.write(hold, worker_id=book.workers[1].worker_id))
+    await held.wait()
+    anchoring = asyncio.create_task(book.anchors.step(book.workers[0]))
+    done, _ = await asyncio.wait([anchoring], timeout=10)
+    free.set()
+    await asyncio.gather(holding, anchoring)
+    assert done, "the anchor waited for the lock of deliveries"
 
 
 async def test_work_goes_on_while_months_are_dropped(book: PostgresBook) -> None:

@@ -13,11 +13,12 @@ import psycopg
 import pytest
 
 from ackbone.core.errors import SchemaMismatch, StoreUnavailable
-from ackbone.store.migrate import HEAD, render
+from ackbone.store import revisions
 from ackbone.store.postgres import migrate
 from ackbone.store.postgres.migrate import current_revision, ensure_schema, upgrade
 from ackbone.store.postgres.partitions import make_partitions
-from ackbone.store.postgres.wall import TABLES
+from ackbone.store.postgres.tenant_wall import TABLES
+from ackbone.store.revisions import HEAD, render
 from tests.schema import tables_of
 from tests.servers.postgres import OutsidePostgres, PostgresServer
 
@@ -160,7 +161,7 @@ def test_waiting_for_another_upgrade_ends(empty: str) -> None:
 def test_an_older_schema_names_the_command(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "HEAD", "9999")
+    monkeypatch.setattr(revisions, "HEAD", "9999")
     with pytest.raises(SchemaMismatch, match="'ackbone migrate'"):
         ensure_schema(postgres_url)
 
@@ -172,7 +173,7 @@ def test_a_newer_schema_is_refused(postgres_url: str) -> None:
         ensure_schema(postgres_url)
     with psycopg.connect(postgres_url) as conn:
         conn.execute("UPDATE alembic_version SET version_num = 'ae1027a6acf'")
-    with pytest.raises(SchemaMismatch, match="none of ackbone's"):
+    with pytest.raises(SchemaMismatch, match="not one of ackbone's"):
         upgrade(postgres_url)
 
 

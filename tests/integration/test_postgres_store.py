@@ -1,6 +1,8 @@
 """The PostgreSQL store where it differs: lost answers, crossing batches, values that no row takes,
 claims of the dead, plans of the hot statements."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import itertools
@@ -16,49 +18,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.approvals import Approval, ApprovalFilter
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.clock import to_us
-from ackbone.core.codec import CODECS
-from ackbone.core.delivery import New, Outbound, Sent, Settled, unlimited
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import Conflict, StoreUnavailable
 from ackbone.core.message import Message
+from ackbone.core.outbound.delivery import New, Outbound, Sent, Settled, unlimited
 from ackbone.core.outcome import Dead, Done, Park, ParkKind, Question, Retry
 from ackbone.core.quota import Limits, Quota
 from ackbone.core.records import Identity
-from ackbone.core.store import (
-    Answer,
-    Candidate,
-    Commit,
-    EffectState,
-    Finished,
-    Reply,
-    Run,
-    Worker,
-)
+from ackbone.core.store import Answer, Candidate, Commit, EffectState, Finished, Reply, Run, Worker
 from ackbone.engine.decoder import decoder
 from ackbone.store.operations import StoreOperations
-from ackbone.store.postgres import (
-    approvals,
-    arrays,
-    claims,
-    database,
-    finish,
-    keys,
-    lanes,
-    looks,
-    reaper,
-    tasks,
-)
+from ackbone.store.outbox import Outbox
+from ackbone.store.postgres import arrays, database, key_rows, leases, task_rows
 from ackbone.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
 from ackbone.store.postgres.deliveries import PostgresDeliveries
-from ackbone.store.postgres.months import Months
-from ackbone.store.postgres.outbox import PostgresOutboxRows
-from ackbone.store.postgres.partitions import make_partitions
-from ackbone.store.postgres.roll import Sign
+from ackbone.store.postgres.granted_runs import PostgresGrantedRuns
+from ackbone.store.postgres.partitions import PartitionMaker, make_partitions
+from ackbone.store.postgres.records import PostgresRecords
+from ackbone.store.postgres.sql import SQL
+from ackbone.store.postgres.sql.claims import CLAIMS
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.postgres.wake import Bells
+from ackbone.store.postgres.wake import WakeUps
 from tests.faults.waiting import until
 from tests.servers.postgres_clock import ServerClock, silence
 
@@ -374,7 +359,7 @@ async def test_an_act_whose_answer_is_lost_is_answered_as_it_was(
         )
         park = Park(ParkKind.WAITING_APPROVAL, "?", None if to == "parked" else question)
         await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
-        asked = await approvals.listed(store, ApprovalFilter(), 1, None)
+        asked = await PostgresRecords(store).approvals(ApprovalFilter(), limit=1)
         approval_id = asked[0].id if asked else ""
     async with StoreOperations(store, by="me") as operations:
         task = Identity(tenant_id="default", subscription="s", message_id="a")
@@ -394,7 +379,7 @@ async def test_an_act_that_another_one_did_meanwhile_is_refused(
     question = Question(rule="r", payload_sha256=b"1" * 32, expires_s=60.0, four_eyes=False)
     park = Park(ParkKind.WAITING_APPROVAL, "?", question)
     await store.finish([Finished(run=verdict.run, outcome=park)], worker=worker)
-    (asked,) = await approvals.listed(store, ApprovalFilter(), 1, None)
+    (asked,) = await PostgresRecords(store).approvals(ApprovalFilter(), limit=1)
     once = store.database._once
     async with StoreOperations(store, by="me") as operations:
 
@@ -540,11 +525,11 @@ async def test_nobody_is_reaped_while_the_server_takes_no_signs_of_life(
     """It stood still and closed no connection: everybody is silent, and so is the reaper."""
     other = await store.register("other")
     silence(store, postgres_url, worker)
-    store._pulse._taken -= 9.0
+    store._renewal._taken -= 9.0
     assert not await reaped(store, other), "its own sign of life is late"
     store.beat(other)
     assert not await reaped(store, other), "the others have had no time to give theirs"
-    store._pulse._missed -= 11.0
+    store._renewal._missed -= 11.0
     assert await reaped(store, other) == [worker.worker_id]
 
 
@@ -571,14 +556,12 @@ async def test_a_sign_of_life_after_the_look_counts(
                      worker.worker_id)  # fmt: skip
     store.beat(worker)
     for beat, gone in ((old, []), (old + 1, [worker.worker_id])):
-        silent = [Sign(worker.worker_id, beat)]
+        silent = [leases.Sign(worker.worker_id, beat)]
         found = await store.write(
-            lambda tx, change, silent=silent: reaper.reap(  # type: ignore[misc]
-                tx, change, me=other, silent=silent, lease_s=10.0, crash_budget=3, ended={}
-            ),
+            lambda tx, _, silent=silent: leases.missing(tx, other, silent, 10.0, []),  # type: ignore[misc]
             worker_id=other.worker_id,
         )
-        assert list(found.workers) == gone
+        assert [each.worker_id for each in found] == gone
 
 
 _SLOW_COMMIT = """
@@ -665,10 +648,10 @@ async def test_closing_ends_though_a_cancellation_gets_lost(
         return await connect()
 
     monkeypatch.setattr(store.database, "connect", losing)
-    bells = Bells(store.database)
-    bells.start()
+    wake_ups = WakeUps(store.database)
+    wake_ups.start()
     await asyncio.wait_for(asked.wait(), LOCK_TIMEOUT_S)
-    await asyncio.wait_for(bells.stop(), LOCK_TIMEOUT_S)
+    await asyncio.wait_for(wake_ups.stop(), LOCK_TIMEOUT_S)
 
 
 async def test_months_are_made_ahead(
@@ -678,7 +661,7 @@ async def test_months_are_made_ahead(
     ((name,),) = rows(postgres_url, last)
     with psycopg.connect(postgres_url) as conn:
         conn.execute(f"DROP TABLE {name}")
-    months = Months(store)
+    months = PartitionMaker(store)
     assert await months.step(worker) == 1
     assert await months.step(worker) == 0
     assert rows(postgres_url, "SELECT to_regclass(%s) IS NOT NULL", name) == [(True,)]
@@ -737,20 +720,20 @@ async def test_a_bad_disk_of_the_server_is_no_fault_of_a_run(
 def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
     """With many rows, and a plan made while there were few."""
     hot = {
-        "claim": (tasks.FIND, 3),
-        "ready": (claims.CLAIM_READY["all"], 5),
-        "ready, some types only": (claims.CLAIM_READY["only"], 6),
-        "ready, without some types": (claims.CLAIM_READY["but"], 6),
-        "next due": (claims.NEXT_DUE, 1),
-        "done": (finish.ALL_DONE, 9),
-        "others": (finish.OTHERS, 20),
-        "keep": (keys.KEEP, 6),
-        "free": (keys.FREE, 4),
-        "waiting": (keys.WAITING_FOR, 3),
-        "stuck lanes": (lanes.STUCK, 0),
-        "missing workers": (reaper.LOOK, 1),
-        "running of the gone": (reaper.RUNNING_OF_THE_GONE, 0),
-        "suspects": (looks.SUSPECTS, 1),
+        "claim": (task_rows.FIND, 3),
+        "ready": (task_rows.CLAIM_READY["all"], 6),
+        "ready, some types only": (task_rows.CLAIM_READY["only"], 7),
+        "ready, without some types": (task_rows.CLAIM_READY["but"], 7),
+        "next due": (task_rows.NEXT_DUE, 1),
+        "done": (task_rows.ALL_DONE, 9),
+        "others": (task_rows.OTHERS, 20),
+        "keep": (key_rows.KEEP, 6),
+        "free": (key_rows.FREE, 4),
+        "waiting": (key_rows.WAITING_FOR, 3),
+        "stuck lanes": (CLAIMS.stuck, 0),
+        "missing workers": (leases.LOOK, 1),
+        "running of the gone": (SQL.workers.running_of_the_gone, 0),
+        "suspects": (SQL.store.suspects_due, 1),
     }
     fill = (
         "INSERT INTO queue_executions (id, subscription, message_id, queue_name, status, held,"
@@ -786,7 +769,7 @@ def test_finishing_needs_no_statistics(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as conn:
         for name, value in _SETTINGS.items():
             conn.execute("SELECT set_config(%s, %s, false)", (name, value))
-        conn.execute(f"PREPARE p AS {finish.DONE_IN_PLACE}")
+        conn.execute(f"PREPARE p AS {task_rows.DONE_IN_PLACE}")
         nulls = ", ".join(["NULL"] * 10)
         plan = "\n".join(row[0] for row in conn.execute(f"EXPLAIN EXECUTE p({nulls})"))
     assert "Tid Scan on queue_executions" in plan, plan
@@ -891,7 +874,7 @@ async def test_what_is_claimed_after_an_end_is_told_as_later(
     (verdict,) = await store.claim_ready(ordered, limit=10, worker=worker)
     assert verdict.run is not None
     begun, over = asyncio.Event(), asyncio.Event()
-    before = claims.Claims._granted_before
+    before = PostgresGrantedRuns.held_by_store
 
     async def held_up(self: Any, claim: Any) -> Any:
         await claim.tx.moment()
@@ -899,7 +882,7 @@ async def test_what_is_claimed_after_an_end_is_told_as_later(
         await over.wait()
         return await before(self, claim)
 
-    monkeypatch.setattr(claims.Claims, "_granted_before", held_up)
+    monkeypatch.setattr(PostgresGrantedRuns, "held_by_store", held_up)
     late = asyncio.create_task(store.claim_ready(ordered, limit=10, worker=worker))
     await begun.wait()
     other = PostgresStore(postgres_url)  # another process: it has a memory of its own
@@ -1092,10 +1075,10 @@ async def test_what_is_held_back_does_not_leave_early(
             " created_at) VALUES (gen_random_uuid(), 'q', 'm', '{}', '', 0,"
             " fake.clock_timestamp() + interval '1 minute', fake.clock_timestamp())"
         )
-    outbox = PostgresOutboxRows(store)
+    outbox = Outbox(store, MemoryBroker(), codec_of=lambda queue: "standard")
     clock.jump_wall(3600)
-    assert await outbox.due(10) == []
+    assert await outbox.due_rows(10) == []
     clock.advance(59)
-    assert await outbox.due(10) == []
+    assert await outbox.due_rows(10) == []
     clock.advance(2)
-    assert len(await outbox.due(10)) == 1
+    assert len(await outbox.due_rows(10)) == 1

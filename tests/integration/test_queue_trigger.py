@@ -23,7 +23,7 @@ from ackbone.core.errors import StoreUnavailable
 from ackbone.core.events import RETRIED, Entry
 from ackbone.engine.worker import EngineWorker
 from ackbone.queue_trigger import LONGEST_WAIT_S
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import (
     FakeClock,
@@ -498,7 +498,7 @@ async def test_a_ledger_that_fails_holds_nobody_up(caplog: pytest.LogCaptureFixt
     await kit.settled(1)
     await trigger.stop()
     assert kit.adapter.get_acked() == ["a"]
-    assert "the ledger could not be told" in caplog.text
+    assert "your ledger refused the record" in caplog.text
 
 
 async def test_governance_that_breaks_never_means_yes() -> None:
@@ -731,7 +731,7 @@ async def test_a_queue_that_does_not_answer_holds_up_neither_others_nor_the_stop
     await kit.settled(2)
     await trigger.stop()
     assert sorted(kit.adapter.get_acked()) == ["m1", "m2"]
-    assert "message m0: the queue could not be told: TimeoutError" in caplog.text
+    assert "message m0: the queue could not settle it: TimeoutError" in caplog.text
 
 
 async def test_the_store_may_be_away_when_the_queue_is_to_be_told(
@@ -754,5 +754,5 @@ async def test_the_store_may_be_away_when_the_queue_is_to_be_told(
     await kit.settled(2)
     await trigger.stop()
     assert (kit.adapter.get_acked(), len(kit.adapter.get_dlq())) == (["a"], 1)
-    assert "the queue waits for the store: busy" in caplog.text
+    assert "messages of the queue stay unsettled: busy" in caplog.text
     assert "a slip of ours" in caplog.text

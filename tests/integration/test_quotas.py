@@ -8,9 +8,9 @@ import yaml
 from ackbone import Context, Decision
 from ackbone.app import App
 from ackbone.cli.session import operating
+from ackbone.composition.background import relays_of
 from ackbone.core.outcome import Duplicate
 from ackbone.core.quota import QuotaUse
-from ackbone.services import relays_of
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 

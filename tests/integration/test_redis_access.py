@@ -17,8 +17,8 @@ from ackbone import App, Context, RedisIdempotencyStore
 from ackbone.brokers.registry import make_broker
 from ackbone.config import Config
 from ackbone.core.broker import Examinable
-from ackbone.core.checks import Finding
 from ackbone.core.errors import BrokerUnavailable, PublishUnknown
+from ackbone.core.findings import Finding
 from tests.servers.certificates import Authority
 from tests.servers.redis import RedisServer
 

@@ -72,7 +72,7 @@ async def test_a_task_that_a_plain_client_wrote_runs_once(
     ("wrong", "words"),
     [
         ({"payload": "[1]"}, "payload is not a JSON object"),
-        ({"payload": b"\xff"}, "field 'payload' is no text"),
+        ({"payload": b"\xff"}, "field 'payload' is not text"),
         ({"idempotency_key": ""}, "missing required fields: idempotency_key"),
         ({"retry_count": "-3"}, "retry_count is not a number of retries"),
     ],

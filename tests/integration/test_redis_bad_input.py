@@ -15,12 +15,12 @@ import pytest
 from redis import Redis
 
 from ackbone import App, Context
+from ackbone.composition.background import relays_of
 from ackbone.config import Config, Tasks
 from ackbone.core.broker import Examinable
-from ackbone.core.checks import Finding
 from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.findings import Finding
 from ackbone.engine.worker import EngineWorker
-from ackbone.services import relays_of
 from tests.faults.waiting import until
 from tests.servers.redis import RedisServer
 
@@ -112,7 +112,7 @@ def bench(home: Path, server: RedisServer, client: Any) -> Bench:
         ({"payload": "{"}, "payload is not valid JSON"),
         ({"payload": '{"a":' * 100 + "1" + "}" * 100}, "nested deeper"),
         ({"payload": '{"n": 1e999999}'}, "payload is not valid JSON"),
-        ({"payload": b"\xff\xfe"}, "field 'payload' is no text"),
+        ({"payload": b"\xff\xfe"}, "field 'payload' is not text"),
         ({"retry_count": "-1"}, "retry_count is not a number of retries"),
         ({"retry_count": "three"}, "retry_count is not a number of retries"),
         ({"retry_count": "9" * 30}, "retry_count is not a number of retries"),

@@ -97,7 +97,7 @@ def test_no_address_and_a_wrong_one_are_said_without_a_password(monkeypatch: pyt
     with pytest.raises(ConfigError, match="REDIS_URL is not set"):
         RedisIdempotencyStore()
     monkeypatch.setenv("REDIS_URL", "http://user:hunter2@localhost")
-    with pytest.raises(ConfigError, match="REDIS_URL is no address") as caught:
+    with pytest.raises(ConfigError, match="REDIS_URL is not the address") as caught:
         RedisIdempotencyStore()
     assert "hunter2" not in str(caught.value)
 

@@ -13,8 +13,8 @@ import pytest
 from ackbone.app import App
 from ackbone.core.store import Company, Worker
 from ackbone.engine.context import Context
-from ackbone.engine.executor import CallNext
-from ackbone.warden import Child, Warden
+from ackbone.engine.wiring import CallNext
+from ackbone.processes.suspects import Child, Warden
 from tests.integration.lab import PATIENCE_S, Lab
 
 TARGET = f"{Path(__file__).with_name('isolated_app.py')}:app"
@@ -89,7 +89,7 @@ async def test_none_for_suspects_of_a_paused_queue(
     warden = warden_of(app)
     warden._spawn = lambda company, worker: _Quiet()  # type: ignore[method-assign]
     worker = await app.store.register("warden")
-    async with app.storage.operations(app.store, app.broker, by="somebody") as operations:
+    async with app.storage.operations(app.store, by="somebody") as operations:
         await operations.pause("default")
         await warden.step(worker)
         assert (len(warden.children), warden.waiting.few) == (0, 0)

@@ -1,5 +1,7 @@
 """Whoever subscribed to events is told of them, by deliveries that are committed with them."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import json
@@ -15,12 +17,13 @@ from ackbone.admin.deliveries import Deliveries
 from ackbone.cli.session import operating
 from ackbone.config import Retry, load_config
 from ackbone.config.settings import Delivery, Subscriber
-from ackbone.core.delivery import Outbound
 from ackbone.core.errors import ConfigError, FinalError
 from ackbone.core.events import Entry
-from ackbone.core.subscribers import EVENT_NAMES, OURS, Subscribers
-from ackbone.core.subscribers import Subscriber as Place
-from ackbone.delivery.webhook import WebhookChannel
+from ackbone.core.outbound.delivery import Outbound
+from ackbone.core.outbound.subscribers import EVENT_NAMES, OURS, Subscribers
+from ackbone.core.outbound.subscribers import Subscriber as Place
+from ackbone.delivery.channels.webhook_channel import WebhookChannel
+from ackbone.store.unit import Change
 from tests.servers.receiver import Receiver, receiving
 from tests.servers.stores import STORES, sqlite_store, store_url
 
@@ -190,21 +193,27 @@ async def test_commands_are_told_of_too(home: Path, store: str, receiver: Receiv
     assert (event["type"], event["data"]["reason"]) == ("delivery.discarded", "too late")
 
 
-async def test_what_is_undone_is_not_told(home: Path, receiver: Receiver) -> None:
+async def test_what_is_undone_is_not_told(
+    home: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The delivery stands or falls with the event's transaction."""
     app, _ = app_of(home, "sqlite", ops=Subscriber(to=receiver.url(), events=("queue.paused",)))
     async with app:
         store = sqlite_store(app)
         worker = await store.register("test")
 
-        def op(conn: Any, now: int) -> None:
+        async def op(tx: Any, change: Change) -> None:
             entry = ("default", "default", "", "queue.paused", {"queue": "default", "by": "me"})
-            store.ledger.append(conn, worker.worker_id, [entry], now)
+            change.entries.append(entry)
+
+        def fail(conn: Any, *_: Any) -> None:
             assert conn.execute("SELECT count(*) FROM deliveries").fetchone() == (1,)
             raise RuntimeError("undo")
 
+        monkeypatch.setattr(store._ledger, "write", fail)
         with pytest.raises(RuntimeError, match="undo"):
-            await store.write_rows(op)
+            await store.write(op, worker_id=worker.worker_id)
+        monkeypatch.undo()
         rows = await store.file.read(
             lambda conn: conn.execute("SELECT count(*) FROM deliveries").fetchone()
         )
@@ -224,8 +233,8 @@ def test_mistakes_are_named(home: Path) -> None:
         "Config: subscribers.a.events[0]: no event is called 'delivery.send'; did you mean"
         " delivery.sent? there are approval.*, delivery.*, dlq.*, effect.*, queue.*, task.*"
     )
-    assert second == "Config: subscribers.b.to: a text of 1 to 2048 characters"
-    assert third.startswith("Config: subscribers.c.channel: no name for a channel")
+    assert second == "Config: subscribers.b.to: must be text of 1 to 2048 characters"
+    assert third.startswith("Config: subscribers.c.channel: not a valid channel name")
 
 
 def test_mistakes_of_the_file_are_named_with_their_lines(home: Path) -> None:
@@ -240,14 +249,14 @@ subscribers:
         load_config(file, environ={})
     said = "\n".join(raised.value.problems)
     assert "subscribers.ops.events[1]: no event is called 'tusk.failed'; did you mean" in said
-    assert "subscribers.ops.channel: no name for a channel" in said
-    assert "subscribers.ops.to: a text of 1 to 2048 characters" in said
+    assert "subscribers.ops.channel: not a valid channel name" in said
+    assert "subscribers.ops.to: must be text of 1 to 2048 characters" in said
 
 
 def test_patterns() -> None:
     everything = Subscribers([Place(channel="w", recipient="x", events=("*", "task.*"))])
     entries: list[Entry] = [("t", "q", "m", kind, {}) for kind in EVENT_NAMES]
-    assert len(everything.told_of(entries, 0)) == len(EVENT_NAMES)  # once each
+    assert len(everything.notifications(entries, 0)) == len(EVENT_NAMES)  # once each
     assert not any(name.startswith("ledger.") for name in EVENT_NAMES)
-    assert not everything.told_of([("t", OURS, "", "delivery.sent", {})], 0)
+    assert not everything.notifications([("t", OURS, "", "delivery.sent", {})], 0)
     assert not Subscribers()

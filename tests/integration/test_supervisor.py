@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ackbone import supervisor
+from ackbone.processes import supervisor, worker_place
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 APP = """
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_an_app_is_said_without_the_way_there(
     assert f"{target}:app could not be loaded: " in done.stderr
     assert said in done.stderr
     assert target.name in done.stderr.replace(f"{target}:app", "")
-    for noise in ("internal error", "importlib", "Traceback", "supervisor.py"):
+    for noise in ("internal error", "importlib", "Traceback", "worker_process.py", "load_app.py"):
         assert noise not in done.stderr
 
 
@@ -200,7 +200,7 @@ def test_a_worker_that_was_being_started_is_asked_to_stop_too(
         watching.stop()  # as the handler of a signal, while the process is made
         return process
 
-    monkeypatch.setattr(supervisor, "spawn", spawn)
+    monkeypatch.setattr(worker_place, "spawn", spawn)
     (place,) = watching._places
     watching._look(place)
     watching._look(place)
@@ -218,15 +218,15 @@ def test_after_a_crash_the_next_one_begins_at_once_and_with_few_slots(
         os.write(pass_fds[0], words)
         return Started()
 
-    monkeypatch.setattr(supervisor, "spawn", spawn)
-    place = supervisor._Place()
+    monkeypatch.setattr(worker_place, "spawn", spawn)
+    place = worker_place.WorkerPlace()
     words, ends = b"up\n\n", []
     for said, code in (
         (b"work\n", -signal.SIGSEGV),  # a message ended it
         (b"", -signal.SIGSEGV),  # before it ran any message
         (b"", -signal.SIGSEGV),
         (b"work\nstops\n", os.EX_SOFTWARE),  # it failed
-        (b"work\n", supervisor.EXIT_RECYCLE),
+        (b"work\n", worker_place.EXIT_RECYCLE),
         (b"work\nstops\n", os.EX_OK),
     ):
         words = b"up\n\n" + said
@@ -253,11 +253,11 @@ def test_it_goes_on_while_there_is_no_room_for_another_process(
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with monkeypatch.context() as full:
-        full.setattr(supervisor, "spawn", spawn)
+        full.setattr(worker_place, "spawn", spawn)
         (place,) = watching._places
         watching._look(place)
     assert "could not be started" in said[0]
-    monkeypatch.setattr(supervisor, "spawn", lambda *args, **options: Started())
+    monkeypatch.setattr(worker_place, "spawn", lambda *args, **options: Started())
 
     def has_tried_again() -> bool:
         watching._look(place)

@@ -1,5 +1,7 @@
 """Roles around the wall: how workers and the API get theirs, what each may do, who is refused."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
@@ -16,29 +18,21 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from ackbone import App, Context
+from ackbone.backends import storage_of
+from ackbone.composition.background import relays_of
 from ackbone.config import Breaker, Config, Queue, Worker
 from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.records import LetterFilter
-from ackbone.services import relays_of
-from ackbone.storage import storage_of
-from ackbone.store import approvals
-from ackbone.store import migrate as sqlite_migrate
+from ackbone.store import approvals, revisions
 from ackbone.store.approvals import Answering
 from ackbone.store.operations import StoreOperations
-from ackbone.store.postgres import (
-    claims,
-    finish,
-    keys,
-    lanes,
-    reaper,
-    tasks,
-    wall,
-)
+from ackbone.store.postgres import key_rows, task_rows, tenant_wall
 from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.migrate import admit, ensure_schema, tend, upgrade
 from ackbone.store.postgres.records import PostgresRecords
+from ackbone.store.postgres.sql import SQL
 from ackbone.store.postgres.store import PostgresStore
 from tests.integration.tenancy import Estate, bind, estate
 from tests.servers.postgres import PostgresServer
@@ -113,15 +107,15 @@ async def test_a_role_of_workers_does_all_of_the_work(home: Path, worker_url: st
 def test_statements_are_planned_as_for_the_owner(place: Estate, worker_url: str) -> None:
     """The policy of workers says true: nothing of it is left in a plan."""
     hot = (
-        (tasks.FIND, 3),
-        (claims.CLAIM_READY["all"], 5),
-        (claims.CLAIM_READY["but"], 6),
-        (finish.ALL_DONE, 9),
-        (finish.OTHERS, 20),
-        (keys.KEEP, 6),
-        (keys.WAITING_FOR, 3),
-        (lanes.STUCK, 0),
-        (reaper.RUNNING_OF_THE_GONE, 0),
+        (task_rows.FIND, 3),
+        (task_rows.CLAIM_READY["all"], 6),
+        (task_rows.CLAIM_READY["but"], 7),
+        (task_rows.ALL_DONE, 9),
+        (task_rows.OTHERS, 20),
+        (key_rows.KEEP, 6),
+        (key_rows.WAITING_FOR, 3),
+        (SQL.claims.stuck, 0),
+        (SQL.workers.running_of_the_gone, 0),
     )
     with psycopg.connect(place.owner, autocommit=True) as conn:
         conn.execute(
@@ -193,7 +187,7 @@ def test_several_roles_of_workers_and_their_members_pass(place: Estate) -> None:
         admit(place.owner, worker=role)
     for role, sees in ((first, True), (second, True), (member, True), (heir, False)):
         with psycopg.connect(place.url(role)) as conn:
-            assert (wall.bound_tables(conn) == []) is sees, role
+            assert (tenant_wall.bound_tables(conn) == []) is sees, role
 
 
 def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) -> None:
@@ -201,9 +195,9 @@ def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) 
         conn.execute("DROP POLICY workers ON quotas")
         conn.execute(f"REVOKE ALL ON quotas FROM {conninfo_to_dict(worker_url)['user']}")
     with psycopg.connect(worker_url, autocommit=True) as conn:
-        assert wall.bound_tables(conn) == ["quotas"]
+        assert tenant_wall.bound_tables(conn) == ["quotas"]
         tend(place.owner)
-        assert wall.bound_tables(conn) == []
+        assert tenant_wall.bound_tables(conn) == []
         conn.execute("INSERT INTO quotas (name, window_us, window_start) VALUES ('n', 1, now())")
         assert conn.execute("DELETE FROM quotas").rowcount == 1
 
@@ -215,14 +209,14 @@ def test_who_worked_before_the_wall_goes_on(own_postgres: PostgresServer) -> Non
         with psycopg.connect(place.owner) as conn:
             conn.execute("DROP SCHEMA public CASCADE")
             conn.execute("CREATE SCHEMA public")
-            conn.execute(sqlite_migrate.render("postgresql", "0003").encode())
+            conn.execute(revisions.render("postgresql", "0003").encode())
             conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {agents}, {reader}")
             conn.execute(f"GRANT USAGE ON SCHEMA public TO {agents}, {reader}")
             conn.execute(f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {agents}")
         assert upgrade(place.owner) is True
-        for role, bound in ((agents, []), (reader, list(wall.TABLES))):
+        for role, bound in ((agents, []), (reader, list(tenant_wall.TABLES))):
             with psycopg.connect(place.url(role)) as conn:
-                assert wall.bound_tables(conn) == bound
+                assert tenant_wall.bound_tables(conn) == bound
         assert ensure_schema(place.url(agents)) is False
         with psycopg.connect(place.url(agents)) as conn:  # and with what came later
             conn.execute("INSERT INTO send_windows VALUES ('k', '{}', now())")
@@ -256,11 +250,11 @@ def test_it_has_what_is_written_and_nothing_else(place: Estate) -> None:
     ):
         found.setdefault(table, set()).add(f"{right} ({columns})")
     assert {table: {_in_order(r) for r in rights} for table, rights in found.items()} == {
-        table: {_in_order(r) for r in rights} for table, rights in wall.API_RIGHTS.items()
+        table: {_in_order(r) for r in rights} for table, rights in tenant_wall.API_RIGHTS.items()
     }
     with psycopg.connect(place.url(role)) as conn:
         bind(conn, "a")
-        for table in wall.TABLES:
+        for table in tenant_wall.TABLES:
             with pytest.raises(errors.InsufficientPrivilege), conn.transaction():
                 conn.execute(f"TRUNCATE {table}")
         for table in (
@@ -441,9 +435,9 @@ def test_roles_are_made_by_who_may(place: Estate) -> None:
         (pages, "api", False),
     ]
     with psycopg.connect(place.url(agents)) as conn:
-        assert wall.bound_tables(conn) == []
+        assert tenant_wall.bound_tables(conn) == []
     with psycopg.connect(place.url(pages)) as conn:
-        assert wall.bound_tables(conn) == list(wall.TABLES)
+        assert tenant_wall.bound_tables(conn) == list(tenant_wall.TABLES)
 
 
 def test_only_the_owner_gives_rights(place: Estate) -> None:
@@ -505,9 +499,9 @@ def test_migrate_gives_roles_their_rights(home: Path, place: Estate) -> None:
     code, _, said = command(
         home, place.owner, "migrate", "--worker-role", agents, "--api-role", agents
     )
-    assert (code, "name two roles" in said) == (2, True)
+    assert (code, "give two roles" in said) == (2, True)
     code, _, said = command(home, "sqlite", "migrate", "--api-role", pages)
-    assert (code, "knows no roles" in said) == (3, True)
+    assert (code, "files have no roles" in said) == (3, True)
 
 
 def test_migrate_makes_the_months_ahead_of_a_schema_that_is_new(home: Path, place: Estate) -> None:
@@ -520,6 +514,6 @@ def test_migrate_makes_the_months_ahead_of_a_schema_that_is_new(home: Path, plac
         conn.execute(f"DROP TABLE {months[-2][0]}")
     assert command(home, place.owner, "migrate")[0] == 0
     with psycopg.connect(place.owner, autocommit=True) as conn:
-        assert wall.open_tables(conn) == []
+        assert tenant_wall.open_tables(conn) == []
         assert conn.execute("SELECT to_regclass(%s)", months[-2]).fetchone() != (None,)
     assert tend(place.owner) == 0

@@ -12,7 +12,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ackbone.core.message import DEFAULT_TENANT
-from ackbone.store.postgres import wall
+from ackbone.store.postgres import tenant_wall
 from ackbone.store.postgres.migrate import tend
 from ackbone.store.postgres.partitions import make_partitions
 from tests import schema
@@ -22,7 +22,7 @@ from tests.servers.postgres import PostgresServer
 pytestmark = pytest.mark.xdist_group("postgres")
 Connection = psycopg.Connection[Any]
 A, B = "tenant-a", "tenant-b"
-EVERY = pytest.mark.parametrize("table", wall.TABLES)
+EVERY = pytest.mark.parametrize("table", tenant_wall.TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def rows(place: Estate) -> Rows:
     """Each table has a row of A, of B, and of nobody."""
     with psycopg.connect(place.owner, autocommit=True) as conn:
         found = Rows(conn)
-        for table in wall.TABLES:
+        for table in tenant_wall.TABLES:
             for tenant in (A, B, ""):
                 found.insert(conn, table, tenant)
         return found
@@ -75,13 +75,15 @@ def test_every_table_with_a_tenant_is_behind_it(owner: Connection) -> None:
         "SELECT relname, relrowsecurity, relispartition FROM pg_class c JOIN pg_attribute a"
         " ON attrelid = c.oid WHERE attname = 'tenant_id' AND relkind IN ('r', 'p')"
     ).fetchall()
-    assert {name for name, _, partition in with_tenant if not partition} == set(wall.TABLES)
+    assert {name for name, _, partition in with_tenant if not partition} == set(tenant_wall.TABLES)
     assert {name for name, *_ in with_tenant if name.startswith("event_log_")}
     assert all(on for _, on, _ in with_tenant)
     ours = {table.name: table for table, _ in schema.tables_of("postgresql")}
-    assert {name for name, table in ours.items() if "tenant_id" in table.c} == set(wall.TABLES)
-    assert set(ours) == {*wall.TABLES, *wall.MACHINERY}
-    assert wall.open_tables(owner) == []
+    assert {name for name, table in ours.items() if "tenant_id" in table.c} == set(
+        tenant_wall.TABLES
+    )
+    assert set(ours) == {*tenant_wall.TABLES, *tenant_wall.MACHINERY}
+    assert tenant_wall.open_tables(owner) == []
 
 
 def test_there_is_no_way_around_it(owner: Connection) -> None:
@@ -230,15 +232,15 @@ def test_a_partition_that_stands_open_is_closed_by_migrate(
     place: Estate, owner: Connection
 ) -> None:
     owner.execute("ALTER TABLE event_log_default DISABLE ROW LEVEL SECURITY")
-    assert wall.open_tables(owner) == ["event_log_default"]
+    assert tenant_wall.open_tables(owner) == ["event_log_default"]
     tend(place.owner)
-    assert wall.open_tables(owner) == []
+    assert tenant_wall.open_tables(owner) == []
 
 
 def test_the_owner_sees_everything(owner: Connection) -> None:
-    for table in wall.TABLES:
+    for table in tenant_wall.TABLES:
         assert tenants(owner, table) == ["", A, B]
-    assert wall.bound_tables(owner) == []
+    assert tenant_wall.bound_tables(owner) == []
 
 
 @given(named=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=70))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ackbone import App, Config, Context
-from ackbone.core.delivery import Outbound
-from ackbone.delivery.recovery import store_report
-from ackbone.services import relays_of
+from ackbone.composition.background import relays_of
+from ackbone.core.outbound.delivery import Outbound
+from ackbone.delivery.recovery_report import store_report
 from tests.unit.desk import until
 
 

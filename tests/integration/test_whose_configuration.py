@@ -15,7 +15,7 @@ import pytest
 
 from ackbone import App, Config, Context
 from ackbone.core.errors import ConfigError
-from ackbone.supervisor import load_app
+from ackbone.processes.load_app import load_app
 from tests.faults.waiting import PATIENCE_S, wait_until
 
 AGENT = """
@@ -115,7 +115,7 @@ def test_a_message_runs_under_the_configuration_it_was_sent_with(
 
 def test_dev_runs_under_the_configuration_of_the_command(folder: Path) -> None:
     with dev(folder, "agent.py:app", "--config", "prod/prod.yaml") as log:
-        wait_until(lambda: "Ctrl+C drains" in log.read_text(), "it greets")
+        wait_until(lambda: "Ctrl+C stops" in log.read_text(), "it greets")
         shown = log.read_text()
         assert str(folder / "prod" / "data" / "ackbone.db") in shown
         assert f"ACKBONE_CONFIG={folder}/prod/prod.yaml" in shown, "its examples go there, too"
@@ -184,8 +184,13 @@ def test_check_says_what_run_and_dev_refuse_in_their_words(
     check = ackbone("config", "check", "--json", code=10)
     problems = json.loads(check.stdout)["problems"]
     assert problems[0].startswith("channels.hook: no kind 'hook'; write `kind:` with ")
-    assert problems[1].startswith("channels.telegram needs aiohttp: pip install ")
+    assert problems[1].startswith("channels.telegram needs aiohttp: install the extra 'telegram'")
     assert problems[2].startswith("channels.mail.connection.hots: unknown")
+    findings = [
+        json.loads(line) for line in ackbone("doctor", "--json", code=10).stdout.split("\n")[:-1]
+    ]
+    assert [c["detail"] for c in findings if c["finding"] == "refused"] == problems
+    assert [c["finding"] for c in findings if c["name"] == "config"] == ["refused"] * len(problems)
     for command in ("run", "dev", "chat"):
         done = ackbone(command, "agent.py:app", code=2)
         said = [line.strip() for line in done.stderr.splitlines()]

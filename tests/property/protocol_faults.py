@@ -53,7 +53,7 @@ PLANTS = (
     Plant(
         name="finish does not ask whether the message is running",
         mode=Mode.FUSED,
-        rewrite=_replacing((r" AND (queue_executions\.)?status = 'running'$", ""), only=_FINISH),
+        rewrite=_replacing((r" AND status = 'running'(?= RETURNING held$)", ""), only=_FINISH),
         shows="committed twice|P3",
     ),
     Plant(
@@ -125,8 +125,7 @@ PLANTS = (
         name="a leaving worker keeps what it claimed",
         mode=Mode.FUSED,
         rewrite=_replacing(
-            ("WHERE worker_id = ", "WHERE 0 AND worker_id = "),
-            only="SET status = CASE held .* WHERE worker_id = ",
+            ("q.worker_id = [?]1$", "q.worker_id = -?1"), only="^SELECT q.tenant_id"
         ),
         shows="never came to rest",
     ),

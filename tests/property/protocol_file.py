@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from ackbone.core.clock import Clock
 from ackbone.core.errors import StoreUnavailable
-from ackbone.sqlite.file import add_functions
-from ackbone.store.migrate import SPINE
+from ackbone.sqlitefile.file import add_functions
+from ackbone.store.sqlite.migrate import SPINE
 
 T = TypeVar("T")
 Rewrite = Callable[[str], str]

@@ -22,7 +22,7 @@ import msgspec
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Delivery, Outgoing, Subscription
 from ackbone.core.clock import from_us
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import Conflict, LeaseLost, StoreUnavailable
 from ackbone.core.message import Message
 from ackbone.core.outcome import (
@@ -50,7 +50,7 @@ from ackbone.core.store import (
     Worker,
 )
 from ackbone.engine.decoder import decoder
-from ackbone.sqlite.file import SqliteFile
+from ackbone.sqlitefile.file import SqliteFile
 from ackbone.store.operations import StoreOperations
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing.clock import FakeClock
@@ -174,7 +174,7 @@ class World:
     def _real_store(self) -> Any:
         """The store and queue as they are, on our file, with our word on who is alive."""
         queue = "ackbone.brokers.sqlite"
-        store, roll = "ackbone.store.sqlite.store", "ackbone.store.sqlite.roll"
+        store, leases = "ackbone.store.sqlite.store", "ackbone.store.sqlite.leases"
 
         def opened(path: Path, clock: object = None) -> SqliteFile:
             return cast(SqliteFile, self.file)
@@ -184,9 +184,9 @@ class World:
 
         with (
             mock.patch(f"{store}.open_file", opened),
-            mock.patch(f"{roll}.is_alive", alive),
-            mock.patch(f"{roll}.forget"),
-            mock.patch(f"{roll}.Beat"),
+            mock.patch(f"{leases}.is_alive", alive),
+            mock.patch(f"{leases}.forget"),
+            mock.patch(f"{leases}.Beat"),
             mock.patch(f"{queue}.open_file", opened),
         ):
             yield

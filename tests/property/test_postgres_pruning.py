@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackbone.store.postgres.months import Months
+from ackbone.store.postgres.partitions import PartitionMaker
 from tests.integration.pruning import DAY_S, PostgresBook
 from tests.servers.postgres import OutsidePostgres, PostgresServer
 
@@ -56,7 +56,7 @@ async def _follow(book: PostgresBook, plan: list[tuple[object, ...]]) -> None:
                     await book.anchors.step(book.workers[0])
                 case ("wait", float(days)):
                     book.clock.advance(days * DAY_S)
-                    await Months(book.store).step(book.workers[0])
+                    await PartitionMaker(book.store).step(book.workers[0])
                 case ("prune", float(days)):
                     await _prune(book, days)
                 case ("replace", int(at)):

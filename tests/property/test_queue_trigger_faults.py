@@ -11,12 +11,11 @@ import pytest
 
 from ackbone import QueueTrigger
 from ackbone import queue_trigger as root
-from ackbone.core.body_codecs import TextCodec
+from ackbone.core.codecs.body import TextCodec
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.store import Answer
-from ackbone.engine import executor, stages, tracebacks
-from ackbone.engine import worker as engine_worker
-from ackbone.engine.fetcher import Slots
+from ackbone.engine import failures, flow, tracebacks
+from ackbone.engine.flow import Slots
 from ackbone.engine.worker import EngineWorker
 from ackbone.observe.metrics import Metrics
 from ackbone.testing import MockIdempotencyStore
@@ -189,7 +188,7 @@ def the_last_attempt_is_not_logged(patch: Patch) -> None:
         if not any("to dead letters" in str(value) for value in values):
             real(log, text, *values, **more)
 
-    patch.setattr(executor, "warn", warn)
+    patch.setattr(failures, "warn", warn)
 
 
 @fault(15)
@@ -238,10 +237,10 @@ def the_tenant_is_forgotten(patch: Patch) -> None:
 
 @fault(21)
 def one_stage_is_not_logged(patch: Patch) -> None:
-    real = stages.stage
+    real = flow._log_stage
     patch.setattr(
-        engine_worker,
-        "stage",
+        flow,
+        "_log_stage",
         lambda stage, run: None if stage == "message.parsed" else real(stage, run),
     )
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ackbone.config.rule_file import load_rules
+from ackbone.config.rules_file import load_rules
 from ackbone.core.errors import ConfigError
 from ackbone.governance.expression import MISSING
 from ackbone.governance.rulebook import RuleBook
@@ -215,4 +215,4 @@ async def test_a_guard_that_is_told_little_says_no_rather_than_yes(tmp_path: Pat
     said = await book.check_permission({"queue": "q", "message_id": "m", "tenant_id": "t"})
     assert not said.allowed
     assert said.policies == ("big",)
-    assert "cannot be known" in said.reason
+    assert "cannot be evaluated" in said.reason

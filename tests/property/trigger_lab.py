@@ -27,7 +27,7 @@ from ackbone.config import Worker
 from ackbone.core.clock import Clock
 from ackbone.core.events import Entry
 from ackbone.core.store import Verdict
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import (
     MockAgentRuntime,

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from ackbone.core.delivery import (
+from ackbone.core.events import Entry, Event
+from ackbone.core.outbound.delivery import (
     Again,
     Deliveries,
     Limits,
@@ -18,7 +19,6 @@ from ackbone.core.delivery import (
     Taken,
     unlimited,
 )
-from ackbone.core.events import Entry, Event
 from ackbone.core.store import Worker
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, Store, StoreHarness, StoreTrial, heard

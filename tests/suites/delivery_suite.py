@@ -13,7 +13,7 @@
         async def open_desk(self, store: MyStore) -> AsyncIterator[Desk]:
             yield Desk(MyOperations(store, by="suite"), MyRecords(store))
 
-It speaks to the ports of `core.delivery`, `core.delivery_desk`, `core.records` and `core.store`
+It speaks to the ports of `core.outbound`, `core.records` and `core.store`
 alone. `make_store` is called more than once in a test: the second is another process's, as far as
 it can tell. A queue without a desk passes `DeliveriesConformance`.
 """

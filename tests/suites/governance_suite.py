@@ -8,7 +8,7 @@
 
         @asynccontextmanager
         async def open_office(self, store: MyStore) -> AsyncIterator[Office]:
-            yield Office(answers=…, records=…, clerk=…)
+            yield Office(answers=…, records=…, upkeep=…)
 
 It speaks to the ports of `core.approvals`, `core.quota` and `core.store` alone.
 """

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.clock import from_us
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.events import FINAL_EVENTS, Entry, Event
 from ackbone.core.ids import new_id
 from ackbone.core.message import Message

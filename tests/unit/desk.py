@@ -13,11 +13,11 @@ from ackbone import App, Context, FinalError
 from ackbone.admin.causes import Handled
 from ackbone.admin.dead_letters import DeadLetters
 from ackbone.admin.parked import Parked
+from ackbone.backends import Acting, Looking
 from ackbone.cli.session import encoder, operating
+from ackbone.composition.background import relays_of
 from ackbone.config import Config, Queue, Retry
 from ackbone.core.records import LedgerEvent
-from ackbone.services import relays_of
-from ackbone.storage import Acting, Looking
 from ackbone.store.postgres.store import PostgresStore
 
 

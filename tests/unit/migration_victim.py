@@ -19,15 +19,16 @@ from typing import Any
 import alembic.command  # noqa: F401 - for the children
 import sqlalchemy  # noqa: F401
 
-from ackbone.store import migrate
+from ackbone.store import revisions
+from ackbone.store.sqlite import migrate
 
-NEXT = f"{int(migrate.HEAD) + 1:04}"
+NEXT = f"{int(revisions.HEAD) + 1:04}"
 LATER = f'''
 """A later revision: new table, new column, and rows that are rewritten."""
 import sqlalchemy as sa
 from alembic import op
 revision = "{NEXT}"
-down_revision = "{migrate.HEAD}"
+down_revision = "{revisions.HEAD}"
 
 def upgrade():
     op.create_table("later", sa.Column("id", sa.Integer, primary_key=True))
@@ -40,10 +41,10 @@ def upgrade():
 
 def with_later_revision(folder: Path) -> None:
     """Let this process believe in another revision."""
-    shutil.copytree(migrate.MIGRATIONS, folder / "migrations")
+    shutil.copytree(revisions.MIGRATIONS, folder / "migrations")
     (folder / f"migrations/versions/{NEXT}_later.py").write_text(LATER)
-    migrate.MIGRATIONS = folder / "migrations"
-    migrate.HEAD = NEXT
+    revisions.MIGRATIONS = folder / "migrations"
+    revisions.HEAD = NEXT
 
 
 def state(path: Path) -> Any:

@@ -1,5 +1,7 @@
 """Findings: each thing that `doctor` looks at, sound and broken."""
 
+from __future__ import annotations
+
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -7,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ackbone.admin import doctor
-from ackbone.core.checks import Finding
+from ackbone.core.findings import Finding
 from ackbone.core.records import QueueState, WorkerState
-from ackbone.sqlite.witness import Witness
-from ackbone.store.migrate import PAGE_SIZE
+from ackbone.sqlitefile.witness import Witness
 from ackbone.store.sqlite import checks
+from ackbone.store.sqlite.migrate import PAGE_SIZE
 from tests.unit.desk import open_desk
 
 NOW_US = 1_800_000_000_000_000
@@ -149,7 +151,7 @@ def test_subscribers_need_a_channel():
     assert sound.finding is Finding.OK
     (silent,) = doctor.check_subscribers({"people": "ops", "dashboard": "webhook"}, {"ops"})
     assert silent.finding is Finding.WARNING
-    assert "dashboard is told by webhook" in silent.detail
+    assert "dashboard is notified by webhook" in silent.detail
     assert "channels.webhook" in (silent.hint or "")
 
 

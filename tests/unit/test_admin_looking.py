@@ -91,6 +91,17 @@ async def test_replays_are_linked_both_ways(desk: Desk):
     assert [moment.what for moment in old.timeline][-1] == "dlq.replayed"
 
 
+async def test_a_dead_letters_id_names_its_message(desk: Desk):
+    await desk.app.send("bad", {}, id="old-1")
+    await desk.work()
+    letter = await desk.letters.find("old-1")
+    for name in (letter.id, letter.id[:-1]):
+        found = await trace(desk.records, name)
+        assert (found.message_id, found.tenant_id) == ("old-1", "default")
+    with pytest.raises(NotFound):
+        await trace(desk.records, letter.id, tenant_id="nobody")
+
+
 async def test_one_tenants_message_is_not_anothers(desk: Desk):
     for tenant in ("acme", "zeta"):
         await desk.app.send("good", {}, id="same-id", tenant_id=tenant)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.ledger_report import FileSide, LedgerReport
+from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.ledger_verifier import AnchorFileReader
 from ackbone.store.seals import next_anchor
 
 KEY = b"k" * 32
@@ -15,13 +16,13 @@ def test_an_anchor_that_is_made_during_a_verification_was_not_cut(tmp_path: Path
     second = next_anchor(KEY, first, filed=1, at_us=2, chains=())
     file.append([first])
     report = LedgerReport(findings=[], notes=[])
-    side = FileSide(file, KEY, report)
+    side = AnchorFileReader(file, KEY, report)
     file.append([second])  # a worker, after the table was looked at
     side.meet(first)
     side.finish(first)
     assert report.findings == []
 
-    later = FileSide(file, KEY, report)
+    later = AnchorFileReader(file, KEY, report)
     later.meet(first)
     later.finish(first)
     assert "its anchor 2 is not in the ledger: it was cut back" in report.findings[0].text

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from ackbone.core.breaker import Breaker, BreakerPolicy
-from ackbone.core.delivery import Again, Channel, Limit, Outbound, Sent, Splits
 from ackbone.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
-from ackbone.delivery.apprise_channel import THREADS, AppriseChannel
+from ackbone.core.outbound.delivery import Again, Channel, Limit, Outbound, Sent, Splits
 from ackbone.delivery.attempts import Policy, Route, attempt
+from ackbone.delivery.channels.apprise_channel import THREADS, AppriseChannel
 from tests.servers.receiver import Receiver, receiving
 
 # One of its hundred plugins imports a module that Python will drop.
@@ -122,7 +122,7 @@ async def test_one_of_two_that_hangs_is_asked_again_alone_and_marked(receiver: R
 
 async def test_a_gateway_without_an_answer_leaves_a_doubt(receiver: Receiver) -> None:
     receiver.says(504)
-    with pytest.raises(SendUnknown, match=r"not taken by \(json\), as far as is known"):
+    with pytest.raises(SendUnknown, match=r"not accepted by json, as far as is known"):
         await sent(AppriseChannel(), reply(url_of(receiver)))
 
 
@@ -130,7 +130,7 @@ async def test_a_no_is_tried_again_and_shows_no_secret(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.says(500)
-    with pytest.raises(TemporaryError, match=r"not taken by \(json\)") as caught:
+    with pytest.raises(TemporaryError, match=r"not accepted by json") as caught:
         await sent(AppriseChannel(), reply(url_of(receiver)))
     assert "very-secret" not in "".join(traceback.format_exception(caught.value)) + caplog.text
 
@@ -138,8 +138,8 @@ async def test_a_no_is_tried_again_and_shows_no_secret(
 @pytest.mark.parametrize(
     ("recipient", "why"),
     [
-        ("nonsense://me:very-secret@host", "there is no such URL: nonsense://…"),
-        ("json://", "there is no such URL: json://…"),
+        ("nonsense://me:very-secret@host", "it does not support this URL: nonsense://…"),
+        ("json://", "it does not support this URL: json://…"),
         ("ops", "'ops' is neither tag nor URL"),
     ],
 )
@@ -171,7 +171,7 @@ async def test_too_late_means_that_nobody_knows(receiver: Receiver) -> None:
         # Loading the library takes its time: that is not what is measured here.
         with pytest.raises(FinalError):
             await sent(AppriseChannel(), reply("json://"))
-        with pytest.raises(SendUnknown, match=r"no end after 0.5 s"):
+        with pytest.raises(SendUnknown, match=r"no result within 0.5 s"):
             await channel.send(reply(url_of(receiver)))
         await asyncio.wait_for(asked.wait(), 20)
     finally:

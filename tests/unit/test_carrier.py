@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from ackbone.core.breaker import BreakerPolicy
-from ackbone.core.delivery import Channel, Limit, New, Outbound, Taken
 from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
 from ackbone.core.events import Entry
+from ackbone.core.outbound.delivery import Channel, Limit, New, Outbound, Taken
 from ackbone.core.store import Worker
-from ackbone.delivery.answers import LONGEST_WAIT_S
 from ackbone.delivery.attempts import Policy
+from ackbone.delivery.backoff import LONGEST_WAIT_S
 from ackbone.delivery.carrier import Carried, Carrier
 from ackbone.engine.relays import Relay, run_relay
-from ackbone.store.migrate import ensure_schema
 from ackbone.store.operations import StoreOperations
 from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import Signal
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ackbone.core.delivery import MERGE_MOST, Limit, New, Outbound
 from ackbone.core.errors import FinalError, SendUnknown, StoreUnavailable, TemporaryError
+from ackbone.core.outbound.delivery import MERGE_MOST, Limit, New, Outbound
 from ackbone.delivery.attempts import Policy
 from tests.unit.test_carrier import Act, Desk, Script, desk
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from ackbone import App
 from ackbone.cli.chat_channel import AnnouncedDeliveries
 from ackbone.config import load_config
-from ackbone.core.delivery import New, unlimited
-from ackbone.core.delivery_desk import DeliveryRecord
+from ackbone.core.outbound.delivery import New, unlimited
+from ackbone.core.outbound.delivery_records import DeliveryRecord
 
 
 async def test_replies_that_go_with_another_are_told_of(home: Path) -> None:

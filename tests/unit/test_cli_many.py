@@ -11,8 +11,8 @@ import pytest
 
 from ackbone.cli.many import Ended, Words, on_each, on_many, refuse_unclear
 from ackbone.cli.session import Exit, Session
-from ackbone.core.delivery_desk import DeliveryFilter
 from ackbone.core.errors import AckboneError, Conflict, NotFound
+from ackbone.core.outbound.delivery_records import DeliveryFilter
 from ackbone.core.records import LetterFilter
 
 WORDS = Words("done", "nothing fits", ". Repeat the command")
@@ -84,9 +84,9 @@ async def test_every_item_has_a_line_and_several_have_a_sum(
         (
             (Conflict("too late"), NotFound("no such one")),
             Exit.CONFLICT,
-            "ackbone: too late\nackbone: no such one\n0 done, 2 not\n",
+            "ackbone: too late\nackbone: no such one\n0 done, 2 failed\n",
         ),
-        ((None, Conflict("too late")), Exit.PARTIAL, "ackbone: too late\n1 done, 1 not\n"),
+        ((None, Conflict("too late")), Exit.PARTIAL, "ackbone: too late\n1 done, 1 failed\n"),
     ],
 )
 async def test_errors_are_said_counted_and_decide_the_code(
@@ -121,7 +121,7 @@ async def test_a_question_without_a_terminal_needs_yes(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     items = Items(None)
-    with pytest.raises(click.UsageError, match=r"Really\? Say so with --yes"):
+    with pytest.raises(click.UsageError, match=r"Really\? Confirm with --yes"):
         await items.run(session, question="Really?")
     assert items.seen == []
     await Items().run(session, question="Really?")  # there is nothing to ask about
@@ -142,7 +142,7 @@ async def test_the_first_ctrl_c_stops_between_two_items_and_says_what_is_left(
     items = Items(None, None, None, stop_after=1)
     assert await code_of(items, session) == Exit.INTERRUPTED
     assert items.seen == ["i-0"]
-    assert capsys.readouterr().err == ("stopped: 1 done, 2 left as they were. Repeat the command\n")
+    assert capsys.readouterr().err == ("stopped: 1 done, 2 not changed. Repeat the command\n")
 
 
 # -- named ones -----------------------------------------------------------------------------------

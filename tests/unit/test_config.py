@@ -211,9 +211,9 @@ def test_a_config_made_in_python_is_converted_as_a_file_is(tmp_path, monkeypatch
         ({"worker": {"slot": 5}}, "worker.slot: unknown setting; did you mean worker.slots?"),
         ({"worker": 5}, "worker: expected a section"),
         ({"worker": Worker(lease_s=0.0)}, "worker.lease_s: expected a number from 0.5 to 86400"),
-        ({"broker": "reddis://h"}, "broker: 'reddis://h' is no broker known here; did you mean"),
-        ({"queues": {"a b": Queue()}}, 'queues["a b"]: no name for a queue'),
-        ({"retry": Retry(base_delay_s=70.0)}, "retry.base_delay_s: must not be above"),
+        ({"broker": "reddis://h"}, "broker: 'reddis://h' is not a known broker; did you mean"),
+        ({"queues": {"a b": Queue()}}, 'queues["a b"]: not a valid queue name'),
+        ({"retry": Retry(base_delay_s=70.0)}, "retry.base_delay_s: must not exceed"),
     ],
 )
 def test_a_config_made_in_python_is_checked_as_a_file_is(fields, said):
@@ -225,7 +225,7 @@ def test_a_config_made_in_python_is_checked_as_a_file_is(fields, said):
 
 
 def test_queues_do_not_tell_of_each_other_for_ever(load):
-    with pytest.raises(ConfigError, match="a circle"):
+    with pytest.raises(ConfigError, match="a loop"):
         load("queues:\n  a: {results: b}\n  b: {results: a}\n")
 
 
@@ -373,7 +373,7 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("worker: {lease_s: .nan}", "worker.lease_s: expected a number from 0.5 to 86400"),
         ("worker: {lease_s: .inf}", "found the number inf"),
         ("worker: 5", "worker: expected a section (keys such as slots, lease_s, crash_budget,"),
-        ("queues: [a]", "queues: expected a section with one key for each, found a list"),
+        ("queues: [a]", "queues: expected a section with one key for each entry, found a list"),
         ("queues: {a: b}", "queues.a: expected a section"),
         (
             "queues: {a: {tenant: 12}}",
@@ -392,19 +392,19 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ),
         (
             "queues: {a: {codec: jsn}}",
-            "'jsn' is no codec; did you mean json? known: standard, json",
+            "'jsn' is not a codec; did you mean json? known: standard, json",
         ),
         ("queues: {a: {codec: cloudevents}}", "this version of ackbone has no codec cloudevents"),
-        ("queues: {'a b!': }", 'queues["a b!"]: no name for a queue: letters, digits'),
+        ("queues: {'a b!': }", 'queues["a b!"]: not a valid queue name: letters, digits'),
         (
             "queues: {a: {base_delay_s: 90}}",
-            "the first wait (90 s) is above the longest one (60 s)",
+            "the first wait (90 s) exceeds the longest one (60 s)",
         ),
-        ("retry: {base_delay_s: 90}", "must not be above retry.max_delay_s (60)"),
+        ("retry: {base_delay_s: 90}", "must not exceed retry.max_delay_s (60)"),
         ("ledger: {key_file: a, anchor_file: ./a}", "is the same file as ledger.key_file"),
         (
             "triggers: {queue_name: a}",
-            "expected a list, found a section with keys of its own; begi",
+            "expected a list, found a section with keys; begi",
         ),
         ("triggers: [{}]", "triggers[0].queue_name: is required"),
         ("triggers:\n-", "triggers[0].consumer_group: is required"),
@@ -413,35 +413,38 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: redis://", "redis:// names no server; write redis://host:6379/0"),
         ("broker: unix://redis.sock", "a socket's path is absolute: unix:///run/redis.sock"),
         ("broker: redsi://u:hunter2@h/0", "did you mean redis?"),
-        ("store: redis://u:hunter2@h/0", "'redis://***@h/0' is no store known here"),
-        ("broker: amqp://h", "has no RabbitMQ adapter yet; what it has: sqlite, sqlite:///path"),
+        ("store: redis://u:hunter2@h/0", "'redis://***@h/0' is not a known store"),
+        ("broker: amqp://h", "has no RabbitMQ adapter yet; it has: sqlite, sqlite:///path"),
         ("broker: kafka://h", "no Kafka adapter"),
         ("broker: sqs://h", "no SQS adapter"),
         ("broker: servicebus://h", "no Azure Service Bus adapter"),
         ("store: postgresql://", "postgresql:// names no database; write postgresql://user@host"),
         ("store: postgrsql://u:hunter2@h/db", "did you mean postgresql?"),
-        ("broker: postgresql://u:hunter2@h/db", "'postgresql://***@h/db' is no broker known here"),
-        ("store: memory://", "store: the store cannot live in memory"),
-        ("broker: sqllite", "'sqllite' is no broker known here; did you mean sqlite?"),
+        ("broker: postgresql://u:hunter2@h/db", "'postgresql://***@h/db' is not a known broker"),
+        ("store: memory://", "store: the store cannot be in memory"),
+        ("broker: sqllite", "'sqllite' is not a known broker; did you mean sqlite?"),
         ("broker: sqlite://a.db", "a file takes three slashes (sqlite:///relative.db)"),
-        ("broker: sqlite:///a.db?mode=ro", "takes a path alone"),
+        ("broker: sqlite:///a.db?mode=ro", "takes only a path"),
         (
             "- a",
-            "ackbone.yaml:1: expected settings such as `broker: sqlite`, one to a line; found",
+            "ackbone.yaml:1: expected settings such as `broker: sqlite`, one per line; found",
         ),
         ("just words", "found a single value"),
-        ("a: [1, 2", "expected ',' or ']', but got '<stream end>', in what begins on line 1; "),
+        (
+            "a: [1, 2",
+            "expected ',' or ']', but got '<stream end>', in the part that begins on line 1; ",
+        ),
         ("a: 1\n\tb: 2", "ackbone.yaml:2: not valid YAML: "),
         ("a: 1\n---\nb: 2", "not valid YAML: but found another document"),
         ("retention: {tasks_days: ${D}}", "inside { } and [ ], put a value with ${…} in quotes"),
-        ("worker: !!python/object:os.system {}", "means nothing here; remove it"),
-        ("? [a]\n: 1", "a key must be a text"),
+        ("worker: !!python/object:os.system {}", "is not supported; remove it"),
+        ("? [a]\n: 1", "a key must be text"),
         ("worker: {<<: 5}", "`<<` takes a section"),
-        ('retry: {max_retries: "\\ud800"}', "max_retries: holds half of a character"),
-        ('home: "\\ud800"', "ackbone.yaml:1: home: holds half of a character"),
-        ('broker: "redis://\\udfff"', "broker: holds half of a character"),
-        ('queues: {"a\\ud800": {}}', "queues: a key holds half of a character"),
-        ('channels: {a: {kind: webhook, options: ["\\ud800"]}}', "holds half of a character"),
+        ('retry: {max_retries: "\\ud800"}', "max_retries: contains half of a character"),
+        ('home: "\\ud800"', "ackbone.yaml:1: home: contains half of a character"),
+        ('broker: "redis://\\udfff"', "broker: contains half of a character"),
+        ('queues: {"a\\ud800": {}}', "queues: a key contains half of a character"),
+        ('channels: {a: {kind: webhook, options: ["\\ud800"]}}', "contains half of a character"),
     ],
 )
 def test_what_is_said_about_a_mistake(problems, text, said):
@@ -452,7 +455,7 @@ def test_what_is_said_about_a_mistake(problems, text, said):
 
 def test_a_key_that_stands_twice_is_a_mistake(problems):
     assert problems("worker:\n  slots: 1\n  lease_s: 5\n  slots: 2\n") == [
-        "ackbone.yaml:4: worker.slots: stands here twice, first on line 2; keep one of the two"
+        "ackbone.yaml:4: worker.slots: is set twice, first on line 2; remove one of the two"
     ]
 
 
@@ -469,7 +472,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path, problems):
 def test_a_folder_a_large_file_and_bytes_are_refused(tmp_path, problems):
     file = tmp_path / "ackbone.yaml"
     file.mkdir()
-    assert problems() == ["ackbone.yaml: the file is no regular file"]
+    assert problems() == ["ackbone.yaml: the file is not a regular file"]
     file.rmdir()
     file.write_bytes(b"#" * 1_048_577)
     assert "the file is larger than 1 MB" in problems()[0]
@@ -527,8 +530,8 @@ def test_a_variable_fits_numbers_switches_and_texts(load):
 def test_what_a_variable_gave_is_not_repeated_in_an_error(problems):
     [problem] = problems("worker: {slots: '${PW}'}\n", {"PW": "hunter2"})
     assert problem == (
-        "ackbone.yaml:1: worker.slots: expected a whole number from 1 to 100000, found what the "
-        "${…} there stands for (not shown: it may be secret); write for example slots: 100"
+        "ackbone.yaml:1: worker.slots: expected a whole number from 1 to 100000, found the "
+        "value of the ${…} (not shown: it may be secret); write for example slots: 100"
     )
 
 
@@ -585,7 +588,7 @@ def test_substitution(text, result):
         ("${A B}", "reference cannot be read: write ${NAME}, ${NAME:-default} or ${file:/path}"),
         ("${A:?x}", "reference cannot be read"),
         ("${file:}", "names no file"),
-        ("${NO:-" * 9, "more than 8 deep"),
+        ("${NO:-" * 9, "deeper than 8 levels"),
     ],
 )
 def test_substitution_that_cannot_be_read(text, said):
@@ -654,9 +657,9 @@ def test_lists_by_index_grow_in_order(load, problems):
     [
         ("ACKBONE__WORKER__SLOT", "worker.slot: unknown setting; did you mean worker.slots?"),
         ("ACKBONE__WORKR__SLOTS", "workr: unknown setting; did you mean worker?"),
-        ("ACKBONE__BROKER__X", "broker: is a single value: nothing can be set below it"),
-        ("ACKBONE____X", "no setting has this name; write ACKBONE__SECTION__KEY"),
-        ("ACKBONE__TRIGGERS__X", "an entry of a list is named by its number, from 0"),
+        ("ACKBONE__BROKER__X", "broker: is a single value without keys"),
+        ("ACKBONE____X", "is not the name of a setting; write ACKBONE__SECTION__KEY"),
+        ("ACKBONE__TRIGGERS__X", "an entry of a list has a number, from 0"),
         ("ACKBONE__ORIGINS", "origins: unknown setting"),
     ],
 )
@@ -670,7 +673,7 @@ def test_a_wrong_variable_is_named(problems, name, said):
 def test_a_variable_with_half_of_a_character_is_a_mistake(problems, name):
     """Bytes of the environment that are no UTF-8 come as such."""
     (said,) = problems("", {name: "\udcff"})
-    assert "holds half of a character" in said
+    assert "contains half of a character" in said
 
 
 def test_home_by_its_two_names(load, problems, tmp_path):
@@ -788,7 +791,7 @@ def test_mistakes_in_a_trigger_stand_under_their_own_name(problems):
     text = QUEUE_TRIGGER.replace("concurrency: 4", "concurrency: four").replace("kafka", "kafak")
     found = problems(text)
     assert found[0].startswith("ackbone.yaml:5: queue_trigger.concurrency: expected a whole number")
-    assert any("'kafak' is no adapter; did you mean kafka? known: mock" in p for p in found)
+    assert any("'kafak' is not an adapter; did you mean kafka? known: mock" in p for p in found)
     assert sum("is not set" in problem for problem in found) == 3
 
 
@@ -814,7 +817,7 @@ def test_one_trigger_from_its_own_file(tmp_path):
         ("queue_trigger: 5\n", "queue_trigger: expected a section"),
         ("queue_trigger: {concurency: 1}\n", "did you mean queue_trigger.concurrency?"),
         ("queue_trigger: {focus: '${NO}'}\n", "the variable NO is not set"),
-        (None, "the file is no regular file"),
+        (None, "the file is not a regular file"),
     ],
 )
 def test_a_trigger_file_that_cannot_be_read(tmp_path, text, said):

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from ackbone import App
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
 from ackbone.core.breaker import Breaker, BreakerPolicy
-from ackbone.core.delivery import Again, Limit, Outbound
 from ackbone.core.errors import ConfigError
+from ackbone.core.outbound.delivery import Again, Limit, Outbound
 from ackbone.delivery.attempts import Route, attempt
-from ackbone.delivery.folder_channel import FolderChannel
-from ackbone.delivery.slack_channel import SlackChannel
-from ackbone.delivery.telegram_channel import TelegramChannel
-from ackbone.delivery.terminal import TerminalChannel
-from ackbone.services import relays_of
+from ackbone.delivery.channels.folder_channel import FolderChannel
+from ackbone.delivery.channels.slack_channel import SlackChannel
+from ackbone.delivery.channels.telegram_channel import TelegramChannel
+from ackbone.delivery.channels.terminal_channel import TerminalChannel
 
 TOKEN = "123456:very-secret"
 
@@ -176,7 +176,7 @@ def test_secrets_are_not_shown(home: Path) -> None:
             "telegram: {connection: {token: '1:a', colour: red}}",
             "connection.colour: unknown; known: token",
         ),
-        ("telegram: {connection: {token: nonsense}}", "the token is none of a Telegram bot"),
+        ("telegram: {connection: {token: nonsense}}", "the token is not that of a Telegram bot"),
         ("email: {connection: {host: h}}", "channels.email.connection.sender: is missing"),
     ],
 )
@@ -195,5 +195,5 @@ def test_an_extra_that_is_missing_is_named(home: Path, monkeypatch: pytest.Monke
 
     app = app_with(home, "channels: {telegram: {connection: {token: '1:a'}}}")
     monkeypatch.setattr(importlib, "import_module", gone)
-    with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'ackbone\[telegram\]'"):
+    with pytest.raises(ConfigError, match="needs aiohttp: install the extra 'telegram'"):
         app.carried()

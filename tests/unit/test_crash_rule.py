@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ackbone.core.store import Company, Worker
-from ackbone.engine.fetcher import Slots
-from ackbone.engine.ramp import Ramp
+from ackbone.engine.flow import Slots
+from ackbone.engine.worker_relays import SlowStart
 from ackbone.store.crash import Gone, Judgement, crashes_of, judge
 from ackbone.testing.clock import FakeClock
 
@@ -54,7 +54,7 @@ def test_each_number_of_crashes_has_one_company() -> None:
 async def test_slots_double_every_second_until_all_are_there() -> None:
     clock = FakeClock()
     slots = {"a": Slots(100), "b": Slots(5)}
-    ramp = Ramp(slots, clock)
+    ramp = SlowStart(slots, clock)
     seen = []
     for _ in range(6):
         seen.append((slots["a"].size, slots["b"].size))

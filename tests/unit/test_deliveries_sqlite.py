@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from ackbone.core.delivery import Again, Limit, New, Outbound, Sent, Settled, Taken, unlimited
-from ackbone.core.parcels import AHEAD_US
+from ackbone.core.outbound.delivery import (
+    Again,
+    Limit,
+    New,
+    Outbound,
+    Sent,
+    Settled,
+    Taken,
+    unlimited,
+)
+from ackbone.core.outbound.send_order import AHEAD_US
 from ackbone.core.store import Worker
-from ackbone.store import migrate
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.revisions import render
 from ackbone.store.sqlite.deliveries import SqliteDeliveries
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import FakeClock
 
@@ -149,17 +158,18 @@ async def test_recovery_reads_only_windows_that_count(counter: Counter) -> None:
     await counter.queue.take(counter.limits, limit=1, worker=dead)
     await counter.store.leave(dead)
 
-    def plant(conn: sqlite3.Connection, now: int) -> None:
+    def plant(conn: sqlite3.Connection) -> None:
+        now = counter.store.clock.now_us()
         conn.execute("INSERT INTO send_windows (key, state, ends_at) VALUES ('k', '[]', ?)", (now,))
 
-    await counter.store.write_rows(plant)
+    await counter.store.file.write(plant)
     assert await counter.queue.recover(worker=counter.worker) == 1
 
 
 async def test_replies_of_an_older_version_are_sent(home: Path) -> None:
     path = home / "ackbone.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
-        conn.executescript(f"BEGIN;\n{migrate.render('sqlite', '0004')}\nCOMMIT;")
+        conn.executescript(f"BEGIN;\n{render('sqlite', '0004')}\nCOMMIT;")
         for name, status in (("a", "pending"), ("b", "pending"), ("c", "sent"), ("d", "sending")):
             conn.execute(
                 "INSERT INTO deliveries (id, channel, recipient, content, status, due_at,"

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ackbone.core.delivery import SCHEDULED, Outbound
 from ackbone.core.errors import (
     FinalError,
     RateLimited,
@@ -23,13 +22,13 @@ from ackbone.core.errors import (
     StoreFull,
     TemporaryError,
 )
-from ackbone.delivery import runner as runner_module
-from ackbone.delivery.channels import Channels
-from ackbone.delivery.file_queue import DeliveryQueue
-from ackbone.delivery.queued import QueuedDelivery
-from ackbone.delivery.recovery import recovery_report
-from ackbone.delivery.runner import DeliveryRunner, SendFn
-from ackbone.delivery.waits import due_at
+from ackbone.core.outbound.delivery import SCHEDULED, Outbound
+from ackbone.delivery.files import delivery_runner as runner_module
+from ackbone.delivery.files.channel_sender import Channels
+from ackbone.delivery.files.delivery_queue import DeliveryQueue
+from ackbone.delivery.files.delivery_runner import DeliveryRunner, SendFn
+from ackbone.delivery.files.queued_delivery import QueuedDelivery, due_at
+from ackbone.delivery.recovery_report import recovery_report
 
 LIMIT_S = 20.0
 FAST = 0.001

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ackbone import App, Config
-from ackbone.cli.display import Display, _program
+from ackbone.cli.dev_display import Display, _program
 from ackbone.cli.output import Output
 from ackbone.cli.root import ENTRIES
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
 from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
-from ackbone.delivery.discord_channel import DiscordChannel
+from ackbone.core.outbound.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.delivery.channels.discord_channel import DiscordChannel
 from tests.servers.receiver import Receiver, receiving
 
 TOKEN = "bot.very-secret"
@@ -246,7 +246,7 @@ async def test_a_webhook_that_is_gone_is_final(receiver: Receiver, channel: Disc
 @pytest.mark.parametrize("url", ["http://127.0.0.1/x", "https://discord.com.evil.test/api/x"])
 async def test_a_url_of_another_place_is_refused(url: str) -> None:
     async with DiscordChannel(TOKEN) as channel:
-        with pytest.raises(FinalError, match=r"none of https://discord.com/api/"):
+        with pytest.raises(FinalError, match=r"does not begin with https://discord.com/api/"):
             await channel.send(reply(recipient=url))
 
 

@@ -1,6 +1,7 @@
 """The documents say what the code does: every table that can drift is compared with its source."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import re
@@ -336,6 +337,125 @@ def test_every_property_is_mapped_once_to_a_module_and_a_test() -> None:
             _, module, test = (cell.strip() for cell in line.strip("|").split(" | "))
             assert "`" in module, line
             assert "::test_" in test, line
+
+
+# ── names of the code ────────────────────────────────────────────────────────────────────────────
+
+NAMING_PAGES = [
+    "ARCHITECTURE.md",
+    *sorted(f"reference/{p.name}" for p in DOCS.glob("reference/*.md")),
+]
+FOREIGN = frozenset({"failed/"})
+"""Names in backticks that are not of the code: a folder of the file queue."""
+
+
+@functools.cache
+def syntax_trees() -> tuple[ast.Module, ...]:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    return tuple(ast.parse(file.read_text(encoding="utf-8")) for file in files)
+
+
+@functools.cache
+def names_in_code() -> frozenset[str]:
+    """Every identifier of the package, every word of its texts (settings, events, SQL)."""
+    found: set[str] = set()
+    for tree in syntax_trees():
+        for node in ast.walk(tree):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                    found.add(name)
+                case ast.AsyncFunctionDef(name=name) | ast.alias(name=name):
+                    found.add(name)
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    found.add(name)
+                case ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                    found.add(name)
+                case ast.Constant(value=str(text)):
+                    found.update(re.findall(r"\w+", text))
+    for file in (ROOT / "src").rglob("*.sql"):
+        found.update(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+@functools.cache
+def members_in_code() -> dict[str, set[str]]:
+    """Methods and fields of every class of the package, with those of its bases."""
+    own: dict[str, set[str]] = {}
+    bases: dict[str, list[str]] = {}
+    for tree in syntax_trees():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            named = own.setdefault(node.name, set())
+            bases.setdefault(node.name, []).extend(
+                base.id for base in node.bases if isinstance(base, ast.Name)
+            )
+            for each in ast.walk(node):
+                match each:
+                    case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                        named.add(name)
+                    case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name):
+                        named.add(name)
+
+    def of(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+        above = [of(base, seen | {name}) for base in bases.get(name, []) if base not in seen]
+        return own.get(name, set()).union(*above)
+
+    return {name: of(name) for name in own}
+
+
+def is_there(word: str) -> bool:
+    """Whether a word that looks like a name of ours exists; True for any other word."""
+    if re.fullmatch(r"[\w/]+\.(py|sql)", word):
+        if "/" in word:
+            return any((ROOT / base / word).is_file() for base in ("src/ackbone", "", "tests"))
+        return any((ROOT / "src").rglob(word))
+    if re.fullmatch(r"[a-z_]+(/[a-z_]+)*/", word):
+        return (ROOT / word).is_dir() or any((ROOT / "src").glob(f"**/{word}"))
+    name = re.match(r"_*[A-Za-z]\w*(\.\w+)*", word)
+    if name is None or word[name.end() :][:1] not in ("", "("):
+        return True
+    owner, _, member = name[0].partition(".")
+    camel = re.fullmatch(r"[A-Z][a-z]+\w*[A-Z]\w*|[A-Z][a-z]\w+", owner)
+    if camel and member:
+        return member.partition(".")[0] in members_in_code().get(owner, set())
+    snake = re.fullmatch(r"_?[a-z][a-z0-9]*(_[a-z0-9]+)+", owner)
+    return not (camel or snake) or owner in names_in_code()
+
+
+@pytest.mark.parametrize("page", NAMING_PAGES)
+def test_names_in_backticks_exist_in_the_code(page: str) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    words = {word for word in re.findall(r"`([^`\n]+)`", text) if word not in FOREIGN}
+    assert sorted(word for word in words if not is_there(word)) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("store/sqlite/nonsense.py", "core/broker.py"),
+        ("nonsense.py", "broker.py"),
+        ("nonsense/", "engine/"),
+        ("BrokerNonsense", "BrokerUnavailable"),
+        ("App.nonsense", "App.send"),
+        ("no_such_function(message)", "load_config(path=None)"),
+        ("no_such_function", "queue_executions"),
+    ],
+)
+def test_a_wrong_name_is_found(wrong: str, right: str) -> None:
+    assert not is_there(wrong)
+    assert is_there(right)
+
+
+@pytest.mark.parametrize(
+    "name", ["App", "Context", "Message", "RetryPolicy", "Receipt", "Decision"]
+)
+def test_calls_in_the_reference_are_methods(name: str) -> None:
+    """`name(…)` at the beginning of an entry below `## Class` is a public member of that class."""
+    section = text_of("reference/api.md").partition(f"\n## `{name}`")[2].partition("\n## ")[0]
+    called = set(re.findall(r"^- `([a-z]\w*)\(", section, re.MULTILINE))
+    called |= set(re.findall(r"[;,] `([a-z]\w*)\([^`]*\)` (?:is|are|returns)\b", section))
+    assert sorted(each for each in called if not hasattr(getattr(ackbone, name), each)) == []
 
 
 # ── code ─────────────────────────────────────────────────────────────────────────────────────────

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackbone.core.delivery import Channel, Outbound
 from ackbone.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
-from ackbone.delivery.email_channel import EmailChannel
-from ackbone.delivery.email_message import addresses_of, message_for, message_id
+from ackbone.core.outbound.delivery import Channel, Outbound
+from ackbone.delivery.channels.email_channel import EmailChannel
+from ackbone.delivery.channels.email_message import addresses_of, message_for, message_id
 from tests.servers.certificates import Authority
 from tests.servers.smtp import SmtpServer, smtp_server
 
@@ -188,7 +188,7 @@ async def test_nobody_is_left(server: SmtpServer) -> None:
 
 async def test_a_server_that_wants_a_login_loses_no_reply(server: SmtpServer) -> None:
     server.sender_answer = "530 5.7.0 Authentication required"
-    with pytest.raises(TemporaryError, match="Authentication required: it wants a login"):
+    with pytest.raises(TemporaryError, match="Authentication required: the server wants a login"):
         await channel_to(server).send(reply())
     server.sender_answer = "550 5.7.1 not from you"
     with pytest.raises(FinalError, match="not from you"):

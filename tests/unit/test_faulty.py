@@ -8,7 +8,8 @@ import pytest
 from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Broker, Delivery, Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerUnavailable, PublishUnknown
-from ackbone.testing import BrokerConformance, Fault, FaultyBroker, chaos
+from ackbone.testing import BrokerConformance
+from tests.faulty import Fault, FaultyBroker, chaos
 
 SUB = Subscription(name="q", queue="q")
 

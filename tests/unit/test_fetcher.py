@@ -1,5 +1,7 @@
 """What a fetcher asks for, and what it has in its hands when it is stopped."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -11,12 +13,16 @@ import pytest
 
 from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Delivery, Outgoing, Subscription
+from ackbone.core.clock import SystemClock
+from ackbone.core.codecs.standard import StandardCodec
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.message import Message
-from ackbone.core.standard_codec import StandardCodec
-from ackbone.core.store import Answer, Candidate, Claims, Run, Taken, Verdict, Worker
-from ackbone.engine.decoder import decoder
-from ackbone.engine.fetcher import BrokerFetcher, FusedFetcher, FusedStore, Slots
+from ackbone.core.store import Answer, Candidate, Run, Taken, Verdict, Worker
+from ackbone.engine.fetcher import BrokerFetcher, FileFetcher
+from ackbone.engine.flow import Flow, Slots
+from ackbone.engine.outages import Outages
+from ackbone.engine.steps import Steps
+from ackbone.engine.wiring import Ports
 
 SUB = Subscription(name="jobs", queue="jobs", ordered=False)
 
@@ -24,17 +30,18 @@ SUB = Subscription(name="jobs", queue="jobs", ordered=False)
 class Idle:
     """A worker that starts nothing."""
 
-    worker = Worker(worker_id=1)
-
-    def may_fetch(self, sub: Subscription) -> float:
+    def wait_s(self, sub: Subscription) -> float:
         return 0.0
 
-    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
-        return len(runs)
-
-    def seen(self, sub: Subscription, verdicts: Sequence[Verdict]) -> None: ...
+    def start(self, verdicts: Sequence[Verdict], sub: Subscription) -> int:
+        return len(verdicts)
 
     def unclaimed(self, sub: Subscription, messages: int) -> None: ...
+
+
+def steps_on(store: Any, broker: MemoryBroker | None) -> Steps:
+    ports = Ports(store=store, broker=broker, clock=SystemClock())
+    return Steps(ports, Outages())
 
 
 class Away:
@@ -64,9 +71,7 @@ async def test_what_was_received_and_not_claimed_goes_back(
         return found
 
     monkeypatch.setattr(broker, "receive", receive_and_lose_the_slots)
-    fetcher = BrokerFetcher(
-        SUB, cast(Claims, Away()), broker, decoder(SUB), slots, Idle(), broker.settle
-    )
+    fetcher = BrokerFetcher(SUB, steps_on(Away(), broker), slots, cast(Flow, Idle()))
     fetching = asyncio.ensure_future(fetcher._fetch(4))
     await in_hand.wait()
     for _ in range(10):
@@ -122,7 +127,7 @@ class Endless:
 async def test_slots_are_filled_in_two_halves(size: int, asked: list[int]) -> None:
     """At once, without waiting for news in between: what was found was all that was asked for."""
     store = Endless(size)
-    fetcher = FusedFetcher(SUB, cast(FusedStore, store), decoder(SUB), Slots(size), Idle())
+    fetcher = FileFetcher(SUB, steps_on(store, None), Slots(size), cast(Flow, Idle()))
     fetching = asyncio.ensure_future(fetcher.run())
     async with asyncio.timeout(0.9):  # less than a fetcher waits for news
         await store.enough.wait()
@@ -153,9 +158,9 @@ class Slow:
 class Counting(Idle):
     started = 0
 
-    def start(self, runs: Sequence[Run], sub: Subscription) -> int:
-        self.started += len(runs)
-        return len(runs)
+    def start(self, verdicts: Sequence[Verdict], sub: Subscription) -> int:
+        self.started += len(verdicts)
+        return len(verdicts)
 
 
 async def filled(broker: MemoryBroker, count: int) -> list[str]:
@@ -189,10 +194,8 @@ class Fetching:
     worker: Counting = field(default_factory=Counting)
 
     def __post_init__(self) -> None:
-        broker, store = self.broker, cast(Claims, self.store)
-        fetcher = BrokerFetcher(
-            SUB, store, broker, decoder(SUB), self.slots, self.worker, broker.settle
-        )
+        steps = steps_on(self.store, self.broker)
+        fetcher = BrokerFetcher(SUB, steps, self.slots, cast(Flow, self.worker))
         self.task = asyncio.ensure_future(fetcher.run())
 
     async def stop(self) -> None:
@@ -254,9 +257,7 @@ async def test_an_error_of_a_claim_ends_the_fetcher() -> None:
 
     broker, slots = MemoryBroker(), Slots(200)
     await filled(broker, 100)
-    fetcher = BrokerFetcher(
-        SUB, cast(Claims, Broken()), broker, decoder(SUB), slots, Idle(), broker.settle
-    )
+    fetcher = BrokerFetcher(SUB, steps_on(Broken(), broker), slots, cast(Flow, Idle()))
     with pytest.raises(RuntimeError, match="a bug"):
         await fetcher.run()
     assert slots.taken == 0

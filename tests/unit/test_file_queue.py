@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 
 from ackbone.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError, StoreFull
-from ackbone.delivery import whole_files
-from ackbone.delivery.file_queue import DeliveryQueue
-from ackbone.delivery.queued import QueuedDelivery
-from ackbone.delivery.recovery import recovery_report, recovery_scan
-from ackbone.delivery.waits import (
+from ackbone.delivery.backoff import (
     BACKOFF_MS,
     JITTER,
     compute_backoff_ms,
-    due_at,
-    is_ready_for_retry,
 )
+from ackbone.delivery.files import atomic_files
+from ackbone.delivery.files.delivery_queue import DeliveryQueue
+from ackbone.delivery.files.queued_delivery import QueuedDelivery, due_at, is_ready_for_retry
+from ackbone.delivery.recovery_report import recovery_report, recovery_scan
 
 
 @pytest.fixture
@@ -158,7 +156,7 @@ def test_a_repeated_put_syncs_what_the_first_did_not(
     path = queue.queue_dir / "a.json"
     path.write_bytes(named(queue, "a").to_bytes())
     synced: list[Path] = []
-    monkeypatch.setattr(whole_files, "sync", lambda *folders: synced.extend(folders))
+    monkeypatch.setattr(atomic_files, "sync", lambda *folders: synced.extend(folders))
     queue.put(named(queue, "a"))
     assert queue.queue_dir in synced
 
@@ -230,7 +228,7 @@ def test_a_full_disk_takes_nothing(queue: DeliveryQueue, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreFull, match="nothing was taken"):
+    with pytest.raises(StoreFull, match="nothing was written"):
         queue.enqueue("telegram", "1", "a")
     assert list(queue.queue_dir.glob("*.*")) == []
 
@@ -316,8 +314,8 @@ def test_what_is_no_delivery_is_set_aside_whole_and_reported(
     drop_in(queue, "x.json", content)
     assert [d.id for d in queue.load_pending()] == [good.id]
     assert (queue.broken_dir / "x.json").read_bytes() == content
-    assert "x.json is no delivery" in caplog.text
-    (line,) = [r.getMessage() for r in caplog.records if "no delivery" in r.getMessage()]
+    assert "x.json cannot be read as a delivery" in caplog.text
+    (line,) = [r.getMessage() for r in caplog.records if "as a delivery" in r.getMessage()]
     assert re.search(why, line)
     assert "Broken:  1 file (set aside in broken/ directory)" in recovery_report(queue)
 

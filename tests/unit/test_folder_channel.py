@@ -13,10 +13,10 @@ import pytest
 
 from ackbone import App, Context, DeliveryQueue, DeliveryRunner, FolderChannel
 from ackbone.core import events
-from ackbone.core.delivery import DIRECT, Outbound, Reconciles
 from ackbone.core.errors import FinalError, StoreFull
 from ackbone.core.events import Event
-from ackbone.delivery import whole_files
+from ackbone.core.outbound.delivery import DIRECT, Outbound, Reconciles
+from ackbone.delivery.files import atomic_files
 from ackbone.testing import Signal
 
 
@@ -135,7 +135,7 @@ async def test_a_full_disk_takes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         raise StoreFull("no room left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole_files, "sync", full)
+        patch.setattr(atomic_files, "sync", full)
         with pytest.raises(StoreFull):
             await channel.send(outbound())
     assert await channel.arrived(outbound()) is None

@@ -24,7 +24,7 @@ from ackbone.core.message import Message
 from ackbone.core.outcome import Dead, Done, Park, Rejected, Retry
 from ackbone.core.retry import RetryPolicy, decide, retry_after
 from ackbone.core.store import Run, Token
-from ackbone.engine.frames import (
+from ackbone.engine.child_protocol import (
     error_of,
     fault_of,
     packed,

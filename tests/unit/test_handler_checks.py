@@ -39,7 +39,7 @@ def test_an_option_of_send_that_is_nearly_right_is_named(wrong: str, right: str)
 
 def test_an_option_that_is_nothing_like_one_gets_them_all() -> None:
     said = unknown_option("zzz", ("b", "a"))
-    assert said == "unknown option 'zzz'; there are a, b"
+    assert said == "unknown option 'zzz'; the options are a, b"
 
 
 def test_an_option_of_on_that_is_nearly_right_is_named(app: App) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ackbone.brokers import sqlite as broker
-from ackbone.core.standard_codec import StandardCodec
+from ackbone.core.codecs.standard import StandardCodec
 from ackbone.engine.decoder import decoder
 from ackbone.engine.executor import Executor
-from ackbone.store.sqlite import tasks
+from ackbone.store import tasks
 
 
 def slow_calls(code: CodeType) -> list[int | None]:

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
-from ackbone.core.delivery import Outbound
 from ackbone.core.errors import SendUnknown, TemporaryError
-from ackbone.delivery.discord_channel import DiscordChannel
-from ackbone.delivery.http import HttpChannel, said
-from ackbone.delivery.slack_channel import SlackChannel
-from ackbone.delivery.telegram_channel import TelegramChannel
-from ackbone.delivery.webhook import WebhookChannel
+from ackbone.core.outbound.delivery import Outbound
+from ackbone.delivery.channels.discord_channel import DiscordChannel
+from ackbone.delivery.channels.http_channel import HttpChannel, said
+from ackbone.delivery.channels.slack_channel import SlackChannel
+from ackbone.delivery.channels.telegram_channel import TelegramChannel
+from ackbone.delivery.channels.webhook_channel import WebhookChannel
 from tests.servers.receiver import Receiver, receiving
 
 SECRET = "AAF-very_secret"

@@ -7,7 +7,7 @@ from typing import Any, cast
 from ackbone.core.clock import SystemClock
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import Worker
-from ackbone.engine.lease import Lease
+from ackbone.engine.lease import Lease, LeaseLimits
 
 
 class Away:
@@ -34,9 +34,7 @@ def lease_on(store: Any, lost: asyncio.Event) -> Lease:
     return Lease(
         store,
         Worker(worker_id=1),
-        lease_s=0.15,
-        stall_limit_s=60,
-        stuck_grace_s=60,
+        LeaseLimits(lease_s=0.15, stall_limit_s=60, stuck_grace_s=60),
         clock=SystemClock(),
         lost=lost.set,
     )
@@ -80,9 +78,7 @@ async def test_the_first_sign_of_life_comes_at_once() -> None:
     lease = Lease(
         cast(Any, store),
         Worker(worker_id=1),
-        lease_s=600,
-        stall_limit_s=60,
-        stuck_grace_s=60,
+        LeaseLimits(lease_s=600, stall_limit_s=60, stuck_grace_s=60),
         clock=SystemClock(),
         lost=lost.set,
     )

@@ -13,15 +13,16 @@ import pytest
 from ackbone.core import events
 from ackbone.core.errors import ConfigError, StoreError
 from ackbone.core.store import Worker
-from ackbone.sqlite.file import SqliteFile
+from ackbone.sqlitefile.file import SqliteFile
 from ackbone.store import seals
 from ackbone.store.anchor_file import AnchorFile
+from ackbone.store.anchors import Anchors
 from ackbone.store.chain import GENESIS, link
 from ackbone.store.ledger_key import ledger_key
 from ackbone.store.ledger_report import LedgerReport
-from ackbone.store.migrate import ensure_schema
 from ackbone.store.sqlite import seals as rows_of_seals
-from ackbone.store.sqlite.anchors import Anchors
+from ackbone.store.sqlite.chain_ends import SqliteChainEnds
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.prune import Pruner
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger
@@ -40,7 +41,8 @@ class Book:
         self.clock = FakeClock()
         self.store = SqliteStore(self.path, clock=self.clock)
         self.workers: list[Worker] = []
-        self.anchors = Anchors(self.store, key=KEY, anchor_file=self.anchor_file)
+        ends = SqliteChainEnds(self.store)
+        self.anchors = Anchors(self.store, ends, key=KEY, anchor_file=self.anchor_file)
 
     async def open(self) -> None:
         ensure_schema(self.path)
@@ -58,7 +60,7 @@ class Book:
         entry = (tenant, "orders", task, events.SUCCEEDED, {"status": "success", "text": "é"})
         now = self.clock.now_us()
         await self.store.file.write(
-            lambda conn: self.store.ledger.append(conn, worker.worker_id, [entry], now)
+            lambda conn: self.store._ledger.write(conn, worker.worker_id, [entry], now)
         )
 
     async def anchor(self) -> None:
@@ -147,7 +149,7 @@ async def test_one_batch_goes_on_with_the_chains_of_several_tenants(book):
     worker_id, now = book.workers[0].worker_id, book.clock.now_us()
     for _ in range(2):
         await book.store.file.write(
-            lambda conn: book.store.ledger.append(conn, worker_id, entries, now)
+            lambda conn: book.store._ledger.write(conn, worker_id, entries, now)
         )
     assert book.verify().findings == []
     with contextlib.closing(sqlite3.connect(book.path)) as conn:
@@ -191,7 +193,8 @@ async def test_a_ledger_of_many_windows_is_anchored_exactly(book, monkeypatch):
 
 
 async def test_two_processes_that_anchor_at_once_make_one_chain_of_anchors(signed):
-    other = Anchors(signed.store, key=KEY, anchor_file=signed.anchor_file)
+    ends = SqliteChainEnds(signed.store)
+    other = Anchors(signed.store, ends, key=KEY, anchor_file=signed.anchor_file)
     signed.clock.advance(60)
     made = await asyncio.gather(
         signed.anchors.step(signed.workers[0]), other.step(signed.workers[1])
@@ -353,7 +356,7 @@ async def test_writing_goes_on_after_a_cut_and_the_cut_stays_visible(signed, cap
         ).fetchall()
     )
     await signed.tamper("DELETE FROM event_log WHERE rowid > ?", anchors[1][0])
-    signed.store.ledger._heads.clear()  # as after a restart
+    signed.store._ledger._heads.clear()  # as after a restart
     await signed.write(1)
     await signed.anchor()
     assert "the ledger was cut" in caplog.text
@@ -531,7 +534,9 @@ async def test_what_a_crash_left_of_pruned_events_does_not_matter_and_goes_next_
     pruner = Pruner(book.store, key=KEY, keep_days=3.5)
     found = await book.store.file.read(pruner._cut)
     assert found is not None
-    await book.store.file.write(lambda conn: pruner._write(conn, book.workers[0], *found))
+    await book.store.write(
+        lambda tx, change: pruner._write(tx, change, *found), worker_id=book.workers[0].worker_id
+    )
     before = book.count()
     await book.tamper("DELETE FROM event_log WHERE rowid < 30")
     report = book.verify()  # killed in the middle of the deletions
@@ -550,7 +555,7 @@ async def test_a_living_chain_that_was_quiet_goes_on_where_it_stood(book):
         await book.anchor()
         book.clock.advance(DAY_S)
     await Pruner(book.store, key=KEY, keep_days=2.5).step(book.workers[0])
-    book.store.ledger._heads.clear()
+    book.store._ledger._heads.clear()
     await book.write(1, tenants=("quiet",))
     await book.anchor()
     report = book.verify()
@@ -618,7 +623,7 @@ async def test_a_tenant_s_first_event_costs_no_search_through_the_ledger(book):
         conn.set_progress_handler(count, 100)
         entry: events.Entry = ("newcomer", "q", "m", events.SUCCEEDED, {})
         try:
-            book.store.ledger.append(conn, book.workers[0].worker_id, [entry], 1)
+            book.store._ledger.write(conn, book.workers[0].worker_id, [entry], 1)
         finally:
             conn.set_progress_handler(None, 100)
 

@@ -17,8 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ackbone.core import secret as secret_module
-from ackbone.core.current import current_message
-from ackbone.core.message import Message
+from ackbone.core.message import Message, current_message
 from ackbone.core.secret import Secret, is_secret_name, mask_line
 from ackbone.observe import logs
 from ackbone.observe.logs import make_handler
@@ -304,7 +303,7 @@ def test_a_process_logs_each_line_once_and_masks_what_nobody_caught(level, form)
     assert "hunter2" not in text
     assert text.count("hello") == 1
     assert text.count("detail") == (1 if level == "debug" else 0)
-    for part in ("careful", "in a thread", "at the end", "uncaught in thread t1"):
+    for part in ("careful", "in a thread", "at the end", "uncaught exception in thread t1"):
         assert part in text
     if form != "text":  # a pipe is no terminal
         assert all(json.loads(line) for line in text.splitlines())

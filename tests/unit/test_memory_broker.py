@@ -57,7 +57,7 @@ async def test_names_differ_between_brokers(broker: MemoryBroker) -> None:
 async def test_a_refusal_names_the_limit(broker: MemoryBroker) -> None:
     (result,) = await broker.publish("q", [Outgoing(id="x", body=bytes(101))])
     assert isinstance(result.error, MessageTooLarge)
-    assert str(result.error) == "the body has 101 bytes, the memory broker takes 100"
+    assert str(result.error) == "the body has 101 bytes, the limit of the memory broker is 100"
 
 
 async def test_the_callers_headers_stay_the_callers(broker: MemoryBroker) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackbone import App, Context, Message, RetryPolicy
+from ackbone.composition.background import relays_of
 from ackbone.config import Config, load_config
 from ackbone.core import events
 from ackbone.core.errors import FinalError, RetryableError, StoreUnavailable
@@ -27,7 +28,6 @@ from ackbone.engine.guard import Decision
 from ackbone.engine.worker import EngineWorker
 from ackbone.observe.export import Exporter
 from ackbone.observe.metrics import BUCKETS, HELP, NAMES, Metrics, QueueCounts
-from ackbone.services import relays_of
 from tests.servers.stores import sqlite_store
 
 NOW = RetryPolicy(max_retries=1, base_delay=0.0, jitter=0.0)
@@ -164,7 +164,7 @@ async def test_what_a_dead_worker_ran_is_counted_as_reclaimed(home):
         sub = app.config.subscription("q")
         taken = await sqlite_store(app).take(sub, decoder(sub), limit=1, worker=ghost)
         assert len(taken.verdicts) == 1
-        sqlite_store(app)._roll.stop_beat(ghost.worker_id)  # it dies
+        sqlite_store(app)._leases.release(ghost.worker_id)  # it dies
         worker = app.worker()
         await worker.begin()
         await asyncio.wait_for(ran.wait(), 30)
@@ -318,7 +318,7 @@ def test_an_event_without_a_queue_counts_for_its_subscription_s():
 
 def test_nothing_of_prometheus_is_imported_before_it_is_asked_for():
     code = (
-        "import sys, ackbone.app, ackbone.services; "
+        "import sys, ackbone.app, ackbone.composition.background; "
         "assert 'prometheus_client' not in sys.modules; "
         "from ackbone.observe.metrics import Metrics; Metrics().registry; "
         "assert 'prometheus_client' in sys.modules"

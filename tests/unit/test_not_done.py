@@ -8,8 +8,7 @@ import ssl
 import aiohttp
 import pytest
 
-from ackbone.core.effects import proves_not_done
-from ackbone.core.errors import NotDone, TemporaryError
+from ackbone.core.errors import NotDone, TemporaryError, proves_not_done
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 

@@ -10,16 +10,15 @@ import pytest
 
 from ackbone import App, Context
 from ackbone.brokers.memory import MemoryBroker
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
 from ackbone.core.broker import Outgoing, Result, Subscription
 from ackbone.core.errors import AckboneError, BrokerUnavailable, MessageTooLarge
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Worker
-from ackbone.services import relays_of
 from ackbone.store import outbox as outbox_module
-from ackbone.store.migrate import ensure_schema
 from ackbone.store.outbox import Outbox
-from ackbone.store.sqlite.outbox import SqliteOutboxRows
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import FakeClock, Signal
 
@@ -46,8 +45,7 @@ class Office:
         self.clock = FakeClock()
         self.store = SqliteStore(home / "ackbone.db", clock=self.clock)
         self.broker = Fragile(clock=self.clock)
-        self.rows = SqliteOutboxRows(self.store)
-        self.outbox = Outbox(self.rows, self.broker, codec_of=lambda queue: "standard")
+        self.outbox = Outbox(self.store, self.broker, codec_of=lambda queue: "standard")
         self.worker = Worker(worker_id=0)
 
     async def put(self, name: str, body: bytes = b"{}", **columns: Any) -> None:
@@ -101,11 +99,11 @@ async def office(home: Path) -> AsyncIterator[Office]:
 async def test_what_is_not_due_yet_does_not_leave_because_the_clock_was_set(office, jump_s):
     await office.put("later", due_at=office.clock.now_us() + 1_800_000_000)
     office.clock.jump_wall(jump_s)  # and nobody has written since
-    assert await office.rows.due(10) == []
+    assert await office.outbox.due_rows(10) == []
     await office.store.file.write(lambda conn: None)  # this one moves what waits
-    assert await office.rows.due(10) == []
+    assert await office.outbox.due_rows(10) == []
     office.clock.advance(1801)
-    assert [row.message_id for row in await office.rows.due(10)] == ["later"]
+    assert [row.message_id for row in await office.outbox.due_rows(10)] == ["later"]
 
 
 async def test_what_is_due_is_published_as_it_was_and_then_gone(office):
@@ -166,11 +164,11 @@ async def test_a_crash_before_the_deletion_publishes_again_under_the_same_id(off
     class Killed(BaseException):
         pass
 
-    def die(**arguments: object) -> None:
+    def die(*arguments: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(office.rows, "settle", die)
+        patch.setattr(office.outbox, "_settle", die)
         with pytest.raises(Killed):
             await office.outbox.step(office.worker)
     assert await office.left() == ["a"]

@@ -115,6 +115,33 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not():
         ackbone.nonsense  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("TelegramChannel", "aiohttp", "telegram"),
+        ("DiscordChannel", "aiohttp", "discord"),
+        ("SlackChannel", "aiohttp", "slack"),
+        ("WebhookChannel", "aiohttp", "webhook"),
+        ("EmailChannel", "aiosmtplib", "email"),
+        ("AppriseChannel", "apprise", "apprise"),
+    ],
+)
+def test_a_name_whose_extra_is_missing_says_which_one(name, package, extra, unmeasured):
+    code = f"import sys\nsys.modules[{package!r}] = None\nfrom ackbone import {name}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=unmeasured,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ModuleNotFoundError: ackbone.{name} needs {package}: ")
+    assert f"extra {extra!r}" in said
+    assert f"pip install -e '.[{extra}]'" in said
+
+
 def test_importing_ackbone_loads_nothing_heavy(unmeasured):
     assert loaded_by("import ackbone", unmeasured).isdisjoint(HEAVY)
 

@@ -12,10 +12,13 @@ import sqlite3
 
 import pytest
 
-from ackbone.sqlite.file import add_functions
-from ackbone.sqlite.timebase import WAITING
-from ackbone.store.sqlite import approvals, delivery_rows, quotas
+from ackbone.sqlitefile.file import add_functions
+from ackbone.sqlitefile.timebase import WAITING
+from ackbone.store.sqlite import quotas, task_rows
 from ackbone.store.sqlite.sql.approvals import APPROVALS
+from ackbone.store.sqlite.sql.deliveries import DELIVERIES, END
+from ackbone.store.sqlite.sql.maintenance import MAINTENANCE
+from ackbone.store.sqlite.sql.records import RECORDS
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 
@@ -126,16 +129,16 @@ def test_setting_the_clock_moves_only_what_waits() -> None:
 @pytest.mark.parametrize(
     "sql",
     [
-        approvals.APPROVED,
-        approvals.OVERDUE,
+        task_rows.APPROVED,
+        MAINTENANCE.approvals_due,
         APPROVALS.approve,
         APPROVALS.reject,
         APPROVALS.first_yes,
         APPROVALS.expire,
         quotas.READ,
         quotas.WRITE,
-        quotas.LOOK_AGAIN,
-        quotas.USE,
+        MAINTENANCE.look_at_quotas_again,
+        RECORDS.quota_use,
     ],
 )
 def test_governance_reads_no_big_table(sql: str) -> None:
@@ -150,14 +153,17 @@ def test_governance_reads_no_big_table(sql: str) -> None:
 @pytest.mark.parametrize(
     "sql",
     [
-        delivery_rows.LEVEL,
-        delivery_rows.DUE,
-        delivery_rows.GRANT,
-        delivery_rows.BEHIND,
-        delivery_rows.END,
-        delivery_rows.PROMOTE,
-        delivery_rows.ORPHANS,
-        delivery_rows.TAKE_BACK,
+        DELIVERIES.levels,
+        DELIVERIES.due,
+        DELIVERIES.grant,
+        DELIVERIES.behind,
+        END,
+        DELIVERIES.promote,
+        DELIVERIES.orphans,
+        DELIVERIES.take_back,
+        DELIVERIES.free,
+        DELIVERIES.queue,
+        DELIVERIES.expire,
     ],
 )
 def test_sending_reads_no_big_table(sql: str) -> None:
@@ -168,6 +174,37 @@ def test_sending_reads_no_big_table(sql: str) -> None:
     conn.close()
     assert not complaints(plan), plan
     assert not [step for step in plan if re.match(r"SCAN [desh]$", step)], plan
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "letters_by_id",
+        "parked",
+        "tasks",
+        "tasks_like",
+        "tenants_of_tasks",
+        "tenants_of_events",
+        "find_task",
+        "find_tasks_like",
+        "find_event",
+        "find_events_like",
+        "events_of",
+        "replies_of",
+        "queues",
+        "unended",
+        "running",
+        "workers",
+        "final_events",
+    ],
+)
+def test_what_operators_ask_often_reads_no_big_table(name: str) -> None:
+    """These statements may sort what they found. They must not read the whole history for it."""
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    plan = plan_of(conn, getattr(RECORDS, name))
+    conn.close()
+    assert not [step for step in plan if re.match(rf"SCAN ({'|'.join(BIG)})$", step)], plan
 
 
 def test_a_bad_plan_is_seen() -> None:

@@ -16,11 +16,11 @@ import pytest
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Outgoing
 from ackbone.core.errors import Conflict, NotFound, StoreCorrupt
-from ackbone.sqlite.file import close_file, open_file
-from ackbone.sqlite.recovery import inspect, recover
-from ackbone.sqlite.salvage import NUMBERS_LEFT_OUT
-from ackbone.store.migrate import PAGE_SIZE as PAGE
-from ackbone.store.migrate import ensure_schema
+from ackbone.sqlitefile.file import close_file, open_file
+from ackbone.store.sqlite.migrate import PAGE_SIZE as PAGE
+from ackbone.store.sqlite.migrate import ensure_schema
+from ackbone.store.sqlite.recovery import inspect, recover
+from ackbone.store.sqlite.salvage import NUMBERS_LEFT_OUT
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger
 

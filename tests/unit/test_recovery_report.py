@@ -1,5 +1,7 @@
 """What a start says of replies in the database, in the words of the file queue."""
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import AsyncIterator
@@ -8,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ackbone import App, FinalError
+from ackbone.backends import Looking
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
 from ackbone.core.clock import SystemClock
-from ackbone.core.delivery import Outbound
 from ackbone.core.errors import SendUnknown, TemporaryError
-from ackbone.delivery.recovery import store_report, store_scan
-from ackbone.services import relays_of
-from ackbone.storage import Looking
+from ackbone.core.outbound.delivery import Outbound
+from ackbone.delivery.recovery_report import store_report, store_scan
 from tests.unit.desk import until
 
 AGO_S = 30

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ackbone.brokers.redis import RedisBroker, checks
-from ackbone.brokers.redis.checks import Seen
+from ackbone.brokers.redis import RedisBroker, server_checks
+from ackbone.brokers.redis.server_checks import Seen
 from ackbone.brokers.redis.wire import Wire
 from ackbone.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
@@ -269,7 +269,7 @@ async def test_what_another_worker_acknowledged_does_not_wait(broker: RedisBroke
 async def test_more_than_is_counted_is_what_the_length_says(
     broker: RedisBroker, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ackbone.brokers.redis.broker.COUNTED", 3)
+    monkeypatch.setattr("ackbone.brokers.redis.streams.COUNTED", 3)
     await broker.publish("jobs", [out() for _ in range(6)])
     client.xgroup_create("jobs", SUB.group, client.xrange("jobs")[1][0])
     assert await depth(broker) == (6, 0)
@@ -287,7 +287,7 @@ async def test_the_servers_version_decides_how_stale_entries_are_taken(
     command: str,
 ):
     async def look(wire: Wire) -> Seen:
-        return msgspec.structs.replace(await checks.look(wire), version=version)
+        return msgspec.structs.replace(await server_checks.look(wire), version=version)
 
     monkeypatch.setattr("ackbone.brokers.redis.broker.look", look)
     client.xadd("jobs", {"n": 1})

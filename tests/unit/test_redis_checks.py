@@ -8,11 +8,11 @@ import pytest
 from redis import Redis
 
 from ackbone.brokers.redis import RedisBroker
-from ackbone.brokers.redis.checks import Seen, durability, judge, seen_in
+from ackbone.brokers.redis.server_checks import Seen, durability, judge, seen_in
 from ackbone.brokers.registry import make_broker
 from ackbone.core.broker import Durability, Examinable, Outgoing, Subscription
-from ackbone.core.checks import Check, Finding
 from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.findings import Check, Finding
 from tests.servers.redis import RedisServer
 
 OK, WARNING, REFUSED = Finding.OK, Finding.WARNING, Finding.REFUSED

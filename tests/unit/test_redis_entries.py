@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ackbone.brokers.redis.entries import LEVELS, delivery_of, fields_of
 from ackbone.core.broker import FLAT, Outgoing
 from ackbone.core.clock import from_us
-from ackbone.core.codec import CODECS, stored_form
-from ackbone.core.fields import iso, iso_us
+from ackbone.core.codecs.codec import CODECS, stored_form
+from ackbone.core.codecs.fields import iso, iso_us
 from ackbone.core.store import Candidate
-from ackbone.store.stored import body_info
+from ackbone.store.tasks import body_info
 
 names = st.text(alphabet=st.characters(codec="utf-8"), max_size=8)
 parts = names.map(str.encode) | st.binary(max_size=6)

@@ -11,7 +11,7 @@ from ackbone.brokers.redis.address import Address, read_address
 from ackbone.brokers.registry import broker_schemes, make_broker
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.errors import ConfigError
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.testing import FakeClock
 
 
@@ -48,17 +48,20 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
     ("url", "text"),
     [
         ("redis://:secret#@host/0", r"redis: host and port cannot be read\. In a password"),
-        ("redis://h/0?timeout_s=soon", r"redis: timeout_s is a number of seconds above 0"),
-        ("redis://h/abc", r"the database behind the / is a number, such as redis://host:6379/0"),
-        ("redis://h/0/1", r"the database behind the / is a number"),
-        ("redis://h?db=abc", r"the database behind the / is a number"),
-        ("unix:///run/redis.sock?db=x", r"the database behind the / is a number"),
-        ("redis://h/0?visibility_timeout_s=0", r"visibility_timeout_s is a number of seconds"),
-        ("redis://h/0?timeout_s=inf", r"timeout_s is a number of seconds above 0"),
-        ("redis://h/0?delete_acked=some", r"delete_acked is one of auto, always, never"),
-        ("redis://h/0?allow_unsafe=maybe", r"allow_unsafe is 1 or 0"),
+        ("redis://h/0?timeout_s=soon", r"redis: timeout_s must be a number of seconds above 0"),
+        (
+            "redis://h/abc",
+            r"the database after the / must be a number, such as redis://host:6379/0",
+        ),
+        ("redis://h/0/1", r"the database after the / must be a number"),
+        ("redis://h?db=abc", r"the database after the / must be a number"),
+        ("unix:///run/redis.sock?db=x", r"the database after the / must be a number"),
+        ("redis://h/0?visibility_timeout_s=0", r"visibility_timeout_s must be a number of seconds"),
+        ("redis://h/0?timeout_s=inf", r"timeout_s must be a number of seconds above 0"),
+        ("redis://h/0?delete_acked=some", r"delete_acked must be one of auto, always, never"),
+        ("redis://h/0?allow_unsafe=maybe", r"allow_unsafe must be 1 or 0"),
         ("redis://h/0?visibility_timeout=5", r"did you mean visibility_timeout_s\?"),
-        ("redis://h/0?protocol=3", r"a parameter behind the \? is not known"),
+        ("redis://h/0?protocol=3", r"unknown parameter after the \?"),
         ("amqp://guest:secret@host", r"amqp: \(RabbitMQ\) has no adapter in this version"),
         ("kafka://host", r"kafka: \(Kafka\) has no adapter"),
         ("sqs://secret", r"sqs: \(Amazon SQS\) has no adapter"),
@@ -71,8 +74,8 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
             r"zzzz: is not a scheme that this version knows \(memory:, sqlite:, redis:, "
             r"rediss:, unix:\)\.$",
         ),
-        ("://secret", r"begins with no scheme"),
-        ("", r"begins with no scheme"),
+        ("://secret", r"has no scheme"),
+        ("", r"has no scheme"),
     ],
 )
 def test_refusals_help_and_tell_no_secret(url: str, text: str) -> None:
@@ -140,7 +143,7 @@ def test_a_missing_driver_is_named_with_what_to_install(
         capture_output=True,
         text=True,
     ).stdout
-    assert "pip install 'ackbone[redis]'" in said
+    assert "pip install -e '.[redis]'" in said
     assert f"broker: {scheme}:" in said
     assert "secret" not in said
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackbone.sqlite import rows
+from ackbone.sqlitefile import rows
 
 COLUMNS = 5
 ALIKE = (1, 3)

@@ -20,8 +20,10 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ackbone.core.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
-from ackbone.store import migrate
-from ackbone.store.migrate import HEAD, current_revision, ensure_schema
+from ackbone.store import revisions
+from ackbone.store.revisions import HEAD
+from ackbone.store.sqlite import migrate
+from ackbone.store.sqlite.migrate import current_revision, ensure_schema
 from tests import schema
 
 NEXT = f"{int(HEAD) + 1:04}"
@@ -174,7 +176,7 @@ def conn(db: Path) -> Iterator[sqlite3.Connection]:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_tables_are_as_agreed(dialect: str, db: Path) -> None:
-    ours = parse(dump(db) if dialect == "sqlite" else migrate.render(dialect))
+    ours = parse(dump(db) if dialect == "sqlite" else revisions.render(dialect))
     agreed = parse(AGREED)
     assert [len(agreed.columns[table]) for table in sorted(agreed.columns)] == [5, 12, 7]
     assert len(agreed.indexes) == 5
@@ -315,14 +317,14 @@ def tables(dialect: Dialect) -> str:
 
 @pytest.mark.parametrize("dialect", [SQLiteDialect(), PGDialect()], ids=["sqlite", "postgresql"])
 def test_migrations_make_what_schema_says(dialect: Dialect) -> None:
-    made = statements(migrate.render(dialect.name))
+    made = statements(revisions.render(dialect.name))
     assert made == statements(tables(dialect))
     assert len(made) > 25
 
 
 def test_spine_is_what_the_migrations_emit() -> None:
     assert migrate.SPINE.read_text(encoding="utf-8") == migrate.render_spine(), (
-        "run: python -m ackbone.store.migrate"
+        "run: python -m ackbone.store.sqlite.migrate"
     )
 
 
@@ -343,15 +345,15 @@ def test_head_is_the_newest_revision() -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(migrate.MIGRATIONS))
+    config.set_main_option("script_location", str(revisions.MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [HEAD]
-    assert {each.revision for each in script.walk_revisions()} == migrate.known_revisions()
+    assert {each.revision for each in script.walk_revisions()} == revisions.known_revisions()
 
 
 def test_revisions_say_which_tables_are_exceptions() -> None:
-    (first,) = (migrate.MIGRATIONS / "versions").glob("0001_*.py")
-    for place in (first, Path(migrate.__file__)):
+    (first,) = (revisions.MIGRATIONS / "versions").glob("0001_*.py")
+    for place in (first, Path(revisions.__file__)):
         text = place.read_text(encoding="utf-8")
         for table in ("idempotency_keys", "queue_executions", "event_log", "alembic_version"):
             assert re.search(rf"^\d\. `{table}`", text, re.M), (place, table)
@@ -413,7 +415,8 @@ def test_both_names_of_a_file_are_one_file(tmp_path: Path, db: Path) -> None:
 
 def test_a_start_imports_neither_alembic_nor_sqlalchemy(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ackbone.store.migrate import ensure_schema\n"
+        "import sys; from pathlib import Path\n"
+        "from ackbone.store.sqlite.migrate import ensure_schema\n"
         "path = Path(sys.argv[1]); print(ensure_schema(path), ensure_schema(path))\n"
         "print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
     )
@@ -434,7 +437,7 @@ def test_newer_schema_is_refused(db: Path) -> None:
     assert str(db) in text
     assert "revision 0907" in text
     assert f"up to {HEAD}" in text
-    assert "pip install --upgrade ackbone" in text
+    assert "Install that version" in text
     assert "Nothing was changed" in text
     assert db.read_bytes() == before
     assert not Path(f"{db}.migrate.lock").exists()
@@ -443,7 +446,7 @@ def test_newer_schema_is_refused(db: Path) -> None:
 def test_another_programs_revision_is_refused(db: Path) -> None:
     with closing(sqlite3.connect(db)) as conn, conn:
         conn.execute("UPDATE alembic_version SET version_num = 'ae1027a6acf'")
-    with pytest.raises(SchemaMismatch, match="'ae1027a6acf', which is none of ackbone's"):
+    with pytest.raises(SchemaMismatch, match="'ae1027a6acf', which is not one of ackbone's"):
         ensure_schema(db)
 
 
@@ -508,10 +511,10 @@ def test_a_failing_statement_leaves_nothing(
 def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A later ackbone: one more revision, whose statement can be chosen."""
     folder = tmp_path / "50% later"
-    shutil.copytree(migrate.MIGRATIONS, folder)
+    shutil.copytree(revisions.MIGRATIONS, folder)
     file = folder / "versions" / f"{NEXT}_later.py"
-    monkeypatch.setattr(migrate, "MIGRATIONS", folder)
-    monkeypatch.setattr(migrate, "HEAD", NEXT)
+    monkeypatch.setattr(revisions, "MIGRATIONS", folder)
+    monkeypatch.setattr(revisions, "HEAD", NEXT)
     return file
 
 
@@ -527,7 +530,7 @@ def upgrade():
 def test_a_file_of_the_first_revision_is_upgraded_with_its_rows(tmp_path: Path, db: Path) -> None:
     old = tmp_path / "old.db"
     with closing(sqlite3.connect(old, isolation_level=None)) as conn:
-        conn.executescript(f"BEGIN;\n{migrate.render('sqlite', '0001')}\nCOMMIT;")
+        conn.executescript(f"BEGIN;\n{revisions.render('sqlite', '0001')}\nCOMMIT;")
         conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
     assert current_revision(old) == "0001"
     assert ensure_schema(old) is True

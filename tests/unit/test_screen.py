@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ackbone.cli.screen import PROMPT, Screen, TypedLines
+from ackbone.cli.chat_screen import PROMPT, Screen, TypedLines
 
 
 def drawn(text: str, width: int = 40) -> list[str]:

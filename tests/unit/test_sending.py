@@ -22,7 +22,7 @@ from ackbone.core.broker import (
     Result,
     Subscription,
 )
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import (
     BrokerError,
     InvalidMessage,

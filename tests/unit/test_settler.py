@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,10 +18,14 @@ from ackbone.core.broker import (
     Subscription,
     Verb,
 )
+from ackbone.core.clock import SystemClock
 from ackbone.core.message import Message
 from ackbone.core.outcome import Dead, Done
 from ackbone.core.store import Commit, Finished, Run, Token, Worker
+from ackbone.engine.outages import Outages
 from ackbone.engine.settler import Settler
+from ackbone.engine.steps import Steps
+from ackbone.engine.wiring import Ports
 
 SUB = Subscription(name="q", queue="q")
 LIMIT_S = 30.0
@@ -71,6 +75,22 @@ class Broker:
         return []
 
 
+class Flow:
+    """Is told how runs end, and does nothing."""
+
+    def committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None: ...
+
+    def fenced(self, finished: Finished, sub: Subscription) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+def settler_on(store: Any, broker: Any, flow: Flow) -> Settler:
+    steps = Steps(Ports(store=store, broker=broker, clock=SystemClock()), Outages())
+    steps.worker = Worker(worker_id=1, name="w")
+    return Settler(steps, cast(Any, flow))
+
+
 def ended(name: str, *, held: bool = True) -> Finished:
     delivery = Delivery(body=b"", headers={}, tag=name, identity=name) if held else None
     run = Run(
@@ -98,18 +118,14 @@ def world(failures: list[Exception]) -> tuple[Settler, Store, Broker, list[str]]
     store, broker = Store(), Broker()
     reported: list[str] = []
 
-    def committed(items: Sequence[Finished], commits: Sequence[Commit]) -> None:
-        reported.extend(item.run.message.id for item in items)
+    class Reports(Flow):
+        def committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
+            reported.extend(item.run.message.id for item in items)
 
-    settler = Settler(
-        store,  # type: ignore[arg-type]
-        broker,  # type: ignore[arg-type]
-        lambda: Worker(worker_id=1, name="w"),
-        committed=committed,
-        fenced=lambda finished, sub: None,
-        failed=failures.append,
-    )
-    return settler, store, broker, reported
+        def failed(self, error: Exception) -> None:
+            failures.append(error)
+
+    return settler_on(store, broker, Reports()), store, broker, reported
 
 
 async def test_the_next_batch_is_committed_while_the_broker_hears_of_the_last(world: Any):
@@ -162,14 +178,12 @@ async def test_what_the_store_buried_is_told_and_counted_as_dead(
     store.answer = Commit.BURIED
     broker.go_on.set()
     reported: list[tuple[Finished, Commit]] = []
-    settler = Settler(
-        store,  # type: ignore[arg-type]
-        broker,  # type: ignore[arg-type]
-        lambda: Worker(worker_id=1, name="w"),
-        committed=lambda items, commits: reported.extend(zip(items, commits, strict=True)),
-        fenced=lambda finished, sub: None,
-        failed=lambda error: None,
-    )
+
+    class Reports(Flow):
+        def committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
+            reported.extend(zip(items, commits, strict=True))
+
+    settler = settler_on(store, broker, Reports())
     sub = Subscription(
         name="q", queue="q", ack_policy=policy, notices=Notices(results="results", on_ack=True)
     )

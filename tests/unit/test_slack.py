@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
 from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
-from ackbone.delivery.slack_channel import TEXT_LIMIT, SlackChannel
+from ackbone.core.outbound.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.delivery.channels.slack_channel import TEXT_LIMIT, SlackChannel
 from tests.servers.receiver import Receiver, receiving
 
 TOKEN = "xoxb-very-secret"
@@ -153,7 +153,7 @@ async def test_refusals(
     if isinstance(caught.value, RateLimited):
         assert caught.value.retry_after_s == 7.0
     if code in ("invalid_auth", "missing_scope"):
-        assert "look at its token" in str(caught.value)
+        assert "check its token" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_no_answer_and_no_secret(receiver: Receiver, channel: SlackChannel
 
 async def test_without_a_token_there_are_only_webhooks(receiver: Receiver) -> None:
     async with SlackChannel() as channel:
-        with pytest.raises(FinalError, match="'C1' is no webhook's name"):
+        with pytest.raises(FinalError, match="'C1' is not the name of a webhook"):
             await channel.send(reply())
 
 
@@ -236,7 +236,7 @@ async def test_what_webhooks_say(
 @pytest.mark.parametrize("url", ["http://169.254.169.254/x", "https://hooks.slack.com.evil.test/x"])
 async def test_a_url_of_another_place_is_refused(url: str) -> None:
     async with SlackChannel(TOKEN) as channel:
-        with pytest.raises(FinalError, match=r"none of https://hooks.slack.com/"):
+        with pytest.raises(FinalError, match=r"does not begin with https://hooks.slack.com/"):
             await channel.send(reply(recipient=url))
 
 

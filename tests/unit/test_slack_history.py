@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from ackbone.core import events
-from ackbone.core.delivery import Outbound, Reconciles, unlimited
 from ackbone.core.errors import RateLimited, TemporaryError
+from ackbone.core.outbound.delivery import Outbound, Reconciles, unlimited
 from ackbone.delivery.attempts import Policy
 from ackbone.delivery.carrier import Carried
-from ackbone.delivery.slack_channel import SlackChannel
-from ackbone.delivery.slack_history import PAGES
+from ackbone.delivery.channels.slack_channel import SlackChannel
+from ackbone.delivery.channels.slack_history import PAGES
 from tests.servers.slack import Slack, slack
 from tests.unit.test_carrier import Desk
 

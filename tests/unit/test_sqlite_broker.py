@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Outgoing, Subscription
 from ackbone.core.errors import StoreUnavailable
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.testing import FakeClock
 
 QUEUE = "q"

@@ -14,15 +14,15 @@ import pytest
 
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Outgoing, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import StoreFull, StoreUnavailable
 from ackbone.core.message import Message
 from ackbone.core.outcome import Done, Retry
 from ackbone.core.store import Finished, Worker
 from ackbone.engine.decoder import decoder
-from ackbone.sqlite.file import SqliteFile, close_file, open_file
-from ackbone.sqlite.timebase import TimeBase
-from ackbone.store.migrate import ensure_schema
+from ackbone.sqlitefile.file import SqliteFile, close_file, open_file
+from ackbone.sqlitefile.timebase import TimeBase
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger
 from ackbone.testing.clock import FakeClock

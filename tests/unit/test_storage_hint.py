@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ackbone.backends import Storage, storage_of
 from ackbone.config import load_config
 from ackbone.core.errors import NotFound
-from ackbone.storage import Storage, storage_of
 
 
 def storage_in(folder: Path) -> Storage:

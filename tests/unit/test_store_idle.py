@@ -1,11 +1,13 @@
 """Asking whether there is anything left to do must not read through all that was done."""
 
+from __future__ import annotations
+
 import functools
 import sqlite3
 from pathlib import Path
 
-from ackbone.store.migrate import ensure_schema
-from ackbone.store.sqlite.looks import BUSY
+from ackbone.store.sqlite.migrate import ensure_schema
+from ackbone.store.sqlite.sql import SQL
 from ackbone.store.sqlite.store import SqliteStore
 
 
@@ -13,7 +15,7 @@ async def test_asking_for_work_reads_no_history(home: Path) -> None:
     path = home / "ackbone.db"
     ensure_schema(path)
     with sqlite3.connect(path) as conn:
-        plan = [row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {BUSY}", ('["q"]',))]
+        plan = [row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {SQL.store.busy}", ('["q"]',))]
     conn.close()
     reads = [step for step in plan if "queue_executions" in step]
     assert len(reads) == 2, plan

@@ -22,7 +22,7 @@ from ackbone.core.store import (
     Verdict,
     Worker,
 )
-from ackbone.store.migrate import ensure_schema
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from tests.suites.checks import store_claims, store_finish, store_waiting, store_workers
 from tests.suites.store_harness import Store, StoreCheck, StoreHarness, run_store_check
@@ -188,11 +188,11 @@ class _Harness(StoreHarness):
 
     async def let_die(self, store: Store, worker: Worker) -> None:
         assert isinstance(store, SqliteStore)
-        store._roll.stop_beat(worker.worker_id)
+        store._leases.release(worker.worker_id)
 
     def forget_all(self, store: Store) -> None:
         assert isinstance(store, SqliteStore)
-        store._roll._seen.clear()
+        store._leases._seen.clear()
 
 
 def _id(value: Any) -> str:

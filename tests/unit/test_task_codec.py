@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackbone.core.broker import FLAT, Delivery, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Message
 
@@ -77,7 +77,7 @@ def test_a_missing_field_is_named(without: tuple[str, ...], words: str):
         ({"payload": "[1]"}, "payload is not a JSON object"),
         ({"payload": "{"}, "payload is not valid JSON"),
         ({"payload": "[" * 200_000}, "payload is not valid JSON"),
-        ({"payload": {"base64": "/wA="}}, "field 'payload' is no text"),
+        ({"payload": {"base64": "/wA="}}, "field 'payload' is not text"),
         ({"retry_count": "-1"}, "retry_count is not a number"),
         ({"retry_count": "many"}, "retry_count is not a number"),
         ({"retry_count": "9" * 400}, "retry_count is not a number"),
@@ -86,7 +86,7 @@ def test_a_missing_field_is_named(without: tuple[str, ...], words: str):
         ({"tenant_id": "a b"}, "tenant_id"),
         ({"created_at": "yesterday"}, "created_at"),
         ({"metadata": "1"}, "metadata is not a JSON object"),
-        ({"headers": '{"a": 1}'}, "headers hold a value that is no text"),
+        ({"headers": '{"a": 1}'}, "headers contain a value that is not text"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(wrong: dict[str, Any], words: str):

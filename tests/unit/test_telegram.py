@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackbone.core.delivery import Channel, Limited, Merges, Outbound, Splits
 from ackbone.core.errors import (
     ConfigError,
     FinalError,
@@ -22,9 +21,9 @@ from ackbone.core.errors import (
     SendUnknown,
     TemporaryError,
 )
-from ackbone.delivery.repeats import MARK
-from ackbone.delivery.splitting import utf16_length
-from ackbone.delivery.telegram_channel import TelegramChannel
+from ackbone.core.outbound.delivery import Channel, Limited, Merges, Outbound, Splits
+from ackbone.delivery.channels.reply_text import MARK, utf16_length
+from ackbone.delivery.channels.telegram_channel import TelegramChannel
 from tests.servers.telegram import Fault, TelegramServer, telegram_server
 from tests.servers.telegram_rules import Window, Windows
 
@@ -366,7 +365,7 @@ async def test_a_connection_that_is_never_made_sent_nothing(
 
 @pytest.mark.parametrize("token", ["", "xyz", "987654", "98 76:xyz", "9:x\n"])
 def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
-    with pytest.raises(ConfigError, match="the token is none of a Telegram bot") as caught:
+    with pytest.raises(ConfigError, match="the token is not that of a Telegram bot") as caught:
         TelegramChannel(token)
     assert not token.strip() or token.strip() not in str(caught.value)
 

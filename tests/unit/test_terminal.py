@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from ackbone import App, Context
+from ackbone.composition.background import relays_of
 from ackbone.config import load_config
-from ackbone.core.delivery import Merges, Outbound, unlimited
 from ackbone.core.errors import RateLimited
+from ackbone.core.outbound.delivery import Merges, Outbound, unlimited
 from ackbone.core.text import lines, one_line
-from ackbone.delivery.terminal import TerminalChannel
+from ackbone.delivery.channels.terminal_channel import TerminalChannel
 from ackbone.engine.relays import Relay
-from ackbone.services import relays_of
 from ackbone.testing import Signal
 
 CHANNELS = {"terminal": unlimited}
@@ -129,7 +129,14 @@ def test_a_worker_on_a_real_terminal_prints_what_its_handlers_reply(home):
     )
     primary, secondary = pty.openpty()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "ackbone.supervisor", str(ECHO), "--until-idle", "--terminal"],
+        [
+            sys.executable,
+            "-m",
+            "ackbone.processes.worker_process",
+            str(ECHO),
+            "--until-idle",
+            "--terminal",
+        ],
         env=environment,
         stdout=secondary,
         stderr=subprocess.DEVNULL,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from ackbone.core.broker import Delivery, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
+from ackbone.core.codecs.json_text import dumps, is_model, result_bytes
 from ackbone.core.errors import InvalidMessage, InvalidResult
-from ackbone.core.json_text import dumps, is_model, result_bytes
 from ackbone.core.message import Message
 from ackbone.engine.sender import Sender, SendPolicy
 

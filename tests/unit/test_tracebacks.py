@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from ackbone.core.json_text import dumps
+from ackbone.core.codecs.json_text import dumps
 from ackbone.core.origin import is_ours, is_users
 from ackbone.core.retry import describe
 from ackbone.core.secret import Secret
-from ackbone.engine.frames import error_of, fault_of
+from ackbone.engine.child_protocol import error_of, fault_of
 from ackbone.engine.tracebacks import LONGEST, bounded, user_line, user_trace, warn
 from ackbone.observe.redact import redact
 

@@ -7,7 +7,7 @@ from ackbone.app import App
 from ackbone.config import load_config
 from ackbone.core.store import Suspects, Worker
 from ackbone.engine.context import Context
-from ackbone.warden import Warden
+from ackbone.processes.suspects import Warden
 
 
 async def test_only_suspects_of_types_that_its_children_handle_are_counted(home: Path) -> None:

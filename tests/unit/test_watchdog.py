@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ def run_of(message_id: str) -> Active:
         created_at_us=0,
     )
     handler = Handler(type="t", queue="q", call=agent)
-    return Active(run, Subscription(name="q", queue="q"), handler)
+    context: Any = None
+    return Active(run, Subscription(name="q", queue="q"), handler, context)
 
 
 async def watched(*steps: Callable[[], None], caplog: pytest.LogCaptureFixture) -> list[str]:

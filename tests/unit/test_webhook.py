@@ -19,7 +19,6 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from ackbone.core.delivery import Outbound
 from ackbone.core.errors import (
     ConfigError,
     FinalError,
@@ -27,14 +26,16 @@ from ackbone.core.errors import (
     SendUnknown,
     TemporaryError,
 )
-from ackbone.delivery.address_guard import AddressGuard, AddressRefused
-from ackbone.delivery.answers import LONGEST_WAIT_S, check_answer, retry_after_s
-from ackbone.delivery.channels import Channels
-from ackbone.delivery.file_queue import DeliveryQueue
-from ackbone.delivery.http import ANSWER_BYTES
-from ackbone.delivery.runner import DeliveryRunner
-from ackbone.delivery.signatures import Signer
-from ackbone.delivery.webhook import WebhookChannel
+from ackbone.core.outbound.delivery import Outbound
+from ackbone.delivery.backoff import LONGEST_WAIT_S
+from ackbone.delivery.channels.address_guard import AddressGuard, AddressRefused
+from ackbone.delivery.channels.http_answers import check_answer, retry_after_s
+from ackbone.delivery.channels.http_channel import ANSWER_BYTES
+from ackbone.delivery.channels.webhook_channel import WebhookChannel
+from ackbone.delivery.channels.webhook_signatures import Signer
+from ackbone.delivery.files.channel_sender import Channels
+from ackbone.delivery.files.delivery_queue import DeliveryQueue
+from ackbone.delivery.files.delivery_runner import DeliveryRunner
 from tests.servers.receiver import Receiver, receiving
 
 HERE = "127.0.0.0/8"
@@ -118,7 +119,7 @@ async def test_signed_with_a_private_key(receiver: Receiver) -> None:
         ([], "at least one key"),
         (["whsec_!!!"], "key 1 is not base64"),
         ([SECRET, "whsec_c2hvcnQ="], "key 2 has 5 bytes; a secret has 24 to 64"),
-        (["whsk_c2hvcnQ="], "key 1 is no Ed25519 private key"),
+        (["whsk_c2hvcnQ="], "key 1 is not an Ed25519 private key"),
     ],
 )
 def test_what_is_no_key_is_refused_and_not_shown(keys: list[str], why: str) -> None:
@@ -200,7 +201,9 @@ async def test_no_form_of_an_address_leads_inside(receiver: Receiver, host: str)
 )
 async def test_neighbours_and_metadata_are_refused_by_name_of_the_address(host: str) -> None:
     async with WebhookChannel([SECRET], https_only=False, timeout_s=5.0) as channel:
-        with pytest.raises(AddressRefused, match=r"is no public address; if it is meant, allow"):
+        with pytest.raises(
+            AddressRefused, match=r"is not a public address; if this is intended, add"
+        ):
             await channel.send(reply(f"http://{host}/latest/meta-data/"))
 
 
@@ -228,7 +231,7 @@ async def test_a_name_that_changes_its_address_does_not_get_in(
 async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     receiver.says(302, location=receiver.url() + "/secret")
     async with inside() as channel:
-        with pytest.raises(FinalError, match="HTTP 302: it leads elsewhere, and is not followed"):
+        with pytest.raises(FinalError, match="HTTP 302: redirects are not followed"):
             await channel.send(reply(receiver.url()))
     assert len(receiver.got) == 1
 
@@ -236,14 +239,14 @@ async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("ftp://example.com/x", "no https or http URL"),
-        ("file:///etc/passwd", "no https or http URL"),
-        ("//example.com", "no https or http URL"),
-        ("http://", "no https or http URL"),
-        ("http://[::1/x", "no URL"),
-        ("http://example.com:99999/", "no URL"),
-        ("http://user:secret@example.com/", "with a password in it is not used"),
-        ("", "no https or http URL"),
+        ("ftp://example.com/x", "not an https or http URL"),
+        ("file:///etc/passwd", "not an https or http URL"),
+        ("//example.com", "not an https or http URL"),
+        ("http://", "not an https or http URL"),
+        ("http://[::1/x", "not a URL"),
+        ("http://example.com:99999/", "not a URL"),
+        ("http://user:secret@example.com/", "URLs with a password are refused"),
+        ("", "not an https or http URL"),
     ],
 )
 async def test_what_is_no_url_is_refused(url: str, why: str) -> None:
@@ -255,7 +258,7 @@ async def test_what_is_no_url_is_refused(url: str, why: str) -> None:
 
 async def test_plain_http_has_to_be_asked_for(receiver: Receiver) -> None:
     async with inside(https_only=True) as channel:
-        with pytest.raises(FinalError, match="no https URL"):
+        with pytest.raises(FinalError, match="not an https URL"):
             await channel.send(reply(receiver.url()))
     assert receiver.got == []
 

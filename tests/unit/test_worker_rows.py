@@ -1,5 +1,7 @@
 """Rows of `workers`: kept as long as the ledger needs them, and no longer."""
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import AsyncIterator
@@ -12,8 +14,8 @@ from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Outgoing, Subscription
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.events import Entry
-from ackbone.sqlite.file import SqliteFile
-from ackbone.store.migrate import ensure_schema
+from ackbone.sqlitefile.file import SqliteFile
+from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing.clock import FakeClock
 
@@ -50,7 +52,7 @@ async def test_who_wrote_no_event_leaves_no_row_and_its_number_is_not_given_agai
 async def test_who_wrote_one_stays_for_the_pruner_to_ask(store: SqliteStore) -> None:
     worker = await store.register("writer")
     event: Entry = ("acme", "q", "m-1", "task.claimed", {})
-    await store.file.write(lambda conn: store.ledger.append(conn, worker.worker_id, [event], 1))
+    await store.file.write(lambda conn: store._ledger.write(conn, worker.worker_id, [event], 1))
     await store.leave(worker)
     assert await rows(store.file) == [(worker.worker_id, "left")]
 
@@ -151,6 +153,6 @@ async def test_who_is_gone_after_a_standstill_is_dead_at_once(
     me, neighbour = await one.register("me"), await other.register("neighbour")
     await one.reap(worker=me, lease_s=10.0, crash_budget=3)
     clock.advance(3600.0)
-    other._roll.stop_beat(neighbour.worker_id)
+    other._leases.release(neighbour.worker_id)
     found = await one.reap(worker=me, lease_s=10.0, crash_budget=3)
     assert list(found.workers) == [neighbour.worker_id]

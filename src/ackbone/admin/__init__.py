@@ -1,5 +1,6 @@
-"""Use cases of the people who operate ackbone: no terminal, no SQL, only values and ports.
+"""Actions of operators, over values and ports: no terminal and no SQL.
 
-`dead_letters.py` · `parked.py` · `queues.py` · `trace.py` (the life of one message) · `tail.py` ·
-`stats.py` · `sending.py` (files of messages) · `doctor.py` · `bodies.py` (stored bytes, read again)
+`dead_letters.py` · `parked.py` · `approvals.py` · `deliveries.py` · `queues.py` · `stats.py` ·
+`trace.py` (the life of one message) · `tail.py` (the ledger) · `sending.py` (files of messages) ·
+`doctor.py` · `bodies.py` (decode stored bodies)
 """

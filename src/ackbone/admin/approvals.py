@@ -1,4 +1,4 @@
-"""Approvals: list, read, say yes or no."""
+"""Approvals: list, read, approve, reject."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LONGEST_NAME = 255
 
 
 class Looking(Records, ApprovalRecords, Protocol):
-    """Records that know of approvals."""
+    """Records with approvals."""
 
 
 class Approvals:
-    """The use cases. `answers` is needed for answering only."""
+    """Actions on approvals. Without `answers` they can only be read."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class Approvals:
     async def list(
         self, where: ApprovalFilter, *, limit: int, after: str | None = None
     ) -> Sequence[Approval]:
-        """The oldest first: who waits longest."""
+        """Return approvals, oldest first."""
         return await self._records.approvals(where, limit=limit, after=after)
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> Approval:
-        """By approval id, message id, or a beginning that only one of them has."""
+        """Find by approval id, message id, or the beginning of either."""
         name = check_typed(name)
         found = await self._records.approvals_named(name, tenant_id=tenant_id, limit=20)
         if len(name) < SHORTEST and any(name not in (each.id, each.message_id) for each in found):
             raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
         if len(found) > 1 and len({each.message_id for each in found}) == 1:
-            # One message, asked about again: its open question is meant, or its latest.
+            # Several approvals of one message: take the pending one, else the latest.
             found = [each for each in found if each.is_pending] or found[:1]
         return the_one(
             found,
@@ -55,43 +55,35 @@ class Approvals:
             describe=lambda each: (
                 f"{each.id}  {each.message_id}  {each.rule}  {each.tenant_id}  {each.state}"
             ),
-            hint="; 'ackbone approvals list' shows what waits",
+            hint="; list them with 'ackbone approvals list'",
         )
 
     async def message(self, approval: Approval) -> tuple[Task | None, Reading]:
-        """The message that it is about, if it is still kept."""
+        """Return the task and the message of an approval, if they are still kept."""
         tasks = await self._records.tasks(approval.tenant_id, approval.message_id)
         task = next((each for each in tasks if each.subscription == approval.subscription), None)
         if task is None:
-            return None, Reading(problem="its message is not kept any more")
-        reading = read_body(
-            task.body,
-            task.body_info,
-            message_id=task.message_id,
-            queue=task.queue,
-            intact=task.intact,
-            codec=self._codec_of(task.queue),
-        )
-        return task, reading
+            return None, Reading(problem="its message is no longer kept")
+        return task, read_body(task, self._codec_of(task.queue))
 
     async def approve(self, approval: Approval, *, by: str, note: str = "") -> Approval:
-        """Yes. With four eyes the first of two: then it is still pending."""
+        """Approve. If two people must approve, it is still pending after the first."""
         return await self._acting.approve(approval.id, by=_who(by), note=note)
 
     async def reject(self, approval: Approval, *, by: str, note: str = "") -> Approval:
-        """No: the message ends here, for good."""
+        """Reject. The message ends as rejected."""
         return await self._acting.reject(approval.id, by=_who(by), note=note)
 
     @property
     def _acting(self) -> Answers:
         if self._answers is None:
-            raise RuntimeError("these approvals can only be looked at")
+            raise RuntimeError("Approvals was created without answers; it can only read")
         return self._answers
 
 
 def _who(name: str) -> str:
-    """Whose answer it is: no name, no answer."""
+    """Return the name of the person who answers, checked."""
     name = " ".join(name.split())
     if not name or len(name) > LONGEST_NAME:
-        raise InvalidMessage(f"whose answer is it? Give a name of 1 to {LONGEST_NAME} characters")
+        raise InvalidMessage(f"an answer needs a name of 1 to {LONGEST_NAME} characters (--by)")
     return name

@@ -1,4 +1,4 @@
-"""Stored bytes, read again: as the message that they were, or as bytes with the reason why not."""
+"""Decode stored bodies again: the message, or the reason why the bytes are not one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any
 import msgspec
 
 from ackbone.core.broker import Delivery, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
+from ackbone.core.codecs.json_text import loads
 from ackbone.core.errors import DecodeError
-from ackbone.core.json_text import loads
 from ackbone.core.message import Message
+from ackbone.core.records import DeadLetter, Task
 
 _decode_json = msgspec.json.Decoder().decode
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a body says."""
+    """A decoded body."""
 
     message: Message | None = None
     codec: str | None = None
     problem: str | None = None
-    """Why there is no message."""
+    """Why the body could not be decoded."""
 
 
-def read_body(
+def decode_body(
     body: bytes | None,
     info: str | None,
     *,
@@ -33,14 +34,15 @@ def read_body(
     intact: bool,
     codec: str | None = None,
 ) -> Reading:
-    """Read a stored body by the form it was stored in, else by `codec`, the queue's of today.
+    """Decode a stored body with the codec it was stored with, else with `codec`.
 
-    The second try is for what arrived while a queue was set to the wrong codec.
+    `codec` is the current codec of the queue. It decodes messages that arrived while the queue was
+    configured with the wrong codec.
     """
     if body is None:
-        return Reading(problem="its body was not kept")
+        return Reading(problem="the body was not kept")
     if not intact:
-        return Reading(problem="its body is not the one that was written: the checksum differs")
+        return Reading(problem="the body was changed after it was written: the checksum differs")
     name, headers, problem = _form(info)
     sub = Subscription(name=queue, queue=queue)
     for each in dict.fromkeys([name, codec]):
@@ -53,11 +55,23 @@ def read_body(
             problem = problem or str(error)
             continue
         return Reading(message=message, codec=each)
-    return Reading(codec=name, problem=problem or "how it was stored is not known")
+    return Reading(codec=name, problem=problem or "the codec of the stored body is unknown")
+
+
+def read_body(stored: Task | DeadLetter, codec: str) -> Reading:
+    """Decode the body of a task or a dead letter; `codec` is the current codec of its queue."""
+    return decode_body(
+        stored.body,
+        stored.body_info,
+        message_id=stored.message_id,
+        queue=stored.queue,
+        intact=stored.intact,
+        codec=codec,
+    )
 
 
 def salvaged(body: bytes | None) -> dict[str, Any]:
-    """What an unreadable body still says of its message, if it is an object with such fields."""
+    """Return the fields of the message that an undecodable body still has, if it is an object."""
     try:
         found = loads(body or b"")
     except DecodeError:
@@ -73,20 +87,10 @@ def salvaged(body: bytes | None) -> dict[str, Any]:
     return {name: text for name, text in names.items() if isinstance(text, str) and text}
 
 
-def read_json(value: bytes | None) -> object:
-    """A stored result as a value; bytes that are no JSON as text."""
-    if value is None:
-        return None
-    try:
-        return loads(value)
-    except DecodeError:
-        return value.decode("utf-8", "backslashreplace")
-
-
 def _form(info: str | None) -> tuple[str | None, dict[str, str], str | None]:
     try:
         form = _decode_json(info or "{}")
         headers = {str(k): str(v) for k, v in (form.get("headers") or {}).items()}
         return form.get("codec"), headers, None
     except (msgspec.DecodeError, AttributeError) as error:
-        return None, {}, f"its stored form is unreadable: {error}"
+        return None, {}, f"the description of the stored body cannot be read: {error}"

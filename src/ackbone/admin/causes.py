@@ -1,4 +1,4 @@
-"""Dead letters grouped by cause: what went wrong, how often, and what an act would do about it."""
+"""Dead letters grouped by cause, with what an action on them would do."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _VARYING = re.compile(
 
 
 class Handled(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one letter, or would."""
+    """The result of an action on one dead letter, or of its dry run."""
 
     letter: DeadLetter
     replay_id: str | None = None
     message: Message | None = None
-    """What is sent in its place."""
+    """The message that is sent in its place."""
     error: AckboneError | None = None
 
 
 class Cause(msgspec.Struct, kw_only=True):
-    """Letters that failed for the same reason, and of which the same would become."""
+    """Dead letters with the same error, on which the action would have the same result."""
 
     queue: str
     type: str | None
     reason: str
     error: str
-    """What they have in common: values that differ from letter to letter are left out."""
+    """The common part of their errors: numbers, ids and quoted values are left out."""
     problem: str | None
-    """Why the act would not succeed; None: it would."""
+    """Why the action would fail, or None."""
     count: int = 0
     examples: list[str]
-    """Ids of some of the letters."""
+    """Ids of some of the dead letters."""
     message: Message | None = None
-    """What would be sent in the place of the first one."""
+    """The message that would be sent in the place of the first one."""
 
 
 def by_cause(found: Iterable[Handled]) -> list[Cause]:
-    """The most frequent cause first."""
+    """Group by cause, the most frequent first."""
     causes: dict[tuple[str | None, ...], Cause] = {}
     for handled in found:
         letter = handled.letter
@@ -75,6 +75,6 @@ def by_cause(found: Iterable[Handled]) -> list[Cause]:
 
 
 def common(error: str) -> str:
-    """An error without the values that differ each time: numbers, ids, what stands in quotes."""
+    """Return an error without the values that differ each time: numbers, ids, quoted text."""
     text = _VARYING.sub("…", error)
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

@@ -1,8 +1,8 @@
-"""Dead letters: list, read, send again, edit, discard.
+"""Dead letters: find, read, replay, edit, discard.
 
-A replay is a new message with an id of its own, linked to the old one, so that each message keeps
-its one final outcome. It keeps the idempotency key (a dead letter has given it back), the ordering
-key and the correlation; its time to live starts anew.
+A replay is a new message with a new id that names the old one, so that each message keeps its one
+final outcome. It keeps the idempotency key (which the dead letter has released), the ordering key
+and the correlation id; its time to live starts again.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .naming import SHORTEST, check_typed, the_one
 from .repairs import GONE, Change, repaired
 
 Encode = Callable[[Message, str], Send]
-"""A message and its queue as the bytes that are sent. Raises InvalidMessage."""
+"""Encodes a message for a queue. Raises InvalidMessage."""
 BATCH = 100
 PACE_S = 0.1
-"""A paced replay sends what is due within so long as one batch."""
+"""With a rate limit, messages that are due within this many seconds are one batch."""
 REPLAY_HEADER = "x-replay-of"
-"""Carries the old id where the wire form has no metadata."""
+"""The header with the old message id, for codecs without metadata."""
 
 
 class Edits(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator changes; unset fields stay as they are."""
+    """Changes by an operator. Unset fields stay as they are."""
 
     payload: Any = msgspec.UNSET
     type: str | None = None
     headers: Mapping[str, str] = {}
     changes: tuple[Change, ...] = ()
-    """Made after the others, in turn."""
+    """Applied after the other fields, in order."""
     queue: str | None = None
-    """Send it to another queue."""
+    """Send the message to this queue instead."""
 
     @property
     def every_change(self) -> tuple[Change, ...]:
-        """Another queue alone is no edit."""
+        """All changes of the message itself, in order; another queue is not one of them."""
         found = [Change(f"headers.{name}", value) for name, value in self.headers.items()]
         if self.type is not None:
             found.insert(0, Change("type", self.type))
@@ -59,16 +59,16 @@ class Edits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Paths, for the ledger; what stands there now is in the message itself."""
+        """The changed paths, for the ledger."""
         return tuple(dict.fromkeys(change.path for change in self.every_change))
 
     def gives(self, path: str) -> bool:
-        """Is this place set, whatever stood there before?"""
+        """Return True if the edits set this path."""
         return any(c.path == path and c.value is not GONE for c in self.every_change)
 
 
 class DeadLetters:
-    """The use cases. `operations` and `encode` are needed for acting only."""
+    """Actions on dead letters. Without `operations` and `encode` they can only be read."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DeadLetters:
         self._clock = clock or SystemClock()
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> DeadLetter:
-        """By letter id, message id, or the beginning of either; open ones are preferred."""
+        """Find by dead letter id, message id or the beginning of either; prefer open ones."""
         name = check_typed(name)
         found = list(await self._records.letters_named(name, tenant_id=tenant_id))
         exact = [letter for letter in found if name in (letter.id, letter.message_id)]
@@ -101,24 +101,17 @@ class DeadLetters:
             describe=lambda each: (
                 f"{each.id}  {each.message_id}  {each.queue}  {each.tenant_id}  {each.state}"
             ),
-            hint="; 'ackbone dlq list' shows what there is",
+            hint="; list them with 'ackbone dlq list'",
         )
 
     def read(self, letter: DeadLetter) -> Reading:
-        """The message in a letter, or why there is none."""
-        return read_body(
-            letter.body,
-            letter.body_info,
-            message_id=letter.message_id,
-            queue=letter.queue,
-            intact=letter.intact,
-            codec=self._codec_of(letter.queue),
-        )
+        """Return the message in a dead letter, or why it cannot be read."""
+        return read_body(letter, self._codec_of(letter.queue))
 
     async def chosen(
         self, letters: Sequence[DeadLetter] | LetterFilter, *, limit: int | None = None
     ) -> list[str]:
-        """Ids, the oldest first. From here on it is settled which letters are meant."""
+        """Return the ids of the chosen dead letters, oldest first."""
         if isinstance(letters, LetterFilter):
             return list(await self._records.letter_ids(letters, limit=limit))
         return list(dict.fromkeys(letter.id for letter in letters))
@@ -132,10 +125,10 @@ class DeadLetters:
         dry_run: bool = False,
         stop: asyncio.Event | None = None,
     ) -> AsyncIterator[Handled]:
-        """Send letters again, at most `rate` a second, until `stop` is set.
+        """Send dead letters again, at most `rate` per second, until `stop` is set.
 
-        What was yielded is done, what was not is open. A batch is one commit: a process that dies
-        in the middle leaves no letter sent and open, and none settled and not sent.
+        The ones that were yielded are done, the others are still open. A batch is one commit: if
+        the process dies, each dead letter is either sent and replayed, or not sent and open.
         """
         stop = stop or asyncio.Event()
         size = BATCH if rate is None or dry_run else min(BATCH, max(1, int(rate * PACE_S)))
@@ -157,7 +150,7 @@ class DeadLetters:
         dry_run: bool = False,
         stop: asyncio.Event | None = None,
     ) -> AsyncIterator[Handled]:
-        """Settle letters without sending anything: they are given up."""
+        """Close dead letters without sending them again."""
         for at in range(0, len(ids), BATCH):
             if stop is not None and stop.is_set():
                 return
@@ -196,9 +189,9 @@ class DeadLetters:
         return [handled[letter.id] for letter in letters]
 
     def _again(self, letter: DeadLetter, edits: Edits) -> tuple[Message, Replay]:
-        """The message that is sent in a letter's place."""
+        """Return the message to send in the place of a dead letter."""
         if self._encode is None:
-            raise RuntimeError("replaying needs an encoder")
+            raise RuntimeError("DeadLetters was created without an encoder; replays need one")
         queue = edits.queue or letter.queue
         codec = self._codec_of(queue)
         message = repaired(self._legible(letter, edits), edits.every_change)
@@ -207,42 +200,42 @@ class DeadLetters:
         return message, Replay(letter_id=letter.id, send=send, changed=edits.changed)
 
     def _legible(self, letter: DeadLetter, edits: Edits) -> Message:
-        """The message in a letter; of one that cannot be read, what is left of it.
+        """Return the message in a dead letter, or the readable fields of a broken one.
 
-        The latter needs a payload from the operator, and a type if it has lost its own.
+        A broken message needs a payload from the operator, and a type if it has none.
         """
         reading = self.read(letter)
         if reading.message is not None:
             return reading.message
         if not edits.gives("payload"):
             raise Conflict(
-                f"dead letter {letter.id} cannot be sent again as it is: {reading.problem}. "
+                f"dead letter {letter.id} cannot be sent again unchanged: {reading.problem}. "
                 f"Give it a payload: ackbone dlq edit {letter.id} --payload JSON"
             )
         left = salvaged(letter.body if letter.intact else None)
         kind = letter.type or left.pop("type", "")
         if not (kind or edits.gives("type")):
             raise InvalidMessage(
-                f"the type of dead letter {letter.id} is not known; name it with --type"
+                f"the type of dead letter {letter.id} is unknown; give it with --type"
             )
         return Message(**{**left, "type": kind, "tenant_id": letter.tenant_id})
 
     @property
     def _acting(self) -> Operations:
         if self._operations is None:
-            raise RuntimeError("these dead letters can only be looked at")
+            raise RuntimeError("DeadLetters was created without operations; it can only read")
         return self._operations
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    """So long, or until asked to stop."""
+    """Wait this long, or until `stop` is set."""
     if seconds > 0:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), seconds)
 
 
 def _renewed(message: Message, letter: DeadLetter, codec: str) -> Message:
-    """A new message that says what the old one said."""
+    """Return a copy of the message with a new id and new times."""
     now = datetime.now(UTC)
     metadata = {k: v for k, v in message.metadata.items() if k != "retry_count"}
     metadata["replay_of"] = letter.message_id
@@ -267,4 +260,4 @@ def _not_open(letter: DeadLetter) -> AckboneError | None:
     if letter.state == "open":
         return None
     as_what = f" as message {letter.replay_id}" if letter.replay_id else ""
-    return Conflict(f"dead letter {letter.id} was {letter.state}{as_what}; it is not open any more")
+    return Conflict(f"dead letter {letter.id} is not open: it was {letter.state}{as_what}")

@@ -1,4 +1,4 @@
-"""From what a person typed to the one thing that it names."""
+"""Find the one object that a person named by its id or the beginning of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ackbone.core.errors import Ambiguous, InvalidMessage, NotFound
 
 T = TypeVar("T")
 SHORTEST = 4
-"""Characters that a prefix needs."""
+"""The least number of characters of a prefix."""
 
 
 def check_typed(name: str) -> str:
-    """A name that can be looked for."""
+    """Return the name without blanks. Raises InvalidMessage if it is empty."""
     name = name.strip()
     if not name:
         raise InvalidMessage("the id is empty")
@@ -29,13 +29,16 @@ def the_one(
     hint: str = "",
     several: str | None = None,
 ) -> T:
-    """The only match. Raises NotFound, or Ambiguous with all matches; `several`: their plural."""
+    """Return the only match. Raises NotFound, or Ambiguous with all matches.
+
+    `what` is the noun for the error message, `several` its plural if it does not end in "s".
+    """
     if not found:
         raise NotFound(f"there is no {what} {name!r}{hint}")
     if len(found) > 1:
         things = several or f"{what}s"
         raise Ambiguous(
-            f"{name!r} fits {len(found)} {things}; write more of the id, or name the tenant",
+            f"{name!r} matches {len(found)} {things}; write more of the id, or give --tenant",
             [describe(each) for each in found],
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""Parked messages: list, read, resume, discard."""
+"""Parked messages: find, read, resume, discard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .naming import SHORTEST, check_typed, the_one
 
 
 class Parked:
-    """The use cases. `operations` is needed for acting only."""
+    """Actions on parked messages. Without `operations` they can only be read."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Parked:
         self._codec_of = codec_of
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> Task:
-        """By message id, or the beginning of one that only one parked message has."""
+        """Find by message id or its beginning."""
         name = check_typed(name)
         exact = [
             task
@@ -35,7 +35,7 @@ class Parked:
             if task.status == Status.PARKED
         ]
         if not exact:
-            exact = await self._begin_so(name, tenant_id)
+            exact = await self._by_prefix(name, tenant_id)
         return the_one(
             exact,
             name=name,
@@ -43,13 +43,13 @@ class Parked:
             describe=lambda each: (
                 f"{each.message_id}  {each.queue}  {each.tenant_id}  {each.parked_kind}"
             ),
-            hint="; 'ackbone parked list' shows what there is",
+            hint="; list them with 'ackbone parked list'",
         )
 
-    async def _begin_so(self, name: str, tenant_id: str | None) -> list[Task]:
+    async def _by_prefix(self, name: str, tenant_id: str | None) -> list[Task]:
         others = await self._records.tasks(tenant_id, name)
         if others:
-            raise Conflict(f"message {name} is not parked, it is {others[0].status}")
+            raise Conflict(f"message {name} is not parked: it is {others[0].status}")
         if len(name) < SHORTEST:
             raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
         found = await self._records.tasks_like(
@@ -61,32 +61,25 @@ class Parked:
         return [task for task in whole if task.status == Status.PARKED]
 
     def read(self, task: Task) -> Reading:
-        """The message that is parked, or why it cannot be read."""
-        return read_body(
-            task.body,
-            task.body_info,
-            message_id=task.message_id,
-            queue=task.queue,
-            intact=task.intact,
-            codec=self._codec_of(task.queue),
-        )
+        """Return the parked message, or why it cannot be read."""
+        return read_body(task, self._codec_of(task.queue))
 
     async def effects(self, task: Task) -> Sequence[Effect]:
-        """What the message has begun outside."""
+        """Return the outside effects that the message has begun."""
         return await self._records.effects_of(task.tenant_id, task.message_id)
 
     async def resume(self, task: Task, *, effects: Sequence[EffectWord] = ()) -> None:
-        """It runs as soon as a worker is free."""
+        """Let the message run as soon as a worker is free."""
         await self._acting.resume(_identity(task), effects=effects)
 
     async def discard(self, task: Task, *, reason: str) -> None:
-        """It ends here, for good."""
+        """End the message as discarded."""
         await self._acting.discard_parked(_identity(task), reason=reason)
 
     @property
     def _acting(self) -> Operations:
         if self._operations is None:
-            raise RuntimeError("these parked messages can only be looked at")
+            raise RuntimeError("Parked was created without operations; it can only read")
         return self._operations
 
 

@@ -1,4 +1,4 @@
-"""Queues: how they stand, and pausing them."""
+"""Queues: list, pause, resume."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ackbone.core.errors import NotFound
 from ackbone.core.records import Operations, QueueState, Records
 
 Depths = Callable[[Collection[str]], Awaitable[Sequence[QueueStats]]]
-"""What waits at a broker with a life of its own, which the store knows nothing of yet."""
+"""Returns the number of messages at a broker's server, which the store does not know yet."""
 
 
 async def list_queues(
     records: Records, configured: Iterable[str] = (), depths: Depths | None = None
 ) -> list[QueueState]:
-    """Every queue that stands in the configuration or that anything is known of."""
+    """Return every queue of the configuration, the store and the broker."""
     known = {state.queue: state for state in await records.queues()}
     for name in configured:
         known.setdefault(name, QueueState(queue=name))
@@ -40,7 +40,7 @@ def _with(state: QueueState, there: QueueStats) -> QueueState:
 async def pause(
     records: Records, operations: Operations, queue: str, configured: Iterable[str] = ()
 ) -> bool:
-    """Workers take nothing more from it; what runs goes on. False: it was paused before."""
+    """Pause a queue; current runs go on. Return False if it was already paused."""
     await _known(records, queue, configured)
     return await operations.pause(queue)
 
@@ -48,13 +48,13 @@ async def pause(
 async def resume(
     records: Records, operations: Operations, queue: str, configured: Iterable[str] = ()
 ) -> bool:
-    """Workers take from it again. False: it was not paused."""
+    """Resume a queue. Return False if it was not paused."""
     await _known(records, queue, configured)
     return await operations.unpause(queue)
 
 
 async def _known(records: Records, queue: str, configured: Iterable[str]) -> None:
-    """A mistyped name must not pause a queue that nobody has."""
+    """Raise NotFound for an unknown queue, which is probably mistyped."""
     names: Sequence[str] = [state.queue for state in await list_queues(records, configured)]
     if queue in names:
         return
@@ -62,6 +62,6 @@ async def _known(records: Records, queue: str, configured: Iterable[str]) -> Non
     hint = (
         f"did you mean {near[0]!r}?"
         if near
-        else "a queue is known once it stands in ackbone.yaml or a message was sent to it"
+        else "a queue exists once it is in ackbone.yaml or a message was sent to it"
     )
     raise NotFound(f"there is no queue {queue!r}; {hint}")

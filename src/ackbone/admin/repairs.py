@@ -1,8 +1,8 @@
-"""Repairs: what an operator changes in a message before it is sent again.
+"""Changes that an operator makes to a message before it is sent again.
 
-A change names its place by a path: `payload`, `payload.address.city`, `headers.x-region`, `type`,
-`idempotency_key`. It touches that place alone, as a merge patch does, so that one fault in a
-thousand letters is one change. A dot that belongs to a name is written `\\.`.
+A change has a path: `payload`, `payload.address.city`, `headers.x-region`, `type` or
+`idempotency_key`. It changes only this field, as a merge patch does, so that one change repairs a
+thousand dead letters with the same fault. A dot in a name is written `\\.`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ackbone.core.errors import Conflict, InvalidMessage
 from ackbone.core.message import Message
 
 GONE = msgspec.UNSET
-"""As a value: the place is taken away."""
+"""The value of a change that removes its field."""
 _PART = re.compile(r"(?:[^.\\]|\\.)+")
 _HEADERS = "headers."
 _TEXTS = ("type", "idempotency_key")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One place of a message, and what stands there from now on."""
+    """The path of a field, and its new value."""
 
     path: str
     value: Any = GONE
 
     def __post_init__(self) -> None:
-        """Raises InvalidMessage if there is no such place in any message."""
+        """Raise InvalidMessage if no message can have this field."""
         root, *_ = self.parts
         if root not in ("payload", "headers", *_TEXTS):
             raise InvalidMessage(
-                f"{self.path!r} names no place that can be changed; write payload, "
+                f"{self.path!r} cannot be changed; write payload, "
                 "payload.FIELD, headers.NAME, type or idempotency_key"
             )
         if root in _TEXTS and (self.path != root or not (self.value and type(self.value) is str)):
-            raise InvalidMessage(f"{root} is a text, and has no parts")
+            raise InvalidMessage(f"{root} must be a text that is not empty, and has no fields")
         if root == "headers":
             if len(self.parts) != 2 or not self.parts[1]:
-                raise InvalidMessage(f"{self.path!r}: name one header: headers.NAME")
+                raise InvalidMessage(f"{self.path!r}: write headers.NAME")
             if self.value is not GONE and not isinstance(self.value, str):
-                raise InvalidMessage(f"{self.path!r}: the value of a header is a text")
+                raise InvalidMessage(f"{self.path!r}: the value of a header must be text")
 
     @property
     def parts(self) -> Sequence[str]:
@@ -51,12 +51,14 @@ class Change(msgspec.Struct, frozen=True):
             return ("headers", self.path.removeprefix(_HEADERS))
         found = _PART.findall(self.path)
         if not found or ".".join(found) != self.path:
-            raise InvalidMessage(f"{self.path!r} is no path; write it like payload.address.city")
+            raise InvalidMessage(
+                f"{self.path!r} is not a path; write for example payload.address.city"
+            )
         return [re.sub(r"\\(.)", r"\1", part) for part in found]
 
 
 def repaired(message: Message, changes: Sequence[Change]) -> Message:
-    """The message with the changes made in turn. Raises Conflict if one does not fit it."""
+    """Return the message with the changes applied in order. Raises Conflict if one does not fit."""
     for change in changes:
         match change.parts:
             case ["type" | "idempotency_key" as name]:
@@ -75,11 +77,11 @@ def repaired(message: Message, changes: Sequence[Change]) -> Message:
 
 
 def _changed(value: Any, parts: Sequence[str], change: Change) -> Any:
-    """A copy of the value, changed at the end of the path; objects on the way are made."""
+    """Return a changed copy of the value; missing objects on the path are created."""
     if not isinstance(value, Mapping):
         raise Conflict(
-            f"{change.path} does not fit: {parts[0]!r} is to be a field of "
-            f"{_kind(value)}, and only an object has fields"
+            f"{change.path} does not fit: {parts[0]!r} would be a field of {_kind(value)}, "
+            "and only an object has fields"
         )
     name, *rest = parts
     if not rest:
@@ -99,4 +101,4 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, list):
         return "a list"
-    return {str: "a text", bool: "a truth value", bytes: "bytes"}.get(type(value), "a number")
+    return {str: "a text", bool: "a boolean", bytes: "bytes"}.get(type(value), "a number")

@@ -1,7 +1,7 @@
-"""Sending a file of messages: each line is checked, sent in batches, and answered by its number.
+"""Send a file of messages: lines are checked, sent in batches, and answered by line number.
 
-A line is a standard message as JSON. What is wrong with it is said, not mended: an id that is too
-long or a priority out of range would else arrive as something that nobody wrote.
+A line is a standard message as JSON. An invalid field (an id that is too long, a priority out of
+range) is reported and never corrected, so that no message differs from its line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ackbone.core.broker import Delivery, Result, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
+from ackbone.core.codecs.json_text import loads
 from ackbone.core.errors import (
     AckboneError,
     DecodeError,
@@ -30,7 +31,6 @@ from ackbone.core.errors import (
     MessageTooLarge,
     PublishUnknown,
 )
-from ackbone.core.json_text import loads
 from ackbone.core.message import Message
 from ackbone.core.store import Send
 
@@ -38,19 +38,19 @@ BATCH = 500
 _BOM = b"\xef\xbb\xbf"
 
 Publish = Callable[[str, Sequence[Send]], Awaitable[Sequence[Result]]]
-"""Messages of one queue, and the answer for each."""
+"""Publishes messages of one queue and returns a result for each."""
 Encode = Callable[[Message], Send]
-"""A message as the bytes that are sent, with the caller's options. Raises InvalidMessage."""
+"""Encodes a message, with the caller's options. Raises InvalidMessage."""
 
 
 class Lines(Protocol):
-    """As much of a file as is needed."""
+    """The part of a file's interface that `lines_of` needs."""
 
     def readline(self, size: int, /) -> bytes: ...
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line gets where it says nothing."""
+    """Values for fields that a line does not have."""
 
     type: str | None = None
     tenant_id: str | None = None
@@ -59,7 +59,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file. `too_long`: more than its limit, and cut."""
+    """A line of the file; `too_long` if it exceeded the limit and was cut."""
 
     number: int
     text: bytes
@@ -67,7 +67,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one line."""
+    """The result for one line."""
 
     line: int
     id: str | None = None
@@ -76,12 +76,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stops(self) -> bool:
-        """The line was good, the place to send it to is not: going on makes no sense."""
+        """True if sending failed although the line is valid, so the next lines would fail, too."""
         return self.error is not None and not isinstance(self.error, InvalidMessage | DecodeError)
 
 
 def lines_of(file: Lines, *, limit: int) -> Iterator[Line]:
-    """The lines that are not blank, by number; one without an end is cut, never held whole."""
+    """Yield the lines that are not blank. A line beyond the limit is cut, not read into memory."""
     number = 0
     while True:
         text = file.readline(limit + 1)
@@ -98,9 +98,9 @@ def lines_of(file: Lines, *, limit: int) -> Iterator[Line]:
 
 
 def message_of(line: Line, defaults: Defaults) -> Message:
-    """The message that a line says. Raises InvalidMessage or DecodeError with the reason."""
+    """Return the message of a line. Raises InvalidMessage or DecodeError with the reason."""
     if line.too_long:
-        raise MessageTooLarge("the line is longer than any message may be")
+        raise MessageTooLarge("the line is longer than the largest message")
     fields = loads(line.text)
     if not isinstance(fields, dict):
         raise InvalidMessage('a message is a JSON object, such as {"message_type": "chat"}')
@@ -120,7 +120,7 @@ def message_of(line: Line, defaults: Defaults) -> Message:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """What reading would silently bend, refused."""
+    """Refuse values that decoding would silently change."""
     priority = fields.get("priority", 1)
     if type(priority) is not int or not 0 <= priority <= 3:
         raise InvalidMessage(f"priority is 0 (low) to 3 (critical), not {priority!r:.40}")
@@ -137,7 +137,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def check_lines(lines: Iterable[Line], defaults: Defaults, encode: Encode) -> Iterator[Answer]:
-    """One answer per line, without sending anything."""
+    """Check the lines without sending them; yield one answer per line."""
     for line in lines:
         try:
             send = encode(message_of(line, defaults))
@@ -155,7 +155,10 @@ async def send_lines(
     *,
     timeout_s: float,
 ) -> AsyncIterator[Answer]:
-    """One answer per line, in order. Ends after the first line that the broker could not take."""
+    """Send the lines; yield one answer per line, in order.
+
+    Stops after the first line that the broker could not accept.
+    """
     batch: list[tuple[int, Send]] = []
     held: list[Answer] = []
     for line in lines:
@@ -178,7 +181,7 @@ async def send_lines(
 async def send_all(
     sends: Iterable[Send], publish: Publish, *, timeout_s: float
 ) -> AsyncIterator[Answer]:
-    """As `send_lines`, for messages that were made elsewhere; numbered from 1."""
+    """Send messages that are already encoded; as `send_lines`, numbered from 1."""
     numbered = enumerate(sends, 1)
     while batch := list(itertools.islice(numbered, BATCH)):
         for answer in await _flush(batch, [], publish, timeout_s):
@@ -190,7 +193,7 @@ async def send_all(
 async def _flush(
     batch: Sequence[tuple[int, Send]], held: Sequence[Answer], publish: Publish, timeout_s: float
 ) -> list[Answer]:
-    """Publish a batch; its answers and the held ones, by line."""
+    """Publish a batch; return its answers and the held ones, sorted by line."""
     answers = list(held)
     if batch:
         queue = batch[0][1].queue

@@ -1,4 +1,4 @@
-"""How it stands and how fast it goes."""
+"""Counts and rates of messages, workers and replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from ackbone.core import events
 from ackbone.core.clock import Clock
-from ackbone.core.delivery import Status
-from ackbone.core.delivery_desk import DeliveryRecords
+from ackbone.core.outbound.delivery import Status
+from ackbone.core.outbound.delivery_records import DeliveryRecords
 from ackbone.core.records import QueueState, Records, WorkerState
 from ackbone.core.serving import uncarried, unserved
 
@@ -26,31 +26,31 @@ _RATES = {
     "parked": (events.PARKED,),
 }
 _ORDER: Mapping[str, int] = {status: place for place, status in enumerate(Status)}
-"""Of a reply's states: from waiting to its end."""
+"""The order in which the states of replies are listed: from waiting to ended."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one moment."""
+    """Counts and rates at one moment."""
 
     at_us: int
     window_s: float
     queues: Sequence[QueueState]
     statuses: Mapping[str, Mapping[str, int]]
-    """Messages by queue and status, since the oldest that is kept."""
+    """Messages by queue and status, as far back as messages are kept."""
     rates: Mapping[str, Mapping[str, float]]
-    """Per minute over the window, by queue."""
+    """Rates per minute over the window, by queue."""
     workers: Sequence[WorkerState]
     replies: Mapping[str, Mapping[str, int]]
-    """By channel and status."""
+    """Replies by channel and status."""
     paused_channels: Sequence[str] = ()
     uncarried: Mapping[str, int] = {}
-    """By channel, replies that wait while no living worker has that channel."""
+    """Waiting replies by channel, for channels that no living worker has."""
     unserved: Mapping[str, int] = {}
-    """By queue, messages that wait while no living worker reads that queue."""
+    """Waiting messages by queue, for queues that no living worker reads."""
 
 
 class Looking(Records, DeliveryRecords, Protocol):
-    """What is looked at."""
+    """The records that `stats` reads."""
 
 
 async def stats(
@@ -61,7 +61,7 @@ async def stats(
     configured: Iterable[str] = (),
     depths: Depths | None = None,
 ) -> Stats:
-    """Counts of now, and rates over the last `window_s`."""
+    """Return the current counts, and the rates over the last `window_s` seconds."""
     now = clock.now_us()
     queues, counts, recent, workers, replies, paused = await asyncio.gather(
         list_queues(records, configured, depths),

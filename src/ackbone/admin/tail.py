@@ -1,4 +1,4 @@
-"""The ledger as it grows."""
+"""Follow the ledger."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from ackbone.core.records import LedgerEvent, Records
 
 NET_S = 0.5
-"""How often to look without a wake-up: not every commit wakes, and a wake-up may get lost."""
+"""Seconds between two reads without a wake-up; not every commit sends one, and one can get lost."""
 PAGE = 500
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events; empty: all."""
+    """Selects events; without any field, all."""
 
     queues: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
-    """Patterns as in a shell: `task.*`, `*failed`."""
+    """Shell patterns: `task.*`, `*failed`."""
     tenant_id: str | None = None
     task_id: str | None = None
     """The beginning of a message id."""
@@ -43,7 +43,7 @@ async def follow(
     since_us: int | None = None,
     forever: bool = True,
 ) -> AsyncGenerator[LedgerEvent, None]:
-    """Events behind `position`, then each new one as it is committed."""
+    """Yield the events after `position`, then each new one when it is committed."""
     woken = records.subscribe()
     try:
         while True:

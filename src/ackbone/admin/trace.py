@@ -1,4 +1,4 @@
-"""The whole life of one message as one time line, whatever tables its traces stand in."""
+"""The life of one message as one timeline, from all tables that mention it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ackbone.core.records import (
     Waiting,
 )
 
-from .bodies import read_body
+from .bodies import decode_body
 from .naming import SHORTEST, check_typed, the_one
 
 SENT = "message.sent"
 REPLY_WAITS = "delivery.pending"
 DERIVED = "queue-"
-"""What the trace id of a message without a trace of its own begins with."""
+"""The prefix of the trace id that is derived for a message without a trace."""
 MOST = 200
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to the message."""
+    """One event in the life of a message."""
 
     at_us: int
     what: str
@@ -42,22 +42,22 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Another message that belongs to this one."""
+    """Another message that is related to this one."""
 
     message_id: str
     relation: str
-    """replay of, replayed as, follow-up, or of the same correlation"""
+    """`replay of`, `replayed as`, `follow-up` or `of the same correlation`."""
     status: str | None = None
     type: str | None = None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known of one message."""
+    """Everything that is known about one message."""
 
     tenant_id: str
     message_id: str
     status: str
-    """Of the task; `waiting` while it lies in its queue; `several` over several subscriptions"""
+    """The status of the task; `waiting` in its queue; `several` if its subscriptions differ."""
     tasks: Sequence[Task]
     waiting: Sequence[Waiting]
     timeline: Sequence[Moment]
@@ -68,9 +68,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def trace(records: Records, name: str, *, tenant_id: str | None = None) -> Trace:
-    """By message id, the beginning of one, correlation id, trace id or idempotency key.
+    """Return the trace of the message that `name` identifies.
 
-    Raises NotFound, or Ambiguous with what the name fits.
+    `name` is a message id or its beginning, a correlation id, a trace id, an idempotency key, or
+    the id of a dead letter. Raises NotFound, or Ambiguous with the messages that match.
     """
     name = check_typed(name)
     subject = await _subject(records, name, tenant_id)
@@ -102,11 +103,16 @@ async def _subject(records: Records, name: str, tenant_id: str | None) -> Found:
     bare = name.removeprefix(DERIVED)
     found = list(await records.find(bare, tenant_id=tenant_id, limit=20))
     if not any(each.by == "id" for each in found):
-        # What nobody has taken yet is known to the queue alone.
+        # The store does not know a message that no worker has claimed yet.
         found += [
             subject
             for each in await records.waiting_with(bare, limit=MOST)
             if (subject := _waiting_subject(each, bare, tenant_id)) is not None
+        ]
+    if not found:
+        found = [
+            Found(tenant_id=letter.tenant_id, message_id=letter.message_id, by="prefix")
+            for letter in await records.letters_named(bare, tenant_id=tenant_id)
         ]
     exact = [each for each in found if each.by == "id"]
     if not exact and len(bare) < SHORTEST:
@@ -117,12 +123,12 @@ async def _subject(records: Records, name: str, tenant_id: str | None) -> Found:
         name=name,
         what="message",
         describe=lambda each: f"{each.message_id}  {each.tenant_id}  (by {each.by})",
-        hint=", by message id, correlation id, trace id or idempotency key",
+        hint=", by message id, correlation id, trace id, idempotency key or dead letter id",
     )
 
 
 def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Found | None:
-    """A queued message, if it really is what was looked for and not merely mentions it."""
+    """Return a queued message if it is the one searched for and does not just contain the text."""
     message = _message_of(waiting)
     tenant = message.tenant_id if message is not None else "default"
     if tenant_id not in (None, tenant):
@@ -143,9 +149,9 @@ def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Foun
 
 
 def _message_of(waiting: Waiting) -> Message | None:
-    """A queued message, decoded as well as its bytes allow."""
+    """Decode a queued message; None if its bytes are not a message."""
     form = msgspec.json.encode({"codec": "standard", "headers": dict(waiting.headers)}).decode()
-    return read_body(
+    return decode_body(
         waiting.body,
         form,
         message_id=waiting.message_id,
@@ -189,7 +195,7 @@ def _timeline(
     told = {e.data.get("delivery_id") for e in history if e.type == events.DELIVERY_CREATED}
     for reply in replies:
         if reply.id in told:
-            continue  # else an older version made it, or its event is pruned
+            continue
         data = {"channel": reply.channel, "recipient": reply.recipient, "status": reply.status}
         found.append(
             Moment(
@@ -199,7 +205,7 @@ def _timeline(
                 data=data,
             )
         )
-    # The sort is stable: what one commit wrote stays in the order of the ledger.
+    # The sort is stable, so events of one commit keep the order of the ledger.
     return sorted(found, key=lambda each: each.at_us)
 
 

@@ -1,7 +1,7 @@
-"""The memory broker: the reference that every other broker is measured against.
+"""The memory broker: the reference implementation of the broker port.
 
-It keeps the whole contract except durability: what it holds is gone with the process. One event
-loop only; there is not a lock in it.
+It keeps the whole contract except durability: its messages are gone with the process. It works in
+one event loop only and has no locks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BODY = 10 * 1024 * 1024
 
 
 class DeadCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was rejected, whole, with the reason given."""
+    """A rejected message, and the reason."""
 
     queue: str
     identity: str
@@ -45,7 +45,7 @@ class DeadCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryBroker:
-    """Queues in this process. `connect()` gives a second client of the same queues."""
+    """Queues in this process. `connect()` returns a second client of the same queues."""
 
     def __init__(self, *, clock: Clock | None = None, max_body: int | None = MAX_BODY) -> None:
         self.capabilities = Capabilities(
@@ -65,18 +65,18 @@ class MemoryBroker:
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> MemoryBroker:
-        """Queues of its own, whatever the URL says behind its scheme."""
+        """Make a broker with queues of its own. The rest of the URL does not matter."""
         return cls(clock=clock)
 
     def connect(self) -> MemoryBroker:
-        """Another client of the same queues, with deliveries of its own; not yet open."""
+        """Return another client of the same queues, with its own deliveries. It is not open yet."""
         other = type(self)(clock=self._space.clock, max_body=self.capabilities.max_body)
         other._space = self._space
         return other
 
     @property
     def dead_letters(self) -> Sequence[DeadCopy]:
-        """Everything that was rejected, oldest first."""
+        """All rejected messages, oldest first."""
         return tuple(self._space.dead)
 
     async def open(self) -> None:
@@ -151,7 +151,7 @@ class MemoryBroker:
             return Result(
                 id=out.id,
                 error=MessageTooLarge(
-                    f"the body has {len(out.body)} bytes, the memory broker takes {limit}"
+                    f"the body has {len(out.body)} bytes, the limit of the memory broker is {limit}"
                 ),
             )
         clock = self._space.clock
@@ -185,13 +185,14 @@ _CLOSED = "the memory broker is not open"
 
 @runtime_checkable
 class _Movable(Protocol):
-    """A clock that is moved by hand and says so: no timer of the loop can follow it."""
+    """A clock that a test moves. It announces each move, because timers of the loop do not
+    follow."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class _Item:
-    """One message. Its number never changes, so what comes back keeps its place in the order."""
+    """One message. Its number never changes, so a released message keeps its place in the order."""
 
     __slots__ = ("count", "expires_at_us", "number", "out", "queue", "sent", "sent_at_us")
 
@@ -200,7 +201,7 @@ class _Item:
     ) -> None:
         self.queue = queue
         self.number = number
-        # The caller may go on using its own dict.
+        # A copy: the caller may change its own dict later.
         self.out = msgspec.structs.replace(out, headers=dict(out.headers))
         self.count = 0
         self.sent = monotonic
@@ -233,7 +234,7 @@ class _Item:
 
 
 class _Queue:
-    """Ready ones by priority and number, delayed ones by due time, and who waits for them."""
+    """Ready messages by priority and number, delayed ones by due time, and waiting receivers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -274,7 +275,7 @@ class _Queue:
         )
 
     async def changed(self, timeout: float) -> None:
-        """Returns at the next `wake`, or after `timeout` seconds of the event loop."""
+        """Wait for the next `wake`, or for `timeout` seconds of the event loop."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(timeout, _finish, waiter)
@@ -286,18 +287,18 @@ class _Queue:
             self._waiters.discard(waiter)
 
     def wake(self) -> None:
-        # All of them: whoever finds nothing waits on, and none is lost with a cancelled waiter.
+        # Wake all: a receiver that finds nothing waits again, and a cancelled one loses no wake-up.
         for waiter in self._waiters:
             _finish(waiter)
 
 
 class _Space:
-    """What the clients of one memory broker share."""
+    """The state that the clients of one memory broker share."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        # Unlike any other process's: a store that outlives this one must not take a new message
-        # for one that it has seen.
+        # Unique to this process: a store that outlives it must not take a new message for one that
+        # it already knows.
         self.name = f"memory:{new_id()}"
         self.numbers = itertools.count(1)
         self.queues: dict[str, _Queue] = {}
@@ -310,7 +311,8 @@ class _Space:
         return found
 
     def until_due(self, queue: _Queue) -> float:
-        """Seconds of the event loop until a delayed message is due; a moved clock calls instead."""
+        """Return the seconds until a delayed message is due. A moved clock wakes receivers
+        itself."""
         due = queue.next_due()
         if due is None or isinstance(self.clock, _Movable):
             return float("inf")

@@ -1,4 +1,4 @@
-"""Brokers by URL scheme; a driver is imported when a URL asks for it."""
+"""The broker for a URL scheme. Its driver is imported when a URL needs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from ackbone.core.broker import Broker
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import ConfigError
+from ackbone.core.extras import install_extra
 
 _BROKERS = {
     "memory": "ackbone.brokers.memory:MemoryBroker",
@@ -24,15 +25,15 @@ _LATER = {
     "sqs": "Amazon SQS",
     "servicebus": "Azure Service Bus",
 }
-"""Schemes that are spoken for, without an adapter in this version."""
+"""Schemes that this version has no adapter for yet."""
 _EXTRAS = {"redis": "redis"}
-"""Drivers by the package that is imported, and the extra that brings each."""
+"""The extra that installs each driver, by the package that is imported."""
 _ALIASES = {"rabbitmq": "amqp", "mem": "memory", "sqlite3": "sqlite", "inmemory": "memory"}
-"""What people write when they mean another scheme."""
+"""Schemes that people write for another one."""
 
 
 def broker_schemes() -> tuple[str, ...]:
-    """The URL schemes that this version has an adapter for."""
+    """Return the URL schemes that this version has an adapter for."""
     return tuple(_BROKERS)
 
 
@@ -41,12 +42,12 @@ class Adapter(Protocol):
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> Broker:
-        """A broker that is not open yet. Raises ConfigError if the URL says too little."""
+        """Return a broker that is not open yet. Raises ConfigError if the URL is wrong."""
         ...
 
 
 def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
-    """The broker at `url` (`sqlite:///path`, `memory:`), its adapter imported now; not open yet.
+    """Import the adapter for `url` (`sqlite:///path`, `memory:`) and return a broker, not open yet.
 
     Raises ConfigError for a scheme without an adapter. The error names the scheme alone: the rest
     of a URL may hold a password.
@@ -72,13 +73,13 @@ def _adapter(url: str) -> type[Adapter]:
 
 
 def _without_driver(scheme: str, extra: str) -> str:
-    return f"broker: {scheme}: its driver is missing; write: pip install 'ackbone[{extra}]'"
+    return f"broker: {scheme}: its driver is missing; {install_extra(extra)}"
 
 
 def _refusal(scheme: str) -> str:
     known = ", ".join(f"{name}:" for name in _BROKERS)
     if not scheme:
-        return f"broker: the URL begins with no scheme; this version knows {known}"
+        return f"broker: the URL has no scheme; this version knows {known}"
     meant = scheme if scheme in _LATER else _ALIASES.get(scheme)
     if meant is None:
         close = get_close_matches(scheme, [*_BROKERS, *_LATER], n=1, cutoff=0.6)
@@ -89,5 +90,5 @@ def _refusal(scheme: str) -> str:
         )
     hint = f" Did you mean {meant}:?" if meant else ""
     if meant in _LATER:
-        hint = f"{hint} ({_LATER[meant]} has no adapter in this version, either.)"
+        hint = f"{hint} ({_LATER[meant]} has no adapter in this version either.)"
     return f"broker: {scheme}: is not a scheme that this version knows ({known}).{hint}"

@@ -1,8 +1,9 @@
 """The embedded broker: a queue in the store's own SQLite file.
 
-Used with a store on the same file, taking a message and claiming it is one transaction (`take_in`),
-and the row moves from the queue into the store: there is nothing left to settle. Used alone, rows
-are marked as taken by an owner whose life shows in a lock file; a dead owner's rows return.
+With a store on the same file, receiving and claiming a message are one transaction (`take_in`). The
+row moves from the queue into the store, and there is nothing left to settle. Without such a store,
+received rows are marked with their owner. A lock file shows whether the owner is alive; the rows of
+a dead owner return to the queue.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from ackbone.core.errors import (
     StoreUnavailable,
 )
 from ackbone.core.ids import uuid7_bytes
-from ackbone.sqlite import rows
-from ackbone.sqlite.file import SqliteFile, close_file, open_file
-from ackbone.sqlite.liveness import Beat, forget, is_alive
+from ackbone.sqlitefile import rows
+from ackbone.sqlitefile.file import SqliteFile, close_file, open_file
+from ackbone.sqlitefile.liveness import Beat, forget, is_alive
 
 READY, DELAYED, TAKEN = 0, 1, 2
 LEASE_S = 10.0
 NET_S = 1.0
-"""How often a waiting reader looks by itself, should a wake-up get lost."""
+"""How often a waiting reader looks without a wake-up, in case one got lost."""
 MAX_BODY = 64 * 1024 * 1024
 
 _INSERT = (
@@ -55,7 +56,7 @@ _INSERT = (
 _INSERT_PLAIN = (
     "INSERT INTO messages (queue, sent_at, headers, priority, message_id, body, body_crc)"
 )
-"""What most messages are: due now and for ever, in no lane, without headers. Half the work."""
+"""Most messages: no delay, no expiry, no ordering key, no headers. Half the work."""
 _COLUMNS = (
     "seq, message_id, priority, lane, expires_at, sent_at, deliveries, headers, body, body_crc"
 )
@@ -101,11 +102,11 @@ class SqliteBroker:
         self._received = False
         self._closed = asyncio.Event()
         self.publish_within_s: float | None = None
-        """Refuse messages that did not get their turn to be written within this time."""
+        """Refuse messages that could not be written within this time."""
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> SqliteBroker:
-        """`sqlite:///` and the path of a file whose schema exists."""
+        """Read `sqlite:///` and the path of a file whose schema exists."""
         path = url.partition(":///")[2]
         if not path:
             raise ConfigError(
@@ -130,7 +131,7 @@ class SqliteBroker:
         self._closed.set()
         file, self._opened = self._opened, None
         try:
-            if self._received:  # behind what was asked for before; nothing is taken any more
+            if self._received:  # runs after the operations that were asked for before
                 await file.write(self._disown)
         finally:
             if self._beat is not None:
@@ -171,15 +172,15 @@ class SqliteBroker:
             file.unsubscribe(woken)
 
     async def _taken(self, sub: Subscription, limit: int) -> tuple[list[Delivery], float | None]:
-        """What `receive` finds; given back if nobody waits for it any more."""
+        """Take messages for `receive`. They are released if the receiver was cancelled."""
         asked = asyncio.ensure_future(
             self.file.write(lambda conn: self._receive_in(conn, sub, limit))
         )
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
-            # An error must not take the place of the cancellation: nothing was taken then, or it
-            # comes back when this owner is gone.
+            # Raise the cancellation, not this error. Either nothing was taken, or it returns to the
+            # queue when this owner has ended.
             with contextlib.suppress(StoreError):
                 got, _ = await asked
                 back = [Settlement(delivery=delivery, verb=Verb.RELEASE) for delivery in got]
@@ -250,7 +251,7 @@ class SqliteBroker:
         return tx.execute(_HAS_KEYED, (sub.queue,)).fetchone() is not None
 
     def promote_in(self, tx: sqlite3.Connection, now_us: int) -> int | None:
-        """Messages whose delay is over become ready; returns when the next one is due (µs)."""
+        """Make messages ready whose delay is over. Returns when the next one is due (µs)."""
         due = _next_due(tx)
         if due is not None and due <= now_us:
             tx.execute(
@@ -260,7 +261,8 @@ class SqliteBroker:
             due = _next_due(tx)
         return due
 
-    # -- used alone -------------------------------------------------------------------------------
+    # -- without a store on the same file
+    # -------------------------------------------------------------------------------
 
     def _receive_in(
         self, conn: sqlite3.Connection, sub: Subscription, limit: int
@@ -312,9 +314,10 @@ class SqliteBroker:
         )
 
     def _own(self, conn: sqlite3.Connection) -> int:
-        """An owner's number for rows that this broker takes, alive as long as the process is."""
+        """Return the owner id for rows that this broker takes. It is alive as long as the
+        process."""
         known = self._owner
-        # An operation may be undone and run again: the number counts only while its row is there.
+        # An operation may be undone and run again, so the id is valid only while its row exists.
         if known is not None and conn.execute(_IS_OWNER, (known,)).fetchone() is not None:
             return known
         cursor = conn.execute(
@@ -330,7 +333,7 @@ class SqliteBroker:
         return owner
 
     def _disown(self, conn: sqlite3.Connection) -> None:
-        """Give back what this broker took."""
+        """Release the messages that this broker took."""
         if self._owner is not None:
             self._return_rows(conn, [self._owner])
 
@@ -351,7 +354,7 @@ class SqliteBroker:
                 "UPDATE messages SET state = 0, worker_id = NULL WHERE state = 2 AND worker_id = ?",
                 (owner,),
             )
-            # It owned messages and wrote no event: nobody asks for it any more.
+            # No event names this owner, so its row is not needed any more.
             conn.execute("DELETE FROM workers WHERE worker_id = ?", (owner,))
             forget(Path(f"{self._path}.workers"), owner)
 
@@ -367,7 +370,9 @@ class SqliteBroker:
 
 def _delete(tx: sqlite3.Connection, seqs: Sequence[int]) -> None:
     first, last = min(seqs), max(seqs)
-    if last - first + 1 == len(seqs):  # sent in a row, as most are: SQLite need not look for each
+    if last - first + 1 == len(
+        seqs
+    ):  # consecutive rows, as most are: one range instead of one search per row
         tx.execute("DELETE FROM messages WHERE seq BETWEEN ? AND ?", (first, last))
         return
     marks = _encode(seqs).decode()
@@ -380,7 +385,7 @@ def _next_due(tx: sqlite3.Connection) -> int | None:
 
 
 def _too_long(batch: Sequence[Outgoing]) -> dict[int, AckboneError]:
-    """The refusals of what has too long a body, by place in the batch."""
+    """Return errors for messages whose body is too long, by position in the batch."""
     if sum([len(item.body) for item in batch]) <= MAX_BODY:
         return {}
     return {

@@ -1,8 +1,7 @@
-"""The command line: thin, and quick to start.
+"""The command line.
 
-`root.py` knows the names and one sentence of each command; the module behind a command is imported
-when that command runs. What a command does stands in `ackbone.admin`; here are options, tables and
-exit codes.
+`root.py` has the name and the help line of each command; the module of a command is imported when
+that command runs. `ackbone.admin` does the work; this package has options, tables and exit codes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ackbone approvals`: messages that wait for a person's yes."""
+"""`ackbone approvals`: messages that wait for a person's approval."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .bodies import show_body
-from .examples import examples
 from .many import confirm, on_each
 from .output import plain, safe, span, when
-from .root import Group
+from .root import Group, examples
 from .session import Session, command_options, operator_name
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ STATES = ("pending", "approved", "rejected", "expired", "all")
     epilog=examples("ackbone approvals list", "ackbone approvals approve ID --by anna"),
 )
 def approvals() -> None:
-    """Look at what waits for a yes; approve or reject it.
+    """List messages that wait for approval; approve or reject them.
 
-    A rule with `then: approve` sets its messages aside until somebody answers. The first answer
-    wins, and no answer in time is a no.
+    A rule with `then: approve` parks its messages until a person answers. The first answer counts.
+    No answer in time means no.
     """
 
 
@@ -40,17 +39,17 @@ def approvals() -> None:
     ),
 )
 @click.option("--state", type=click.Choice(STATES), default="pending", show_default=True,
-              help="Only those that stand so.")  # fmt: skip
-@click.option("--queue", help="Only of this queue.")
-@click.option("--rule", help="Only asked for by this rule.")
-@click.option("--tenant", help="Only of this tenant.")
+              help="Only approvals in this state.")  # fmt: skip
+@click.option("--queue", help="Only this queue.")
+@click.option("--rule", help="Only this rule.")
+@click.option("--tenant", help="Only this tenant.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
 )
-@click.option("--cursor", help="Go on behind this approval.")
+@click.option("--cursor", help="Continue after this approval.")
 @command_options
 def list_(session: Session, **options: Any) -> None:
-    """List what waits for an answer, the oldest first."""
+    """List approvals, oldest first."""
     session.run(_list(session, options))
 
 
@@ -71,12 +70,12 @@ async def _list(session: Session, options: dict[str, Any]) -> None:
         found = await use.list(where, limit=limit + 1, after=options["cursor"])
     shown = found[:limit]
     if not shown and not out.as_json:
-        out.say("nothing waits for an answer" if state == "pending" else "there are none")
+        out.say("no pending approvals" if state == "pending" else "no approvals")
         return
     columns = ("id", "rule", "queue", "type", "tenant", "message", "asked (utc)", "state", "why")
     out.table(columns, [(plain(each), _cells(each)) for each in shown])
     if len(found) > limit:
-        out.say(f"there are more: add --cursor {shown[-1].id}")
+        out.say(f"more: add --cursor {shown[-1].id}")
 
 
 def _cells(approval: Approval) -> Sequence[object]:
@@ -100,12 +99,12 @@ def _state(approval: Approval) -> str:
     epilog=examples("ackbone approvals show 0199a1e1", "ackbone approvals show order-4711 --json")
 )
 @click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
-    """Show what is asked, with the message that it is about.
+    """Show an approval with its message.
 
-    ID is the approval's or the message's; a beginning that only one has is enough.
+    ID is the id of the approval or of its message, or the beginning of either.
     """
     session.run(_show(session, name, tenant))
 
@@ -125,7 +124,7 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     out.line(out.strong(f"approval {safe(found.id)}"))
     answered = None if found.answered_at_us is None else f"{when(found.answered_at_us)} UTC"
     first = f"{found.first_by}, {when(found.first_at_us)} UTC" if found.first_by else None
-    for label, value in (
+    out.fields(
         ("rule", found.rule),
         ("why", found.reason or None),
         ("state", _state(found)),
@@ -135,15 +134,13 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         ("tenant", found.tenant_id),
         ("asked", f"{when(found.asked_at_us)} UTC"),
         ("expires", f"{when(found.expires_at_us)} UTC"),
-        ("eyes", "four: two people must say yes" if found.four_eyes else None),
-        ("first yes", first),
+        ("eyes", "four: two people must approve" if found.four_eyes else None),
+        ("first", first),
         ("by", found.answered_by),
         ("answered", answered),
         ("note", found.note),
         ("sha256", found.payload_sha256),
-    ):
-        if value is not None:
-            out.line(f"  {label:<9} {safe(value)}")
+    )
     show_body(out, reading, None if task is None else task.body)
 
 
@@ -154,13 +151,13 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     )
 )
 @click.argument("names", metavar="ID...", nargs=-1, required=True)
-@click.option("--by", help="Whose answer it is; you, unless you say so.")
-@click.option("--note", default="", help="A word on it, for the ledger.")
-@click.option("--tenant", help="Look at this tenant only.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@click.option("--by", help="Who answers (default: you).")
+@click.option("--note", default="", help="A note for the ledger.")
+@click.option("--tenant", help="Look only at this tenant.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
 @command_options
 def approve(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
-    """Let messages run. The first answer wins (exit code 5 if there was one before)."""
+    """Let messages run. The first answer counts (exit code 5 if there was one before)."""
     if len(names) > 1 and not yes:
         confirm(f"Approve {len(names)} messages?")
     session.run(_answer(session, names, "approve", options))
@@ -173,13 +170,13 @@ def approve(session: Session, names: Sequence[str], yes: bool, **options: Any) -
     )
 )
 @click.argument("names", metavar="ID...", nargs=-1, required=True)
-@click.option("--by", help="Whose answer it is; you, unless you say so.")
-@click.option("--note", default="", help="Why, for the ledger.")
-@click.option("--tenant", help="Look at this tenant only.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@click.option("--by", help="Who answers (default: you).")
+@click.option("--note", default="", help="Your reason, for the ledger.")
+@click.option("--tenant", help="Look only at this tenant.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
 @command_options
 def reject(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
-    """End messages as rejected. The first answer wins (exit code 5 if there was one before)."""
+    """End messages as rejected. The first answer counts (exit code 5 if there was one before)."""
     if len(names) > 1 and not yes:
         confirm(f"Reject {len(names)} messages?")
     session.run(_answer(session, names, "reject", options))
@@ -198,8 +195,8 @@ async def _answer(
         async def act(name: str) -> tuple[object, str]:
             found = await use.find(name, tenant_id=options["tenant"])
             found = await say(found, by=by, note=options["note"])
-            waits = "; a second person has to say yes, too" if found.is_pending else ""
-            state = "first yes" if found.is_pending else found.state
+            waits = "; a second person must approve, too" if found.is_pending else ""
+            state = "approved once" if found.is_pending else found.state
             return found, f"{safe(found.message_id)} {state}{waits}"
 
         await on_each(session, names, act)

@@ -1,4 +1,4 @@
-"""Bodies of messages and tracebacks, shown so that nothing in them can act on the terminal."""
+"""Show bodies of messages and tracebacks; control characters in them are escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 4000
 
 
 def show_body(out: Output, reading: Reading, body: bytes | None) -> None:
-    """The message that a body holds, or its bytes and why they are none."""
+    """Show the message in a body, or its bytes and why they are not a message."""
     message = reading.message
     if message is not None:
         payload = message.payload
@@ -34,6 +34,6 @@ def show_body(out: Output, reading: Reading, body: bytes | None) -> None:
 
 
 def show_traceback(out: Output, attempt: Any, indent: str) -> None:
-    """The traceback that was kept with a failed attempt, if there is one."""
+    """Show the traceback of a failed attempt, if it has one."""
     for line in str(attempt.get("traceback") or "").splitlines():
         out.line(f"{indent}{safe(line)}")

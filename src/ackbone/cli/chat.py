@@ -1,4 +1,4 @@
-"""`ackbone chat`: a person, an agent and a queue of replies in one process."""
+"""`ackbone chat`: a conversation with an app, whose worker runs in this process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import click
 
 from ackbone.core.errors import AckboneError
 
-from .examples import examples
 from .output import safe
+from .root import examples
 from .running import LEVELS, usual_target
 from .session import Session, command_options, operating
 
 if TYPE_CHECKING:
     from ackbone.app import App
-    from ackbone.core.delivery_desk import DeliveryRecord
+    from ackbone.backends import Looking
+    from ackbone.core.outbound.delivery_records import DeliveryRecord
     from ackbone.delivery.carrier import Carrier
     from ackbone.engine.worker import EngineWorker
-    from ackbone.storage import Looking
 
     from .chat_channel import ChatChannel
-    from .conversation import Conversation
-    from .screen import Screen, TypedLines
+    from .chat_commands import Conversation
+    from .chat_screen import Screen, TypedLines
 
 NEVER = 10**9
-"""Failures in a row after which a destination counts as down: here each of them is shown."""
+"""Failures in a row after which a destination counts as down. In a chat each failure is shown."""
 
 
 @click.command(
@@ -46,22 +46,23 @@ NEVER = 10**9
 @click.option(
     "--wait-scale",
     type=click.FloatRange(0.0, 1000.0),
-    help="Times the waits between attempts: 5 s, 25 s, 2 min, 10 min.",
+    help="Multiply the waits between attempts (5 s, 25 s, 2 min, 10 min) by this factor.",
 )
 @click.option(
     "--log-level",
     type=LEVELS,
     default="warning",
     show_default=True,
-    help="How much of what is no delivery goes to chat.log below ACKBONE_HOME.",
+    help="Log level for everything except deliveries (written to chat.log in ACKBONE_HOME).",
 )
 @command_options
 def chat(session: Session, target: str | None, **options: Any) -> None:
-    """Talk to an app in this terminal, and see replies being delivered.
+    """Talk to an app in this terminal and watch its replies.
 
-    Without MODULE:APP it talks to ./app.py if there is one, else to a small agent that comes along
-    and needs no network. What you type is a message, {"text": ...}; /help lists the commands that
-    show the queue, retry, and make sends fail. Ctrl+C, Ctrl+D and /quit leave; what waits is kept.
+    Without MODULE:APP it uses ./app.py if there is one, else a bundled agent that needs no network.
+    Each line that you type is sent as a message, {"text": ...}. /help lists commands that show the
+    queue, retry replies and simulate failures. Ctrl+C, Ctrl+D and /quit leave; waiting replies are
+    kept.
     """
     app = session.load_app(usual_target(target))
     app.check()
@@ -70,20 +71,22 @@ def chat(session: Session, target: str | None, **options: Any) -> None:
 
 
 def _queue_for(app: App, type_: str) -> str:
-    """A queue with a handler for it, the usual one if that has one."""
+    """Return a queue with a handler for this type; the default queue is preferred."""
     usual = app.config.default_queue
     queues = sorted(app.handlers.queues, key=lambda name: (name != usual, name))
     for queue in queues:
         if app.handlers.find(queue, type_) is not None:
             return queue
     known = sorted({each for queue in queues for each in app.handlers.types(queue)})
-    there_are = f"there are handlers for: {', '.join(known)}" if known else "it has no handlers"
-    raise click.UsageError(f"The app has no handler for {type_!r}; {there_are}. Choose by --type.")
+    there_are = f"it has handlers for: {', '.join(known)}" if known else "it has no handlers"
+    raise click.UsageError(
+        f"The app has no handler for {type_!r}; {there_are}. Choose one with --type."
+    )
 
 
 async def _chat(session: Session, app: App, options: dict[str, Any]) -> None:
-    from .chat_logs import chat_logs
-    from .screen import PROMPT, Screen
+    from .chat_channel import chat_logs
+    from .chat_screen import PROMPT, Screen
 
     as_json = session.out.as_json
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -97,13 +100,13 @@ async def _chat(session: Session, app: App, options: dict[str, Any]) -> None:
 
 
 async def _open(session: Session, app: App, screen: Screen, options: dict[str, Any]) -> None:
-    """A worker that carries replies to the screen, for as long as somebody types."""
+    """Run a worker that prints replies on the screen, until the person leaves."""
     from ackbone.admin.deliveries import Deliveries
-    from ackbone.delivery.recovery import store_report, store_scan
-    from ackbone.services import carrier_relay, relays_of
+    from ackbone.composition.background import carrier_relay, relays_of
+    from ackbone.delivery.recovery_report import store_report, store_scan
 
     from .chat_channel import ChatChannel
-    from .conversation import Conversation
+    from .chat_commands import Conversation
 
     async with operating(app) as (records, operations):
         channel = ChatChannel(screen)
@@ -114,7 +117,7 @@ async def _open(session: Session, app: App, screen: Screen, options: dict[str, A
         carrier = await _carrier(app, records, screen, channel, options["wait_scale"])
         relays = [*relays_of(app, spawn_solo=True, carry=False), carrier_relay(carrier)]
         worker = app.worker(relays=relays)
-        screen.show(f"{safe(app.name)} listens. Type a message, or /help.")
+        screen.show(f"{safe(app.name)} is listening. Type a message, or /help.")
         report = await store_report(records, carried=carrier.channels)
         if report:
             screen.show(report)
@@ -126,7 +129,7 @@ async def _open(session: Session, app: App, screen: Screen, options: dict[str, A
                 await _leave(screen, worker)
         kept = (await store_scan(records))["pending"]
         if kept:
-            what = "1 reply waits and is" if kept == 1 else f"{kept} replies wait and are"
+            what = "1 waiting reply is" if kept == 1 else f"{kept} waiting replies are"
             screen.show(f"{what} kept for the next start")
     if worker.failure is not None:
         raise AckboneError(f"the worker stopped: {worker.failure}") from worker.failure
@@ -135,7 +138,7 @@ async def _open(session: Session, app: App, screen: Screen, options: dict[str, A
 async def _carrier(
     app: App, records: Looking, screen: Screen, channel: ChatChannel, wait_scale: float | None
 ) -> Carrier:
-    """By all channels of the app, but the terminal is this one."""
+    """Return a carrier for all channels of the app, with this screen as the terminal."""
     from msgspec.structs import replace
 
     from ackbone.core.breaker import BreakerPolicy
@@ -170,8 +173,8 @@ async def _carrier(
 async def _talk(
     talk: Conversation, screen: Screen, worker: EngineWorker, asked: asyncio.Event
 ) -> None:
-    """Until somebody leaves. What came through a pipe gets its answers first."""
-    from .screen import TypedLines
+    """Read lines until the person leaves. After input from a pipe, wait for the answers."""
+    from .chat_screen import TypedLines
 
     typed = TypedLines(sys.stdin.fileno())
     ends = [asyncio.create_task(_end(typed, event)) for event in (asked, worker.stopped)]
@@ -199,10 +202,10 @@ async def _end(typed: TypedLines, event: asyncio.Event) -> None:
 
 async def _leave(screen: Screen, worker: EngineWorker) -> None:
     if worker.running:
-        screen.show("the agent finishes its answer first; Ctrl+C leaves at once")
+        screen.show("waiting for the agent to finish; Ctrl+C leaves at once")
     await worker.drain()
     if worker.running:
-        # A thread that cannot be ended. Its message is handed back when this process is gone.
-        screen.show("a handler does not end: its message runs again at the next start")
+        # A thread cannot be stopped. Its message is released when this process has ended.
+        screen.show("a handler cannot be stopped: its message runs again at the next start")
         screen.close()
         os._exit(1)

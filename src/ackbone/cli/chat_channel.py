@@ -1,28 +1,34 @@
-"""What `ackbone chat` puts between a reply and the screen."""
+"""The output of `ackbone chat`: replies, announcements of new ones, and log lines about them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from ackbone.core.delivery import Deliveries, Fits, Limits, New, Outbound, Settled, Taken
-from ackbone.core.delivery_desk import DeliveryFilter, DeliveryRecord, DeliveryRecords
 from ackbone.core.errors import AckboneError, RateLimited, TemporaryError
+from ackbone.core.outbound.delivery import Deliveries, Fits, Limits, New, Outbound, Settled, Taken
+from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord, DeliveryRecords
 from ackbone.core.store import Worker
 from ackbone.core.text import lines, one_line
-from ackbone.delivery.repeats import marked
-from ackbone.delivery.terminal import CHANNEL, GONE_S
+from ackbone.delivery.channels.reply_text import marked
+from ackbone.delivery.channels.terminal_channel import CHANNEL, GONE_S
+from ackbone.observe.logs import Redaction, make_handler
 
-from .screen import Screen
+from .chat_screen import Screen
 
 NAME = "Agent > "
+DELIVERY = "ackbone.delivery"
+"""The logger of deliveries, whose lines go to the screen."""
 LOOK = 100
-"""So many replies at most are new at one look."""
+"""The number of latest replies in which new ones are looked for."""
 
 
 class ChatChannel:
-    """Prints replies; the next `failures` of them it only pretends to have tried."""
+    """Prints replies on the screen; the next `failures` attempts fail."""
 
     name = CHANNEL
 
@@ -47,7 +53,7 @@ class ChatChannel:
 
 
 class AnnouncedDeliveries:
-    """A queue of replies that tells of each new one, before any attempt at it begins."""
+    """Deliveries that announce each new reply before its first attempt."""
 
     def __init__(
         self,
@@ -61,7 +67,7 @@ class AnnouncedDeliveries:
         self._known: set[str] = set()
 
     async def begin(self) -> None:
-        """What is there now is not new."""
+        """Remember the replies that exist now, so that they are not announced."""
         self._known.update(each.id for each in await self._newest())
 
     async def take(self, channels: Mapping[str, Limits], *, limit: int, worker: Worker) -> Taken:
@@ -78,7 +84,7 @@ class AnnouncedDeliveries:
         return found
 
     async def _tell(self) -> None:
-        # What was taken must be sent, whatever becomes of our look.
+        # The replies that were taken must be sent even if they cannot be announced.
         with contextlib.suppress(AckboneError):
             for record in reversed(await self._newest()):
                 if record.id not in self._known:
@@ -88,7 +94,7 @@ class AnnouncedDeliveries:
     async def _newest(self) -> Sequence[DeliveryRecord]:
         return await self._records.deliveries(DeliveryFilter(), limit=LOOK)
 
-    # -- as it is ---------------------------------------------------------------------------------
+    # -- passed on unchanged ----------------------------------------------------------------------
 
     async def put(self, replies: Sequence[New], *, worker: Worker | None = None) -> None:
         await self._inner.put(replies, worker=worker)
@@ -109,3 +115,41 @@ class AnnouncedDeliveries:
 
     def unsubscribe(self, event: asyncio.Event) -> None:
         self._inner.unsubscribe(event)
+
+
+class ScreenLines(logging.Handler):
+    """Shows the text of log records on the screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+        self.addFilter(Redaction())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.show(one_line(record.getMessage()))
+
+
+@contextlib.contextmanager
+def chat_logs(screen: Screen, path: Path, level: str) -> Iterator[None]:
+    """Set up logging for a chat; `level` is the level of the file."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    root, delivery = logging.getLogger(), logging.getLogger(DELIVERY)
+    with os.fdopen(fd, "a", encoding="utf-8") as file:
+        kept = make_handler(file, "text")
+        kept.setLevel(level.upper())
+        shown = ScreenLines(screen)
+        before = root.level, delivery.level
+        root.addHandler(kept)
+        root.setLevel(level.upper())
+        delivery.addHandler(shown)
+        delivery.setLevel(logging.DEBUG)  # a reply that was sent is a line at this level
+        logging.captureWarnings(True)
+        try:
+            yield
+        finally:
+            logging.captureWarnings(False)
+            root.removeHandler(kept)
+            delivery.removeHandler(shown)
+            root.setLevel(before[0])
+            delivery.setLevel(before[1])

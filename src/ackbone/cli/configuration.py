@@ -6,9 +6,8 @@ import click
 
 from ackbone.core.errors import ConfigError
 
-from .examples import examples
 from .output import dump, safe
-from .root import Group
+from .root import Group, examples
 from .session import Exit, Session, command_options, stop
 
 
@@ -24,9 +23,9 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @command_options
 def show(session: Session, prefix: str | None, origin: bool) -> None:
-    """Show every setting as it applies here; secrets are masked.
+    """Show every setting with its effective value; secrets are masked.
 
-    PREFIX shows only settings below it, such as worker or queues.orders.
+    With PREFIX, show only the settings below it, such as worker or queues.orders.
     """
     settings = [
         setting
@@ -50,10 +49,10 @@ def show(session: Session, prefix: str | None, origin: bool) -> None:
 )
 @command_options
 def check(session: Session) -> None:
-    """Check the configuration, and name every mistake at once (exit code 10).
+    """Check the configuration and report every mistake at once (exit code 10).
 
-    It checks all that a worker needs before it connects to anything: drivers, rules, triggers,
-    channels. `ackbone doctor` looks at the database and the broker.
+    It checks everything that a worker needs before it connects: drivers, rules, triggers, channels.
+    `ackbone doctor` makes the same checks, and checks the database and the broker, too.
     """
     from ackbone.app import App
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .bodies import show_body, show_traceback
-from .choosing import filters
-from .examples import examples
+from .dead_letter_actions import discard, edit, filters, replay
 from .output import Output, plain, safe, when
-from .replaying import discard, edit, replay
-from .root import Group
+from .root import Group, examples
 from .session import Session, command_options
 
 if TYPE_CHECKING:
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, epilog=examples("ackbone dlq list", "ackbone dlq replay ID"))
 def dlq() -> None:
-    """Look at dead letters; replay, edit or discard them.
+    """List dead letters; replay, edit or discard them.
 
-    A dead letter is a message that could not be processed, kept whole with its reason and history.
+    A dead letter is a message that ended without success, kept whole with its reason and history.
     """
 
 
@@ -40,14 +38,14 @@ def dlq() -> None:
     type=click.Choice(["open", "replayed", "discarded", "all"]),
     default="open",
     show_default=True,
-    help="Only in this state.",
+    help="Only dead letters in this state.",
 )
-@click.option("--cursor", help="Go on behind the letter with this id.")
+@click.option("--cursor", help="Continue after this dead letter.")
 @command_options
 def list_(
     session: Session, where: LetterFilter, limit: int | None, state: str, cursor: str | None
 ) -> None:
-    """List dead letters, the newest first."""
+    """List dead letters, newest first."""
     session.run(_list(session, where, limit or 50, state, cursor))
 
 
@@ -69,7 +67,7 @@ async def _list(
         [(_summary(each), _cells(each)) for each in shown],
     )
     if len(found) > limit:
-        out.say(f"there are more: add --cursor {shown[-1].id}")
+        out.say(f"more: add --cursor {shown[-1].id}")
 
 
 def _summary(letter: DeadLetter) -> dict[str, Any]:
@@ -91,12 +89,12 @@ def _cells(letter: DeadLetter) -> Sequence[object]:
     epilog=examples("ackbone dlq show 0199a1e1-ab12", "ackbone dlq show order-4711 --json")
 )
 @click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
-    """Show a dead letter with its history and its body.
+    """Show a dead letter with its failed attempts and its body.
 
-    ID is the letter's or its message's id, or the beginning of either.
+    ID is the id of the dead letter or of its message, or the beginning of either.
     """
     session.run(_show(session, name, tenant))
 
@@ -114,7 +112,7 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         return
     out.line(out.strong(f"dead letter {letter.id}"))
     settled = f", {when(letter.settled_at_us)}" if letter.settled_at_us else ""
-    for label, value in (
+    out.fields(
         ("message", letter.message_id),
         ("queue", letter.queue),
         ("type", letter.type or "-"),
@@ -124,15 +122,13 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         ("failed", f"{when(letter.failed_at_us)} UTC"),
         ("state", f"{letter.state}{settled}"),
         ("replay", letter.replay_id),
-    ):
-        if value:
-            out.line(f"  {label:<9} {safe(value)}")
+    )
     show_history(out, letter.history)
     show_body(out, reading, letter.body)
 
 
 def show_history(out: Output, history: Sequence[Any]) -> None:
-    """Failed attempts, a line each, with their tracebacks."""
+    """Show the failed attempts, one line each, with their tracebacks."""
     if history:
         out.line("  history")
     shown = None

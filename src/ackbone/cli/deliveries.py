@@ -1,4 +1,4 @@
-"""`ackbone deliveries`: replies on their way out."""
+"""`ackbone deliveries`: list, show, pause and resume."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .delivery_acts import discard, edit, retry
-from .delivery_choice import filters
-from .examples import examples
+from .delivery_actions import discard, edit, filters, retry
 from .output import Output, dump, plain, safe, span, when
-from .root import Group
+from .root import Group, examples
 from .session import Session, command_options
 
 if TYPE_CHECKING:
-    from ackbone.core.delivery_desk import DeliveryFilter, DeliveryRecord
+    from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord
 
 
 @click.group(
@@ -28,11 +26,11 @@ if TYPE_CHECKING:
     ),
 )
 def deliveries() -> None:
-    """Look at replies; send again, edit or discard them; pause channels.
+    """List replies; retry, edit or discard them; pause channels.
 
     A reply is pending until it is due (queued: behind an earlier one of its conversation), sending
-    while somebody tries, and then sent or failed. Unknown is one that may have arrived and must
-    not be repeated without asking: that takes your word.
+    during an attempt, and then sent or failed. An unknown reply may have arrived; it is not sent
+    again until you decide.
     """
 
 
@@ -45,11 +43,11 @@ def deliveries() -> None:
 )
 @filters()
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
 )
 @command_options
 def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
-    """List replies, the newest first."""
+    """List replies, newest first."""
     session.run(_list(session, where, limit))
 
 
@@ -68,12 +66,12 @@ async def _list(session: Session, where: DeliveryFilter, limit: int) -> None:
             [(_summary(each), _cells(each, name)) for each, name in zip(shown, names, strict=True)],
         )
     else:
-        out.say("no replies" if where == type(where)() else "no reply fits")
+        out.say("no replies" if where == type(where)() else "no reply matches")
     if len(found) > limit:
-        out.say("there are more: raise --limit, or choose more narrowly")
+        out.say("more: raise --limit, or filter by --status, --channel or --since")
     for channel in sorted(paused):
         resume = f"ackbone deliveries resume {channel}"
-        out.say(f"{channel} is paused; '{resume}' lets it send again")
+        out.say(f"{channel} is paused; to resume it: {resume}")
 
 
 def _summary(record: DeliveryRecord) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def _summary(record: DeliveryRecord) -> dict[str, Any]:
 
 
 def _retries(record: DeliveryRecord) -> int:
-    """Those that were made or are due: the last failure is followed by none."""
+    """Return the number of retries made or scheduled; no retry follows the last failure."""
     return min(record.retry_count, record.max_retries)
 
 
@@ -102,7 +100,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def status_word(record: DeliveryRecord) -> str:
-    """Its status; with a mark if it may have arrived all the same."""
+    """Return the status, marked "in doubt" if the reply may have arrived."""
     doubtful = record.in_doubt and record.status in ("pending", "queued", "sending", "failed")
     return f"{record.status}, in doubt" if doubtful else record.status
 
@@ -112,7 +110,7 @@ def age(record: DeliveryRecord) -> str:
 
 
 def next_attempt(record: DeliveryRecord) -> str:
-    """When it is tried next, for those that wait."""
+    """Return when a pending reply is tried next."""
     if record.status != "pending":
         return "-"
     wait_s = record.due_at_us / 1e6 - time.time()
@@ -123,12 +121,12 @@ def next_attempt(record: DeliveryRecord) -> str:
     epilog=examples("ackbone deliveries show 5e0c1d2a", "ackbone deliveries show 5e0c1d2a --json")
 )
 @click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
-    """Show a reply with its attempts, its receipts and its text.
+    """Show a reply with its attempts, receipts and text.
 
-    ID is the reply's id or its beginning.
+    ID is the id of the reply or its beginning.
     """
     session.run(_show(session, name, tenant))
 
@@ -147,9 +145,9 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
 
 def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
     out.line(out.strong(f"reply {safe(record.id)}"))
-    repeats = f", {record.resent} of them may have been repeats" if record.resent else ""
+    repeats = f", {record.resent} of them possibly repeated" if record.resent else ""
     waits = record.status == "pending"
-    for label, value in (
+    out.fields(
         ("channel", record.channel + (" (paused)" if paused else "")),
         ("to", record.recipient),
         ("tenant", record.tenant_id),
@@ -165,9 +163,7 @@ def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
         ("message", record.task_id),
         ("order", record.conversation),
         ("options", dump(record.options) if record.options else None),
-    ):
-        if value:
-            out.line(f"  {label:<9} {safe(value)}")
+    )
     for number, receipt in enumerate(record.receipts, 1):
         out.line(f"  part {number:<4} arrived{f' as {safe(receipt)}' if receipt else ''}")
     out.line("  text")
@@ -181,7 +177,7 @@ def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
 @command_options
 def pause(session: Session, channels: Sequence[str]) -> None:
-    """Send nothing more by channels; replies for them are kept, and wait."""
+    """Stop sending through channels; their replies wait."""
     session.run(_each(session, channels, paused=True))
 
 
@@ -191,7 +187,7 @@ def pause(session: Session, channels: Sequence[str]) -> None:
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
 @command_options
 def resume(session: Session, channels: Sequence[str]) -> None:
-    """Send by paused channels again."""
+    """Send through paused channels again."""
     session.run(_each(session, channels, paused=False))
 
 
@@ -204,13 +200,13 @@ async def _each(session: Session, channels: Sequence[str], *, paused: bool) -> N
         act, word = (use.pause, "paused") if paused else (use.resume, "resumed")
         for channel in channels:
             changed = await act(channel)
-            note = "" if changed else " (it was before)"
+            note = "" if changed else " (it already was)"
             session.out.data(
                 {"channel": channel, "paused": paused, "changed": changed},
                 f"{safe(channel)} is {word}{note}",
             )
             if channel not in known:
-                session.out.say(f"no reply has named a channel {channel!r} so far")
+                session.out.say(f"no reply was ever sent to a channel {channel!r}; check the name")
 
 
 for each in (retry, edit, discard):

@@ -1,4 +1,4 @@
-"""The agent that `ackbone dev` runs when it is given none: it answers whatever it gets."""
+"""The bundled agent that `ackbone dev` and `chat` run by default. It answers every message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ app = App(name="demo")
 
 @app.on("*", timeout_s=60)
 async def answer(ctx: Context) -> dict[str, str]:
-    """Say back what came, where it came from."""
+    """Reply with the text of the message."""
     payload = ctx.payload
     text = payload.get("text") if isinstance(payload, dict) else payload
     reply = f"You said: {text}" if text else f"A {ctx.message.type} came in."

@@ -8,27 +8,27 @@ import click
 
 from ackbone.core.errors import AckboneError, ConfigError, NotFound
 
-from .examples import examples
 from .output import safe
+from .root import examples
 from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackbone.config import Config
-    from ackbone.core.checks import Check
+    from ackbone.core.findings import Check
 
 _COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
 
 
 @click.command(epilog=examples("ackbone doctor", "ackbone doctor --deep --json"))
-@click.option("--deep", is_flag=True, help="Read every page, index and body too (slow).")
+@click.option("--deep", is_flag=True, help="Also read every page, index and body (slow).")
 @command_options
 def doctor(session: Session, deep: bool) -> None:
-    """Check this deployment for what would lose messages.
+    """Check this deployment for anything that could lose messages.
 
-    Each check is ok, a warning, or refused, with what to do about it. Exit code 10 if one was
-    refused. Nothing is changed.
+    Each check is ok, a warning, or refused, with advice. Exit code 10 if one is refused. Nothing is
+    changed.
     """
     from ackbone.admin.doctor import healthy
 
@@ -45,7 +45,7 @@ def doctor(session: Session, deep: bool) -> None:
 
 def _findings(session: Session, *, deep: bool) -> list[Check]:
     from ackbone.admin import doctor as use
-    from ackbone.core.checks import Finding, refused
+    from ackbone.core.findings import Finding, refused
 
     try:
         config = session.config
@@ -53,7 +53,6 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
     except ConfigError as error:
         return use.check_problems(error.problems)
     found = [
-        _config_check(config),
         *use.check_settings(
             in_memory=config.broker_kind == "memory",
             dedup_may_stop=config.on_dedup_unavailable == "continue",
@@ -64,19 +63,20 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
         *_of_rules(config),
         *session.run(_of_broker(config)),
     ]
+    found = [*_of_config(config, found), *found]
     of_store = storage.examine(deep=deep)
     if all(check.finding is not Finding.REFUSED for check in of_store):
         try:
             of_store = [*of_store, *session.run(_of_records(session))]
         except NotFound:
-            pass  # there is nothing yet to look at
+            pass  # there is no database yet
         except AckboneError as error:
             of_store = [*of_store, refused("database", str(error))]
     return [*found, *of_store]
 
 
 async def _of_broker(config: Config) -> Sequence[Check]:
-    """What the broker's server shows, where there is one."""
+    """Check the broker's server, if there is one."""
     from ackbone.admin import doctor as use
     from ackbone.brokers.registry import make_broker
     from ackbone.core.broker import Examinable
@@ -88,16 +88,24 @@ async def _of_broker(config: Config) -> Sequence[Check]:
     return await broker.examine() if isinstance(broker, Examinable) else []
 
 
-def _config_check(config: Config) -> Check:
-    from ackbone.core.checks import ok
+def _of_config(config: Config, found: Sequence[Check]) -> list[Check]:
+    """The checks of `ackbone config check`, without mistakes that are in `found` already."""
+    from ackbone.admin.doctor import check_problems
+    from ackbone.app import App
+    from ackbone.core.findings import ok
 
-    return ok("config", str(config.file) if config.file else "no file; the defaults")
+    try:
+        App(config).check()
+    except ConfigError as error:
+        known = {check.detail for check in found}
+        return check_problems(problem for problem in error.problems if problem not in known)
+    return [ok("config", str(config.file) if config.file else "no file; the defaults")]
 
 
 def _of_rules(config: Config) -> list[Check]:
-    """A worker does not start with broken rules: know it before."""
-    from ackbone.config.rule_file import load_rules
-    from ackbone.core.checks import ok, refused
+    """Check the rules file; a worker does not start with a wrong one."""
+    from ackbone.config.rules_file import load_rules
+    from ackbone.core.findings import ok, refused
 
     if config.rules is None:
         return []

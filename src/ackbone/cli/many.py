@@ -1,4 +1,4 @@
-"""One act on many items: which ones, dry run, question, act, count; the same for every command."""
+"""One action on many items: choose, dry run, confirm, act, count; the same for every command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .session import Exit, Session, exit_code, stop
 if TYPE_CHECKING:
     import asyncio
 
-    from ackbone.core.delivery_desk import DeliveryFilter
+    from ackbone.core.outbound.delivery_records import DeliveryFilter
     from ackbone.core.records import LetterFilter
 
 T = TypeVar("T")
@@ -25,33 +25,33 @@ _CODES = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
 
 
 class Words(NamedTuple):
-    """What a command says of its items."""
+    """The words of a command for its items."""
 
     done: str
-    """What became of each one, such as `discarded`."""
+    """The participle for one success, such as `discarded`."""
     nothing: str
-    """Said if there is no item."""
+    """The line for no items."""
     go_on: str = ""
-    """Said after Ctrl+C: how the rest is done."""
+    """Added after Ctrl+C: how to do the rest."""
 
 
 class Ended(NamedTuple):
-    """What became of one item."""
+    """The result of the action on one item."""
 
     id: str
     record: dict[str, Any]
-    """What --json shows of it, without the error."""
+    """The item for --json, without the error."""
     error: AckboneError | None
     note: str = ""
-    """Said behind the word for a success."""
+    """Text after the participle."""
 
 
 def refuse_unclear(
     names: Sequence[str], where: LetterFilter | DeliveryFilter, every: bool, *, options: str
 ) -> None:
-    """Refuse anything but ids, or a choice by options, or --all: exactly one of the three.
+    """Raise a usage error unless there are either ids, or filter options, or --all.
 
-    A tenant beside ids only says where to look.
+    A tenant beside ids only narrows the search.
     """
     empty = type(where)()
     told = {
@@ -59,15 +59,15 @@ def refuse_unclear(
     }
     chosen = bool(told - {"tenant_id"}) or ("tenant_id" in told and not names)
     if names and (every or chosen):
-        raise click.UsageError("Give ids, or choose by options; not both.")
+        raise click.UsageError("Give ids or filter options, not both.")
     if not names and not every and not chosen:
         raise click.UsageError(f"Which ones? Give ids, {options}, or --all.")
 
 
 def confirm(question: str) -> None:
-    """Ask; without a terminal to ask on, --yes is needed."""
+    """Ask the question. Without a terminal, --yes is required."""
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say so with --yes.")
+        raise click.UsageError(f"{question} Confirm with --yes.")
     click.confirm(question, abort=True, err=True)
 
 
@@ -82,10 +82,10 @@ async def on_many(
     dry_run: bool,
     question: str | None = None,
 ) -> None:
-    """Act on all of these, show what became of each, and end with the code that the sum means.
+    """Act on all items, show the result of each, and end with the exit code for the total.
 
-    `act` gets an event that the first Ctrl+C or SIGTERM sets: it stops between two items then.
-    `preview` is what a dry run shows instead. `question` is asked before, if there is any item.
+    `act` gets an event that the first Ctrl+C or SIGTERM sets, and stops between two items then.
+    `preview` shows a dry run. `question` is asked first, if there are items.
     """
     if dry_run:
         await preview()
@@ -114,13 +114,11 @@ async def on_many(
 def _count(
     session: Session, words: Words, total: int, done: int, errors: Sequence[AckboneError]
 ) -> None:
-    """Say the sum. After Ctrl+C it says what is left, and how to go on."""
+    """Print the total. After Ctrl+C, print how many items are left and how to continue."""
     left, asked_by = total - done - len(errors), session.signals.number
-    failed = f", {len(errors)} not" if errors else ""
+    failed = f", {len(errors)} failed" if errors else ""
     if asked_by is not None and left > 0:
-        session.out.say(
-            f"stopped: {done} {words.done}{failed}, {left} left as they were{words.go_on}"
-        )
+        session.out.say(f"stopped: {done} {words.done}{failed}, {left} not changed{words.go_on}")
         stop(_CODES[asked_by])
     if not total:
         session.out.say(words.nothing)
@@ -133,9 +131,9 @@ def _count(
 async def on_each(
     session: Session, names: Sequence[str], act: Callable[[str], Awaitable[tuple[object, str]]]
 ) -> None:
-    """Act on each name, and show the record and the line that `act` returns.
+    """Act on each name and show the record and the line that `act` returns.
 
-    An error is raised if it is the only item's. Of several items, the others are still done.
+    With one name, an error is raised. With several, the rest is still done.
     """
     errors: list[AckboneError] = []
     for name in names:

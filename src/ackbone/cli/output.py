@@ -1,7 +1,7 @@
-"""What is shown: data on standard output, talk on standard error, JSON for programs.
+"""Output of the commands: data on standard output, messages for people on standard error.
 
-Text from messages is foreign: whatever could move a cursor, colour a line or turn its direction
-round is shown as an escape, never written to the terminal.
+Text from messages is not trusted: characters that could move the cursor, change colours or reverse
+the direction of a line are shown as escapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TIMES = "_us"
 
 
 def safe(text: object) -> str:
-    """Anything as text on one line, with what a terminal would obey shown as escapes."""
+    """Return a value as text on one line, with control characters shown as escapes."""
     return one_line(str(text))
 
 
 def plain(value: Any) -> Any:
-    """Values as JSON has them: times as ISO 8601 (`at_us` becomes `at`), bytes as base64."""
+    """Return a value for JSON: times as ISO 8601 (`at_us` becomes `at`), bytes as base64."""
     if isinstance(value, msgspec.Struct):
         fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
         return plain({name: item for name, item in fields if item is not msgspec.UNSET})
@@ -58,12 +58,12 @@ def _named(name: str, value: Any) -> tuple[str, Any]:
 
 
 def dump(value: Any, *, indent: int | None = None) -> str:
-    """One JSON document in ASCII: no byte of it means anything to a terminal."""
+    """Return a JSON document in ASCII, which no terminal interprets."""
     return json.dumps(plain(value), ensure_ascii=True, indent=indent).replace("\x7f", "\\u007f")
 
 
 def iso(us: int) -> str:
-    """Microseconds as ISO 8601 in UTC; a time beyond the calendar stays a number."""
+    """Return microseconds as ISO 8601 in UTC. A time outside the calendar stays a number."""
     try:
         moment = datetime.fromtimestamp(us / 1e6, UTC)
     except (OverflowError, ValueError, OSError):
@@ -72,7 +72,7 @@ def iso(us: int) -> str:
 
 
 def when(us: int | None, *, fine: bool = False) -> str:
-    """A time for people, in UTC."""
+    """Return a time for people, in UTC; `fine` adds milliseconds."""
     if us is None:
         return "-"
     text = iso(us)
@@ -80,7 +80,7 @@ def when(us: int | None, *, fine: bool = False) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in two figures: 850 ms, 12 s, 3 min, 2 h, 4 d."""
+    """Return a rounded duration: 850 ms, 12 s, 3 min, 2 h, 4 d."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -92,7 +92,7 @@ def span(seconds: float | None) -> str:
 
 
 def width_of(text: str) -> int:
-    """Columns that a text takes: a wide character takes two, a combining one none."""
+    """Return the terminal columns of a text: two per wide character, none per combining one."""
     if text.isascii():
         return len(text)
     return sum(
@@ -102,30 +102,36 @@ def width_of(text: str) -> int:
 
 
 class Output:
-    """Where one command writes."""
+    """The output of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def data(self, value: Any, text: str | None = None) -> None:
-        """One record: JSON, or its text."""
+        """Write one record: as JSON with --json, else its text."""
         if self.as_json:
             click.echo(dump(value))
         elif text is not None:
             click.echo(text)
 
     def line(self, text: str = "") -> None:
-        """A line for people; programs do not see it."""
+        """Write a line for people. It is left out with --json."""
         if not self.as_json:
             click.echo(text)
 
+    def fields(self, *pairs: tuple[str, object]) -> None:
+        """Write a line for each label and value, without empty values."""
+        for label, value in pairs:
+            if value not in (None, ""):
+                self.line(f"  {label:<9} {safe(value)}")
+
     def say(self, text: str) -> None:
-        """Talk: to standard error, always."""
+        """Write to standard error, with and without --json."""
         for line in text.split("\n"):
             click.echo(safe(line), err=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[tuple[Any, Sequence[object]]]) -> None:
-        """Records with their cells: one JSON line each, or one table."""
+        """Write records with their cells: one JSON line each with --json, else one table."""
         if self.as_json:
             for record, _ in rows:
                 click.echo(dump(record))
@@ -151,7 +157,10 @@ class Output:
 
     @contextmanager
     def progress(self, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Call the yielded function with how many more are done. Draws on a terminal only."""
+        """Yield a function that takes the number of items done since its last call.
+
+        The bar is drawn on a terminal only.
+        """
         if not wants_colour(sys.stderr) or self.as_json:
             yield lambda count: None
             return
@@ -172,7 +181,7 @@ class Output:
 
 
 def wants_colour(stream: Any) -> bool:
-    """A terminal that was not asked to stay plain."""
+    """Return True for a terminal, unless NO_COLOR or TERM=dumb asks for plain text."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:

@@ -1,4 +1,4 @@
-"""`ackbone parked`: messages that were set aside."""
+"""`ackbone parked`: messages that are set aside until they are resumed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import click
 
 from .bodies import show_body
 from .dead_letters import show_history
-from .examples import examples
 from .many import confirm, on_each
 from .output import plain, safe, when
 from .parameters import EffectState
-from .root import Group
+from .root import Group, examples
 from .session import Session, command_options
 
 if TYPE_CHECKING:
@@ -24,10 +23,11 @@ KINDS = ("workflow_pending", "waiting_approval", "raw_payload_invalid", "effect_
 
 @click.group(cls=Group, epilog=examples("ackbone parked list", "ackbone parked resume ID"))
 def parked() -> None:
-    """Look at parked messages; resume or discard them.
+    """List parked messages; resume or discard them.
 
-    A message is parked when it needs a person or a handler: no handler for its type, an approval,
-    or an outside effect that nobody knows the end of.
+    A message is parked when it needs an operator or a handler: no worker has a handler for its
+    type, a handler raised ParkMessage (both have the kind workflow_pending), it waits for an
+    approval, or it is unknown whether an outside effect happened.
     """
 
 
@@ -37,16 +37,16 @@ def parked() -> None:
         "ackbone parked list --kind effect_unknown", "ackbone parked list --queue orders --json"
     ),
 )
-@click.option("--queue", help="Only of this queue.")
-@click.option("--kind", type=click.Choice(KINDS), help="Only parked for this.")
-@click.option("--tenant", help="Only of this tenant.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only messages parked for this reason.")
+@click.option("--tenant", help="Only this tenant.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
 )
-@click.option("--cursor", type=int, help="Go on behind this place.")
+@click.option("--cursor", type=int, help="Continue after this position.")
 @command_options
 def list_(session: Session, **options: Any) -> None:
-    """List parked messages, the newest first."""
+    """List parked messages, newest first."""
     session.run(_list(session, options))
 
 
@@ -62,7 +62,7 @@ async def _list(session: Session, options: dict[str, Any]) -> None:
         )
     shown = found[:limit]
     if not shown and not out.as_json:
-        out.say("nothing is parked")
+        out.say("no parked messages")
         return
     rows = []
     for place, task in shown:
@@ -72,7 +72,7 @@ async def _list(session: Session, options: dict[str, Any]) -> None:
         rows.append((record, _cells(task)))
     out.table(("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"), rows)
     if len(found) > limit:
-        out.say(f"there are more: add --cursor {shown[-1][0]}")
+        out.say(f"more: add --cursor {shown[-1][0]}")
 
 
 def _cells(task: Task) -> Sequence[object]:
@@ -87,10 +87,10 @@ def _cells(task: Task) -> Sequence[object]:
     epilog=examples("ackbone parked show 0199a1e1-ab12", "ackbone parked show order-4711 --json")
 )
 @click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
-    """Show a parked message with its history, its effects and its body."""
+    """Show a parked message with its failed attempts, effects and body."""
     session.run(_show(session, name, tenant))
 
 
@@ -108,7 +108,7 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     if out.as_json:
         return
     out.line(out.strong(f"message {safe(task.message_id)}"))
-    for label, value in (
+    out.fields(
         ("queue", task.queue),
         ("type", task.type or "-"),
         ("tenant", task.tenant_id),
@@ -118,11 +118,9 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         ("attempts", task.attempt),
         ("key", task.idempotency_key),
         ("order", task.ordering_key),
-    ):
-        if value is not None:
-            out.line(f"  {label:<9} {safe(value)}")
+    )
     for effect in effects:
-        end = "begun, its end is unknown" if effect.state == "begun" else "done"
+        end = "begun, outcome unknown" if effect.state == "begun" else "done"
         if effect.state == "begun" and effect.value is not None:
             end += f": it raised {safe(effect.value.decode('utf-8', 'replace'))}"
         out.line(f"  effect    {safe(effect.name)}: {end} ({when(effect.begun_at_us)} UTC)")
@@ -144,17 +142,17 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     "effects",
     type=EffectState(),
     multiple=True,
-    help="What became of an effect: NAME=done, NAME=done:JSON or NAME=not-done.",
+    help="Whether an effect happened: NAME=done, NAME=done:JSON or NAME=not-done.",
 )
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def resume(
     session: Session, names: Sequence[str], effects: Sequence[EffectWord], tenant: str | None
 ) -> None:
-    """Let parked messages run again; no attempt is spent.
+    """Let parked messages run again; this uses no attempt.
 
-    A message parked as effect_unknown needs your word on each effect: was it done or not? What you
-    say goes for every message that you name.
+    A message parked as effect_unknown needs one --effect for each unknown effect. It applies to
+    every message that you name.
     """
     session.run(_each(session, names, tenant, "resumed", effects=effects))
 
@@ -167,13 +165,13 @@ def resume(
 )
 @click.argument("names", metavar="ID...", nargs=-1, required=True)
 @click.option("--why", default="", help="Your reason, for the ledger.")
-@click.option("--tenant", help="Look at this tenant only.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even for several.")
+@click.option("--tenant", help="Look only at this tenant.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
 @command_options
 def discard(
     session: Session, names: Sequence[str], why: str, tenant: str | None, yes: bool
 ) -> None:
-    """End parked messages for good; what waits behind them goes on."""
+    """End parked messages as discarded; later messages of their conversations go on."""
     if len(names) > 1 and not yes:
         confirm(f"Discard {len(names)} messages?")
     session.run(_each(session, names, tenant, "discarded", reason=why))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from .examples import examples
 from .output import safe, span, when
-from .root import Group
+from .root import Group, examples
 from .session import Session, command_options
 
 
@@ -20,7 +19,7 @@ def queues() -> None:
 @queues.command("list", epilog=examples("ackbone queues list", "ackbone queues list --json"))
 @command_options
 def list_(session: Session) -> None:
-    """List all queues: what is ready, running, waiting, parked, dead, and how old."""
+    """List all queues with their messages by state; `ackbone stats --help` explains the columns."""
     session.run(_list(session))
 
 
@@ -30,7 +29,7 @@ async def _list(session: Session) -> None:
     async with session.reading() as records:
         found = await list_queues(records, session.queues, session.depths)
     if not found and not session.out.as_json:
-        session.out.say("no queue is known yet")
+        session.out.say("no queues yet")
         return
     rows = [
         (
@@ -55,7 +54,7 @@ async def _list(session: Session) -> None:
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
 @command_options
 def pause(session: Session, names: Sequence[str]) -> None:
-    """Take nothing more from queues; what runs goes on, and sending still works."""
+    """Stop taking messages from queues. Current runs go on, and sending still works."""
     session.run(_each(session, names, paused=True))
 
 
@@ -65,7 +64,7 @@ def pause(session: Session, names: Sequence[str]) -> None:
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
 @command_options
 def resume(session: Session, names: Sequence[str]) -> None:
-    """Take from paused queues again."""
+    """Take messages from paused queues again."""
     session.run(_each(session, names, paused=False))
 
 
@@ -76,6 +75,6 @@ async def _each(session: Session, names: Sequence[str], *, paused: bool) -> None
     async with session.acting() as (_, records, operations):
         for name in names:
             changed = await act(records, operations, name, session.queues)
-            note = "" if changed else " (it was before)"
+            note = "" if changed else " (it already was)"
             text = f"{safe(name)} is {word}{note}"
             session.out.data({"queue": name, "paused": paused, "changed": changed}, text)

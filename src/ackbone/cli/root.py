@@ -1,4 +1,4 @@
-"""`ackbone` itself: the names of all commands, loaded when they are used."""
+"""The `ackbone` command and the list of its subcommands, which are imported when they are used."""
 
 from __future__ import annotations
 
@@ -15,58 +15,65 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Entry(NamedTuple):
-    """Where a command is, and its one sentence."""
+    """Module and function of a command, and its line in the help."""
 
     place: str
     help: str
 
 
 _RUN = {
-    "dev": Entry("running:dev", "Run an app with one worker and watch what it does."),
+    "dev": Entry("running:dev", "Run an app with one worker and show what it does."),
     "run": Entry("running:run", "Run an app's handlers in one or more worker processes."),
-    "chat": Entry("chat:chat", "Talk to an app in this terminal, and see replies being delivered."),
+    "chat": Entry("chat:chat", "Talk to an app in this terminal and watch its replies."),
 }
 _WATCH = {
     "send": Entry("sending:send", "Send a message, or a file of messages."),
-    "tail": Entry("watching:tail", "Follow what happens, event by event."),
-    "trace": Entry("watching:trace", "Show the whole life of one message."),
-    "stats": Entry("watching:stats", "Show counts, rates and workers."),
+    "tail": Entry("watching:tail", "Follow the ledger, event by event."),
+    "trace": Entry("watching:trace", "Show the life of one message."),
+    "stats": Entry("watching:stats", "Show queues, rates, workers and replies."),
 }
 _PEOPLE = {
-    "dlq": Entry("dead_letters:dlq", "Look at dead letters; replay, edit or discard them."),
+    "dlq": Entry("dead_letters:dlq", "List dead letters; replay, edit or discard them."),
     "approvals": Entry(
-        "approvals:approvals", "Look at what waits for a yes; approve or reject it."
+        "approvals:approvals", "List messages that wait for approval; approve or reject them."
     ),
-    "parked": Entry("parked:parked", "Look at parked messages; resume or discard them."),
+    "parked": Entry("parked:parked", "List parked messages; resume or discard them."),
     "deliveries": Entry(
         "deliveries:deliveries",
-        "Look at replies; send again, edit or discard them; pause channels.",
+        "List replies; retry, edit or discard them; pause channels.",
     ),
     "queues": Entry("queues:queues", "List, pause and resume queues."),
-    "rules": Entry("rules:rules", "Check and try the rules that decide before each run."),
+    "rules": Entry("rules:rules", "Check and test the rules that are applied before each run."),
 }
 _HEALTH = {
-    "doctor": Entry("doctor:doctor", "Check this deployment for what would lose messages."),
-    "ledger": Entry("upkeep:ledger", "Prove that nobody changed the ledger."),
-    "migrate": Entry("upkeep:migrate", "Bring the database to the newest schema."),
-    "recover": Entry("upkeep:recover", "Go on after a database lost commits or was damaged."),
+    "doctor": Entry(
+        "doctor:doctor", "Check this deployment for anything that could lose messages."
+    ),
+    "ledger": Entry("maintenance:ledger", "Verify that the ledger was not changed."),
+    "migrate": Entry("maintenance:migrate", "Upgrade the database to the newest schema."),
+    "recover": Entry("maintenance:recover", "Repair a database that lost commits or was damaged."),
     "config": Entry("configuration:config", "Show and check the configuration."),
-    "bench": Entry("upkeep:bench", "Measure how fast it is on this machine."),
+    "bench": Entry("maintenance:bench", "Measure the speed on this machine."),
     "completion": Entry("configuration:completion", "Print a completion script for your shell."),
 }
 SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Run": _RUN,
     "Send and watch": _WATCH,
-    "What waits for a person": _PEOPLE,
-    "Keep it healthy": _HEALTH,
+    "Waiting for an operator": _PEOPLE,
+    "Maintenance": _HEALTH,
 }
 ENTRIES: Mapping[str, Entry] = {
     name: entry for section in SECTIONS.values() for name, entry in section.items()
 }
 
 
+def examples(*lines: str) -> str:
+    """Return an epilog with examples that click prints without wrapping."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 class Group(click.Group):
-    """A group that answers a mistyped command with the nearest one."""
+    """A command group that suggests the nearest name for a mistyped command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -81,7 +88,7 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """The commands of `ENTRIES`; a module is imported for the command that runs, and no other."""
+    """The commands of `ENTRIES`. Only the module of the command that runs is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(ENTRIES)
@@ -104,12 +111,12 @@ class LazyGroup(Group):
 @click.group(
     cls=LazyGroup,
     context_settings=CONTEXT,
-    epilog="Begin with: ackbone dev\n\nEvery command explains itself: ackbone COMMAND --help",
+    epilog="Start with: ackbone dev\n\nHelp for a command: ackbone COMMAND --help",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="ackbone")
 def cli() -> None:
     """A durable message backbone for AI agents: nothing is lost, each message runs once in effect.
 
-    Data goes to standard output, talk to standard error; --json makes the data JSON. Settings come
-    from ./ackbone.yaml and from ACKBONE_HOME.
+    Data goes to standard output, messages for people to standard error; --json writes the data as
+    JSON. Settings come from ./ackbone.yaml and from ACKBONE_HOME.
     """

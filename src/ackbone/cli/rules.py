@@ -1,4 +1,4 @@
-"""`ackbone rules`: what governs the runs."""
+"""`ackbone rules`: the rules that are applied before each run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import click
 from ackbone.core.errors import ConfigError, InvalidMessage
 from ackbone.core.quota import UNITS, Quota, QuotaUse
 
-from .examples import examples
 from .output import plain, safe, when
-from .root import Group
+from .root import Group, examples
 from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ackbone.governance.rules import Rule, Ruling
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_TRUTHS = {True: "matches", False: "does not match", None: "cannot be known"}
+_TRUTHS = {True: "matches", False: "does not match", None: "cannot be decided"}
 
 
 @click.group(
@@ -31,22 +30,22 @@ _TRUTHS = {True: "matches", False: "does not match", None: "cannot be known"}
     epilog=examples("ackbone rules check", "ackbone rules test rules.yaml message.json"),
 )
 def rules() -> None:
-    """Check and try the rules that decide before each run."""
+    """Check and test the rules that are applied before each run."""
 
 
 @rules.command(epilog=examples("ackbone rules check", "ackbone rules check rules.yaml --json"))
 @click.argument("file", type=_FILE, required=False)
 @command_options
 def check(session: Session, file: Path | None) -> None:
-    """Check a rule file, and name every mistake at once (exit code 10).
+    """Check a rules file and report every mistake at once (exit code 10).
 
-    Without FILE, the one that the configuration names.
+    Without FILE, the file of the configuration is checked.
     """
-    from ackbone.config.rule_file import load_rules
+    from ackbone.config.rules_file import load_rules
 
     path = file or session.config.rules
     if path is None:
-        raise click.UsageError("Name a FILE, or set `rules:` in ackbone.yaml.")
+        raise click.UsageError("Give a FILE, or set `rules:` in ackbone.yaml.")
     try:
         found = load_rules(path)
     except ConfigError as error:
@@ -67,13 +66,17 @@ def check(session: Session, file: Path | None) -> None:
 )
 @click.argument("file", type=_FILE)
 @click.argument("message", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--queue", default="default", show_default=True, help="The queue that it came over.")
-@click.option("--tenant", help="Whose message it is, if it does not say so.")
-@click.option("--type", "type_", help="Its type, if it does not say so.")
+@click.option("--queue", default="default", show_default=True, help="The queue of the message.")
+@click.option("--tenant", help="Its tenant, if the message has none.")
+@click.option("--type", "type_", help="Its type, if the message has none.")
 @click.option(
-    "--attempt", type=click.IntRange(1), default=1, show_default=True, help="Which attempt it is."
+    "--attempt",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="The number of the attempt.",
 )
-@click.option("--approved", multiple=True, help="A rule that a person said yes to; repeatable.")
+@click.option("--approved", multiple=True, help="A rule that was approved; may be repeated.")
 @command_options
 def test(
     session: Session,
@@ -85,12 +88,12 @@ def test(
     attempt: int,
     approved: Sequence[str],
 ) -> None:
-    """Show what the rules of FILE decide about a message, and which rule does.
+    """Show the decision of the rules of FILE about a message, and the rule that made it.
 
     MESSAGE is a file with one standard message as JSON: {"message_type": "payout", "payload": {…},
-    "metadata": {"tenant_id": "acme"}}; '-' is standard input. Nothing is sent and nothing is run.
+    "metadata": {"tenant_id": "acme"}}; '-' reads standard input. Nothing is sent or run.
     """
-    from ackbone.config.rule_file import load_rules
+    from ackbone.config.rules_file import load_rules
     from ackbone.governance.rules import Action, decide, facts_of, quotas_for
 
     found = load_rules(file)
@@ -101,7 +104,7 @@ def test(
     decided = False
     for rule in found.rules:
         if decided and rule.action is not Action.QUOTA:
-            continue  # nobody asks it
+            continue  # the decision is made
         truth = _TRUTHS[rule.matches(facts)]
         mark = _mark(rule, ruling, quotas)
         session.out.line(f"  {safe(rule.name)} ({rule.action}): {truth}{mark}")
@@ -109,15 +112,15 @@ def test(
 
 
 @rules.command(epilog=examples("ackbone rules usage", "ackbone rules usage --tenant acme --json"))
-@click.option("--tenant", help="Only of this tenant.")
+@click.option("--tenant", help="Only this tenant.")
 @command_options
 def usage(session: Session, tenant: str | None) -> None:
-    """Show what tenants have used of their quotas in the window that is running."""
+    """Show how much of their quotas tenants have used in the current window."""
     session.run(_usage(session, tenant))
 
 
 async def _usage(session: Session, tenant: str | None) -> None:
-    from ackbone.config.rule_file import load_rules
+    from ackbone.config.rules_file import load_rules
 
     limits: dict[str, Quota] = {}
     if session.config.rules is not None:
@@ -127,7 +130,7 @@ async def _usage(session: Session, tenant: str | None) -> None:
         use = await records.quota_use(tenant_id=tenant)
     out = session.out
     if not use and not out.as_json:
-        out.say("nothing was counted under a quota yet")
+        out.say("no quota has been used yet")
         return
     now = time.time_ns() // 1000
     rows = [_usage_row(_current(each, now), limits.get(each.name)) for each in use]
@@ -136,7 +139,7 @@ async def _usage(session: Session, tenant: str | None) -> None:
 
 
 def _current(use: QuotaUse, now_us: int) -> QuotaUse:
-    """As it stands now: a window that is over has used nothing of the next one."""
+    """Return the usage of the current window, which is zero if the recorded window is over."""
     window_us = use.window_end_us - use.window_start_us
     if now_us < use.window_end_us:
         return use
@@ -187,7 +190,7 @@ def _record(ruling: Ruling, quotas: Sequence[Quota]) -> dict[str, Any]:
 
 def _sentence(ruling: Ruling) -> str:
     who = "no rule" if ruling.rule is None else f"rule {ruling.rule.name}"
-    unsure = "; what it asks for cannot be known of this message" if ruling.unsure else ""
+    unsure = "; its condition cannot be decided for this message" if ruling.unsure else ""
     return safe(f"{ruling.action}: {who} ({ruling.reason}{unsure})")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from .examples import examples
-from .recovery import tell_recovery
+from ackbone.core.errors import AckboneError
+
+from .root import examples
 from .session import Exit, Session, command_options, stop
 
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
@@ -26,18 +28,18 @@ BUNDLED = "ackbone.cli.demo:app"
 @click.option(
     "--workers", type=click.IntRange(1, 512), default=1, show_default=True, help="Worker processes."
 )
-@click.option("--until-idle", is_flag=True, help="End when nothing is left to do.")
-@click.option("--log-level", type=LEVELS, help="How much the workers say.")
+@click.option("--until-idle", is_flag=True, help="End when no work is left.")
+@click.option("--log-level", type=LEVELS, help="Log level of the workers.")
 @command_options
 def run(
     session: Session, target: str, workers: int, until_idle: bool, log_level: str | None
 ) -> None:
     """Run an app's handlers in one or more worker processes.
 
-    MODULE:APP is a module or a file and the name of the App in it. A worker that dies is replaced.
-    SIGTERM or Ctrl+C lets running work finish, and hands back the rest; a second one ends at once.
+    MODULE:APP is a module or a file, and the name of the App in it. A worker that dies is replaced.
+    SIGTERM or Ctrl+C stops after the current runs and releases the rest; a second one ends at once.
     """
-    from ackbone.supervisor import SETTLE_S, Supervisor
+    from ackbone.processes.supervisor import SETTLE_S, Supervisor
 
     options = [] if log_level is None else ["--log-level", log_level]
     terminal = sys.stdout.isatty() and not session.out.as_json
@@ -52,7 +54,7 @@ def run(
         ready=session.out.say,
         options=options,
     )
-    tell_recovery(session, terminal=terminal)
+    _tell_recovery(session, terminal=terminal)
     code = supervisor.run()
     session.out.data({"target": target, "workers": workers, "exit_code": _code(code)})
     stop(_code(code))
@@ -68,19 +70,19 @@ def run(
 @click.option(
     "--log-level",
     type=LEVELS,
-    help="How much the worker says; else warnings, and lines of your own code from info on.",
+    help="Log level of the worker (default: warning, and info for your own code).",
 )
 @command_options
 def dev(session: Session, target: str | None, log_level: str | None) -> None:
-    """Run an app with one worker and watch what it does.
+    """Run an app with one worker and show what it does.
 
-    Without MODULE:APP it runs ./app.py if there is one, else a small agent that comes along. Shows
-    replies to the terminal and a line for each message that ends; with --json the lines alone.
-    Ctrl+C drains and ends.
+    Without MODULE:APP it runs ./app.py if there is one, else a bundled agent. It prints replies to
+    the terminal and one line for each message that ends; with --json only those lines. Ctrl+C stops
+    after the current runs.
     """
-    from ackbone.supervisor import SETTLE_S, Supervisor
+    from ackbone.processes.supervisor import SETTLE_S, Supervisor
 
-    from .display import Display
+    from .dev_display import Display
 
     target = usual_target(target)
     app = session.load_app(target)
@@ -99,12 +101,33 @@ def dev(session: Session, target: str | None, log_level: str | None) -> None:
 
 
 def usual_target(target: str | None) -> str:
-    """What runs if nobody says: the app of this folder, or the one that comes along."""
+    """Return the target, or the default: ./app.py if it exists, else the bundled agent."""
     return target or ("app.py:app" if Path("app.py").is_file() else BUNDLED)
 
 
 def _code(code: int) -> Exit:
-    """The supervisor's exit code as one of ours."""
+    """Convert the exit code of the supervisor."""
     if code == os.EX_CONFIG:
         return Exit.USAGE
     return Exit.OK if code == 0 else Exit.FAILURE
+
+
+def _tell_recovery(session: Session, *, terminal: bool) -> None:
+    """Report the waiting replies, unless --json is given. The workers report an unusable database.
+
+    `terminal` says that the workers print replies to the terminal.
+    """
+    if session.out.as_json:
+        return
+    with contextlib.suppress(AckboneError):
+        report = session.run(_report(session, terminal=terminal))
+        if report:
+            session.out.say(report)
+
+
+async def _report(session: Session, *, terminal: bool) -> str:
+    from ackbone.delivery.recovery_report import store_report
+
+    carried = {*session.config.channels, *(["terminal"] if terminal else [])}
+    async with session.reading() as records:
+        return await store_report(records, carried=carried)

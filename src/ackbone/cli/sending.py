@@ -16,9 +16,9 @@ import click
 from ackbone.core.broker import Durability, Result
 from ackbone.core.errors import AckboneError, BrokerUnavailable
 
-from .examples import examples
 from .output import safe
 from .parameters import Header, Json, PriorityName, Span
+from .root import examples
 from .session import Exit, Session, command_options, encoder, exit_code, stop
 
 if TYPE_CHECKING:
@@ -38,44 +38,53 @@ _SPOOL_BYTES = 16 * 1024 * 1024
         "generate | ackbone send --file - --strict --json",
     )
 )
-@click.option("--queue", help="Where it goes: default, or stream:task on Redis.")
-@click.option("--type", "type_", help="Message type; with --file, for lines without one.")
-@click.option("--payload", type=Json(), help="JSON; '-' reads it from standard input.")
-@click.option("--file", help="JSON lines, one standard message each; '-' is standard input.")
-@click.option("--strict", is_flag=True, help="With --file: send nothing if any line is wrong.")
-@click.option("--count", type=click.IntRange(1, 10_000_000), help="Send so many of it.")
-@click.option("--id", help="Message id; the same one again is no second message.")
-@click.option("--idempotency-key", help="Messages with the same key run once.")
-@click.option("--ordering-key", help="Conversation: its messages run one after the other.")
-@click.option("--correlation-id", help="What this message belongs to.")
+@click.option("--queue", help="Queue (default: default; on Redis stream:task).")
+@click.option(
+    "--type", "type_", help="Message type; with --file, the type of lines that have none."
+)
+@click.option("--payload", type=Json(), help="Payload as JSON; '-' reads standard input.")
+@click.option(
+    "--file",
+    help="Send a file of JSON lines, one standard message per line; '-' reads standard input.",
+)
+@click.option("--strict", is_flag=True, help="With --file: send nothing if any line is invalid.")
+@click.option("--count", type=click.IntRange(1, 10_000_000), help="Send this many copies.")
+@click.option("--id", help="Message id. A second message with the same id is ignored.")
+@click.option(
+    "--idempotency-key", help="Messages with the same key run once within the key's window."
+)
+@click.option(
+    "--ordering-key", help="Conversation of the message; its messages run one after another."
+)
+@click.option("--correlation-id", help="Id of the request or message that this one belongs to.")
 @click.option("--priority", type=PriorityName(), help="low, normal, high, critical or 0 to 3.")
-@click.option("--delay", type=Span(), help="Do not run it before: 30s, 5m, 2h.")
-@click.option("--ttl", type=Span(), help="Dead letter if it did not run by then.")
-@click.option("--tenant", help="Whose message it is.")
+@click.option("--delay", type=Span(), help="Run it after this time at the earliest: 30s, 5m, 2h.")
+@click.option("--ttl", type=Span(), help="Dead-letter it if it has not started within this time.")
+@click.option("--tenant", help="Tenant of the message.")
 @click.option("--header", type=Header(), multiple=True, help="NAME=VALUE; may be repeated.")
 @command_options
 def send(session: Session, file: str | None, strict: bool, **options: Any) -> None:
     """Send a message, or a file of messages.
 
-    Returns when the messages are durable, and prints the id. A file's lines are standard messages:
-    {"message_type": "chat", "payload": {…}, "metadata": {…}}. Lines that are wrong are reported
+    Returns when the messages are durable, and prints the id. Each line of a file is a standard
+    message: {"message_type": "chat", "payload": {…}, "metadata": {…}}. Invalid lines are reported
     with their number and reason, and the others are sent (exit code 7), unless --strict is given.
     """
     if file is None:
         if strict:
-            raise click.UsageError("--strict goes with --file.")
+            raise click.UsageError("--strict needs --file.")
         if not options["type_"]:
-            raise click.UsageError("Name the message's --type, or give a --file of messages.")
+            raise click.UsageError("Give the message's --type, or a --file of messages.")
         if options["id"] and (options["count"] or 1) > 1:
-            raise click.UsageError("--id and --count do not go together: an id is one message.")
+            raise click.UsageError(
+                "--id and --count exclude each other: an id belongs to one message."
+            )
         session.run(_send_options(session, options))
         return
     given = [name for name in _ONE_ONLY if options[name] is not None]
     if given:
         option = given[0].replace("_", "-")
-        raise click.UsageError(
-            f"--{option} is for one message; with --file each line says its own."
-        )
+        raise click.UsageError(f"--{option} is for one message; with --file each line has its own.")
     with _opened(file) as (stream, size):
         session.run(_send_file(session, stream, size, strict, options))
 
@@ -95,12 +104,12 @@ async def _send_options(session: Session, options: Mapping[str, Any]) -> None:
             _publisher(app),
             timeout_s=app.config.send_timeout_s,
         )
-        tally = _Tally(session, app, delay_s=options["delay"], one=count == 1)
+        receipts = _Receipts(session, app, delay_s=options["delay"], one=count == 1)
         with session.out.progress("sending", count) as advance:
             async for answer in answers:
-                tally.add(answer)
+                receipts.add(answer)
                 advance(1)
-    tally.finish()
+    receipts.finish()
 
 
 def _one(app: App, options: Mapping[str, Any]) -> Send:
@@ -141,7 +150,7 @@ async def _send_file(
             stream = stack.enter_context(_rewindable(stream))
             _check_all(session, stream, limit, defaults, encode)
             stream.seek(0)
-        tally = _Tally(session, app, delay_s=options["delay"])
+        receipts = _Receipts(session, app, delay_s=options["delay"])
         async with app:
             _refuse_memory(app)
             read = _Counted(stream)
@@ -153,13 +162,16 @@ async def _send_file(
                     _publisher(app),
                     timeout_s=app.config.send_timeout_s,
                 ):
-                    tally.add(answer)
+                    receipts.add(answer)
                     advance(read.taken())
-    tally.finish()
+    receipts.finish()
 
 
 def _publisher(app: App) -> Publish:
-    """The broker's way in; where it holds nothing back, the store keeps what is not due yet."""
+    """Return the function that publishes a batch.
+
+    A broker without delays does not get messages that are not due yet: the store holds them.
+    """
 
     async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
         if not _kept_by_the_store(app, batch[0].outgoing.delay_s):  # --delay: the same for all
@@ -192,7 +204,7 @@ def _check_all(
     defaults: Defaults,
     encode: Callable[[Message], Send],
 ) -> None:
-    """--strict: every line first, and nothing sent if one is wrong."""
+    """Check every line for --strict, and end the command if one is invalid."""
     from ackbone.admin.sending import check_lines, lines_of
 
     wrong = 0
@@ -201,12 +213,12 @@ def _check_all(
             wrong += 1
             _refused(session, answer)
     if wrong:
-        session.out.say(f"nothing was sent: {wrong} wrong {_lines(wrong)}")
+        session.out.say(f"nothing was sent: {wrong} invalid {_lines(wrong)}")
         stop(Exit.FAILURE)
 
 
-class _Tally:
-    """Counts answers, shows them as they come, and says how it ended."""
+class _Receipts:
+    """Counts the answers, prints each one, and ends the command with the total."""
 
     def __init__(
         self, session: Session, app: App, *, delay_s: float | None, one: bool = False
@@ -239,7 +251,7 @@ class _Tally:
             self._session.out.data(receipt, answer.id if self._one else None)
 
     def finish(self) -> None:
-        """Says the sum and ends the command with the code that it means."""
+        """Print the total and end the command with its exit code."""
         out = self._session.out
         if self._stopped is not None and self._stopped.error is not None:
             self._say_stopped(self._stopped, self._stopped.error)
@@ -254,8 +266,8 @@ class _Tally:
         text = f"{error}."
         if not self._one:
             text = (
-                f"stopped at line {answer.line}: {error}. {self._sent} before it were sent; "
-                f"to go on: tail -n +{answer.line} FILE | ackbone send --file -"
+                f"stopped at line {answer.line}: {error}. {self._sent} messages before it were "
+                f"sent; to continue: tail -n +{answer.line} FILE | ackbone send --file -"
             )
         self._session.out.say(f"ackbone: {text}")
 
@@ -267,13 +279,13 @@ def _refused(session: Session, answer: Answer) -> None:
 def _refuse_memory(app: App) -> None:
     if app.config.broker_kind == "memory":
         raise BrokerUnavailable(
-            "the broker is memory://, which only the process that runs it can reach; "
-            "write broker: sqlite to send from outside"
+            "the broker is memory://, which no other process can reach; "
+            "write broker: sqlite to send from another process"
         )
 
 
 class _Counted:
-    """A file that knows how many bytes were read since it was last asked."""
+    """A file that counts the bytes read since the last call of `taken`."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -304,7 +316,7 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, int | None]]:
 
 @contextlib.contextmanager
 def _rewindable(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """The same bytes, readable twice: a pipe is kept on disk meanwhile."""
+    """Yield the same bytes as a file that can be read twice; a pipe is copied to disk."""
     if stream.seekable():
         yield stream
         return

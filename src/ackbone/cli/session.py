@@ -1,4 +1,4 @@
-"""One run of a command: its options, its configuration, what it opens, and how it ends."""
+"""One execution of a command: common options, configuration, store, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from .signals import Signals
 
 if TYPE_CHECKING:
     from ackbone.app import App
+    from ackbone.backends import Acting as Operating
+    from ackbone.backends import Looking, Storage
     from ackbone.config import Config
     from ackbone.core.broker import QueueStats
     from ackbone.core.message import Message
     from ackbone.core.store import Send
-    from ackbone.storage import Acting as Operating
-    from ackbone.storage import Looking, Storage
 
 T = TypeVar("T")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -79,7 +79,7 @@ def exit_code(error: AckboneError) -> Exit:
 
 
 class Acting(NamedTuple):
-    """What a command that changes something has open."""
+    """An open app, its records and its operations, for a command that changes something."""
 
     app: App
     records: Looking
@@ -87,7 +87,7 @@ class Acting(NamedTuple):
 
 
 class Session:
-    """Handed to every command as its first argument."""
+    """The first argument of every command."""
 
     def __init__(self, *, as_json: bool, config_path: Path | None, debug: bool) -> None:
         self.out = Output(as_json=as_json)
@@ -102,21 +102,24 @@ class Session:
         return load_config(self._config_path)
 
     def load_app(self, target: str) -> App:
-        """The app of MODULE:APP, under the configuration that this command names."""
-        from ackbone.supervisor import load_app
+        """Load the app of MODULE:APP with the configuration that was given to this command."""
+        from ackbone.processes.load_app import load_app
 
         if self._config_path is not None:
-            _ = self.config  # a mistake in it is reported under the name that was given here
+            _ = self.config  # report its mistakes under the file name that was given
         return load_app(target)
 
     @property
     def queues(self) -> list[str]:
-        """Queues that stand in the configuration, and the usual one of a server."""
+        """Queues of the configuration, and the default queue of a broker with a server."""
         usual = {self.config.default_queue} if self.config.has_server else set()
         return list({**self.config.queues, **dict.fromkeys(usual)})
 
     async def depths(self, queues: Collection[str]) -> Sequence[QueueStats]:
-        """What waits at the broker's server, where there is one. If it is away, that is said."""
+        """Return the queue depths at the broker's server, if there is one.
+
+        If the server cannot be reached, say so and return nothing.
+        """
         if not self.config.has_server:
             return ()
         from ackbone.brokers.registry import make_broker
@@ -128,7 +131,7 @@ class Session:
             await broker.open()
             found = await broker.stats(queues) if isinstance(broker, Inspectable) else ()
         except AckboneError as error:
-            self.out.say(f"what waits at the broker is not counted: {error}")
+            self.out.say(f"messages at the broker are not counted: {error}")
             return ()
         finally:
             await broker.close()
@@ -138,7 +141,7 @@ class Session:
         return self.config.queue(queue).codec
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end; a SIGTERM lets open things close first, as Ctrl+C does."""
+        """Run a coroutine to its end. SIGTERM and Ctrl+C cancel it; it closes what it opened."""
         if threading.current_thread() is not threading.main_thread():
             return asyncio.run(work)
         return asyncio.run(self.signals.run(work))
@@ -146,27 +149,27 @@ class Session:
     @functools.cached_property
     def storage(self) -> Storage:
         """The database of the configuration."""
-        from ackbone.storage import storage_of
+        from ackbone.backends import storage_of
 
         return storage_of(self.config)
 
     def require_store(self) -> None:
-        """The store must be there and readable for this version."""
+        """Raise an error if the store does not exist or its schema cannot be read."""
         self.storage.require()
 
     def reading(self) -> AbstractAsyncContextManager[Looking]:
-        """The records, to look at. Makes nothing and migrates nothing."""
+        """Open the records for reading. This creates and migrates nothing."""
         return self.storage.reading()
 
     @asynccontextmanager
     async def acting(self) -> AsyncIterator[Acting]:
-        """The records, and the operations on them under a worker number of this process."""
+        """Open the records, and the operations on them, under a worker number of this process."""
         from ackbone.app import App
 
         self.require_store()
         app = App(self.config)
         try:
-            # What is sent goes through the outbox, if not into this very file.
+            # Without a connection, messages go into the queue's file or into the outbox.
             await app.open(connect=False)
             async with operating(app) as (records, operations):
                 yield Acting(app, records, operations)
@@ -176,16 +179,16 @@ class Session:
 
 @asynccontextmanager
 async def operating(app: App) -> AsyncIterator[tuple[Looking, Operating]]:
-    """Records and operations of an app that is open."""
+    """Yield the records and the operations of an open app."""
     records = app.storage.records(app.store, app.broker)
-    async with app.storage.operations(app.store, app.broker, by=operator_name()) as operations:
+    async with app.storage.operations(app.store, by=operator_name()) as operations:
         yield records, operations
 
 
 def encoder(app: App, **transport: float) -> Callable[[Message, str], Send]:
-    """A message and its queue as `App.send` would send it: checked, limited, encoded.
+    """Return a function that checks and encodes a message for a queue, as `App.send` does.
 
-    `transport`: delay_s and ttl_s for all of them.
+    `transport` is delay_s and ttl_s for all messages.
     """
 
     def encode(message: Message, queue: str) -> Send:
@@ -196,7 +199,7 @@ def encoder(app: App, **transport: float) -> Callable[[Message, str], Send]:
 
 
 def operator_name() -> str:
-    """Who acts, for the ledger."""
+    """Return the name that the ledger records for this operator."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -205,7 +208,7 @@ def operator_name() -> str:
 
 
 def command_options(fn: Fn) -> Fn:
-    """Adds the options that every command has, hands over a `Session`, turns errors into exits."""
+    """Add the common options to a command, pass it a `Session`, and turn errors into exit codes."""
 
     @click.option(
         "--config",
@@ -218,8 +221,8 @@ def command_options(fn: Fn) -> Fn:
         type=click.Path(file_okay=False, path_type=Path),
         help="Use this folder instead of ./.ackbone.",
     )
-    @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
-    @click.option("--debug", is_flag=True, help="Show where an error comes from.")
+    @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
     @functools.wraps(fn)
     def wrapped(
         *args: Any,
@@ -239,7 +242,7 @@ def command_options(fn: Fn) -> Fn:
             click.echo(err=True)
             stop(Exit.INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has gone; nobody is left to complain to.
+            # The reader of our output is gone, so an error message would go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             stop(Exit.FAILURE)
         except Exception as error:
@@ -250,8 +253,10 @@ def command_options(fn: Fn) -> Fn:
 
 @contextmanager
 def _environment(**places: Path | None) -> Iterator[None]:
-    """Set these variables while the command runs: an app that it loads, and every process that it
-    starts, reads the configuration that the command was given."""
+    """Set these variables while the command runs.
+
+    An app that the command loads, and every process that it starts, reads the same configuration.
+    """
     before = {name: os.environ.get(name) for name in places}
     os.environ.update(
         {name: os.path.abspath(place) for name, place in places.items() if place is not None}
@@ -267,11 +272,11 @@ def _environment(**places: Path | None) -> Iterator[None]:
 
 
 def report(error: Exception, *, debug: bool) -> Exit:
-    """Say what went wrong, in one or two sentences; the exit code that it means."""
+    """Print an error for people, and return its exit code."""
     if debug:
         click.echo(mask_line("".join(traceback.format_exception(error))), err=True, nl=False)
     if not isinstance(error, AckboneError):
-        hint = "" if debug else " Run it again with --debug and report what you see."
+        hint = "" if debug else " Run the command again with --debug and report the output."
         _complain(mask_line(f"internal error: {type(error).__name__}: {error}.{hint}"))
         return Exit.FAILURE
     if isinstance(error, ConfigError):
@@ -296,5 +301,5 @@ def _complain(text: str) -> None:
 
 
 def stop(code: Exit) -> NoReturn:
-    """End the command with a code that is not 0, or with 0."""
+    """End the command with this exit code."""
     raise click.exceptions.Exit(int(code))

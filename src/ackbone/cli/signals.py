@@ -1,4 +1,4 @@
-"""What Ctrl+C and SIGTERM do to a command: they end it, and open things are closed first."""
+"""Ctrl+C and SIGTERM end a command, after it has closed what it opened."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 
 class Signals:
-    """Of one run of a command."""
+    """The signals during one execution of a command."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        """Set by the first signal while the command is `gently` at work."""
+        """Set by the first signal inside `gently`."""
         self.number: signal.Signals | None = None
-        """Which one it was."""
+        """The signal that set `asked`."""
         self._gentle = False
         self._terminated = False
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """A SIGTERM cancels the work, as Ctrl+C does; a second one ends the process at once.
+        """Run the work. SIGTERM cancels it, as Ctrl+C does; a second one ends the process at once.
 
-        The loop is told, and cancels. An exception raised by a signal's handler would come up
-        between any two steps, also in the middle of a thread's start: that thread would never end.
+        The signal is handled by the event loop. An exception raised in a signal handler could
+        surface anywhere, also during the start of a thread, which would then never end.
         """
         loop = asyncio.get_running_loop()
         working = asyncio.current_task()
@@ -53,9 +53,9 @@ class Signals:
 
     @contextmanager
     def gently(self) -> Iterator[asyncio.Event]:
-        """Inside, the first Ctrl+C or SIGTERM only asks: it sets the event. The next one insists.
+        """Inside, the first Ctrl+C or SIGTERM only sets the event. The next one ends the command.
 
-        For work that is done in steps, each of which is either done or not.
+        For work in steps, each of which is either done or not.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self.asked

@@ -1,4 +1,4 @@
-"""`ackbone tail`, `trace` and `stats`: looking on."""
+"""`ackbone tail`, `trace` and `stats`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 from ackbone.core.outcome import Status
 
 from .bodies import show_traceback
-from .examples import examples
 from .output import Output, dump, plain, safe, span, when
 from .parameters import Moment, Span
+from .root import examples
 from .session import Session, command_options
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _COLOURS = {
 }
 MOST_SHOWN = 1000
 """Characters of a payload or a result in the text of a trace; --json has them whole."""
-_TOLD = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_name")
-"""Fields of an event's data that its line shows elsewhere, or that say nothing to people."""
+_LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_name")
+"""Fields of an event's data that `details` leaves out: the line shows them elsewhere."""
 
 
 @click.command(
@@ -47,22 +47,27 @@ _TOLD = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "event_na
 @click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
 @click.option("--type", "types", multiple=True, help="Only events like this: task.*, *failed.")
 @click.option("--tenant", help="Only this tenant.")
-@click.option("--id", "task_id", help="Only messages whose id begins so.")
-@click.option("--since", type=Moment(), help="Begin then: 15m, 2h or 2025-11-20T10:00.")
+@click.option("--id", "task_id", help="Only messages whose id begins with this.")
+@click.option(
+    "--since", type=Moment(), help="Start at this time: 15m, 2h (ago) or 2025-11-20T10:00."
+)
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(0),
     default=10,
     show_default=True,
-    help="Begin so many events before the end.",
+    help="Start this many events before the end.",
 )
-@click.option("--no-follow", is_flag=True, help="Stop at the end instead of waiting.")
+@click.option(
+    "--no-follow", is_flag=True, help="Stop at the end instead of waiting for new events."
+)
 @command_options
 def tail(session: Session, **options: Any) -> None:
-    """Follow what happens, event by event.
+    """Follow the ledger, event by event.
 
-    Shows the ledger as it grows: claims, retries, ends of messages, acts of operators. Ctrl+C ends.
+    Shows each event when it is written: claims, retries, outcomes, actions of operators. Stop it
+    with Ctrl+C.
     """
     session.run(_tail(session, options))
 
@@ -86,7 +91,7 @@ async def _tail(session: Session, options: dict[str, Any]) -> None:
 
 
 def event_line(out: Output, event: LedgerEvent) -> str:
-    """One event on one line."""
+    """Return an event as one line of text."""
     kind = event.type.rpartition(".")[2]
     what = out.tinted(f"{safe(event.type):<16}", _COLOURS.get(kind))
     return f"{when(event.at_us, fine=True)}  {what}  {safe(event.subscription)}  " + (
@@ -95,11 +100,11 @@ def event_line(out: Output, event: LedgerEvent) -> str:
 
 
 def details(data: Any) -> str:
-    """What an event's data adds, in a line."""
+    """Return the rest of an event's data as one line of text."""
     parts = [
         f"{name}={_short(value)}"
         for name, value in data.items()
-        if name not in _TOLD and value not in (None, "", [], {})
+        if name not in _LEFT_OUT and value not in (None, "", [], {})
     ]
     return safe(" ".join(parts))
 
@@ -116,13 +121,14 @@ def _short(value: Any) -> str:
     )
 )
 @click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look at this tenant only.")
+@click.option("--tenant", help="Look only at this tenant.")
 @command_options
 def trace(session: Session, name: str, tenant: str | None) -> None:
-    """Show the whole life of one message.
+    """Show the life of one message.
 
-    ID is a message id or its beginning, a correlation id, a trace id or an idempotency key. The
-    time line runs from being sent to the last reply; replays and follow-ups are named.
+    ID is a message id or its beginning, a correlation id, a trace id, an idempotency key or the id
+    of a dead letter. If more than one message matches, the command lists them (exit code 5). The
+    timeline runs from the send to the last reply; replays and follow-ups are listed below it.
     """
     session.run(_trace(session, name, tenant))
 
@@ -139,7 +145,7 @@ async def _trace(session: Session, name: str, tenant: str | None) -> None:
 
 
 def _decoded(found: Trace) -> dict[str, Any]:
-    """The trace as JSON, with results as the values that they are."""
+    """Return the trace for --json, with results decoded."""
     record: dict[str, Any] = plain(found)
     for shown, task in zip(record["tasks"], found.tasks, strict=True):
         if task.result is not None:
@@ -148,8 +154,8 @@ def _decoded(found: Trace) -> dict[str, Any]:
 
 
 def _value(result: bytes) -> Any:
+    from ackbone.core.codecs.json_text import loads
     from ackbone.core.errors import DecodeError
-    from ackbone.core.json_text import loads
 
     try:
         return loads(result)
@@ -168,7 +174,7 @@ def _show_trace(out: Output, found: Trace) -> None:
             f"  queue     {safe(task.queue)}, type {safe(task.type or '-')}, "
             f"attempt {task.attempt}, crashes {task.crashes}{took}"
         )
-        for label, value in (
+        out.fields(
             ("key", task.idempotency_key),
             ("order", task.ordering_key),
             ("belongs", task.correlation_id),
@@ -176,9 +182,7 @@ def _show_trace(out: Output, found: Trace) -> None:
             ("payload", _payload(task)),
             ("result", None if task.result is None else _clipped(dump(_value(task.result)))),
             ("error", task.error),
-        ):
-            if value:
-                out.line(f"  {label:<9} {safe(value)}")
+        )
         if task.status != Status.SUCCEEDED:
             _show_last_failure(out, task, found.dead_letters)
     begin = found.timeline[0].at_us if found.timeline else 0
@@ -205,24 +209,17 @@ def _show_trace(out: Output, found: Trace) -> None:
 
 
 def _payload(task: Task) -> str | None:
-    """The payload, while the store has it: of messages that have not succeeded."""
+    """Return the payload as text, or None. The store drops it when a message succeeds."""
     from ackbone.admin.bodies import read_body
 
     if task.body is None:
         return None
-    message = read_body(
-        task.body,
-        task.body_info,
-        message_id=task.message_id,
-        queue=task.queue,
-        intact=task.intact,
-        codec="json",
-    ).message
+    message = read_body(task, "json").message
     return None if message is None else _clipped(dump(plain(message.payload)))
 
 
 def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
-    """The traceback of the last failed attempt; after the last attempt the dead letter has it."""
+    """Show the traceback of the last failed attempt; a dead letter has that of its task."""
     own = [letter for letter in letters if letter.subscription == task.subscription]
     history = own[-1].history if own else task.history
     if history:
@@ -234,7 +231,7 @@ def _clipped(text: str) -> str:
 
 
 def _reply_state(reply: Reply) -> str:
-    """Its status, and what a person may have to know about it."""
+    """Return a reply's status with its retries, doubt and last error."""
     parts = []
     if reply.status in ("sent", "discarded"):
         return safe(reply.status)
@@ -252,16 +249,21 @@ def _reply_state(reply: Reply) -> str:
 @click.command(
     epilog=examples("ackbone stats", "ackbone stats --window 1h --json"),
 )
-@click.option("--window", type=Span(), default="5m", show_default=True, help="Rates over this.")
+@click.option(
+    "--window", type=Span(), default="5m", show_default=True, help="Time window of the rates."
+)
 @command_options
 def stats(session: Session, window: float) -> None:
-    """Show counts, rates and workers.
+    """Show queues, rates, workers and replies.
 
-    Counts are of now; rates are per minute, over the window, from the ledger. What waits in the
-    outbox for a broker that is away counts as ready, what is not due yet as delayed.
+    Per queue, now: READY can start at once, DELAYED is not due yet (a delay or a retry), RUNNING is
+    in a handler, WAITING is behind its conversation or a busy idempotency key, PARKED is set aside,
+    DEAD counts open dead letters, OLDEST is the age of the oldest ready or waiting message.
+    SUCCEEDED and FAILED count finished messages since the oldest that is kept. DONE/MIN and
+    FAILED/MIN are rates over --window. Messages in the outbox count as ready or delayed.
     """
     if window <= 0:
-        raise click.UsageError("--window must be above 0.")
+        raise click.UsageError("--window must be greater than 0.")
     session.run(_stats(session, window))
 
 
@@ -300,7 +302,7 @@ def _show_stats(out: Output, found: Stats) -> None:
     if rows:
         out.table(columns, rows)
     else:
-        out.line("no queue is known yet")
+        out.line("no queues yet")
     alive = [worker for worker in found.workers if worker.alive]
     out.line()
     out.line(f"workers   {len(alive)} alive, {len(found.workers) - len(alive)} dead")

@@ -1,12 +1,12 @@
-"""`ackbone.yaml`, the environment and the defaults, read into one frozen `Config`."""
+"""Load `ackbone.yaml`, the environment and the defaults into one frozen `Config`."""
 
 from __future__ import annotations
 
+from ackbone.core.secret import Secret, is_secret_name, mask_text
 from ackbone.triggers.config import QueueTriggerConfig, validate_config
 
 from .load import load_config, load_queue_trigger_config
 from .queues import Queue, Retry, Tasks
-from .secret import Secret, is_secret_name, mask_text
 from .settings import (
     Adapter,
     Breaker,

@@ -1,4 +1,4 @@
-"""Broker and store URLs, and the adapters of triggers: which ones this version has."""
+"""The broker URLs, store URLs and trigger adapters that this version has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from .secret import mask_value
+from ackbone.core.secret import mask_value
 
 STORES = {"postgresql": "postgresql", "postgres": "postgresql"}
 """URL schemes of stores on a server, and the store behind each."""
@@ -22,28 +22,25 @@ _LATER = {
     "servicebus": "Azure Service Bus",
     "sqs": "SQS",
 }
-"""Schemes and adapter types that a later version has."""
+"""Schemes and adapter types that a later version will have."""
 ADAPTER_TYPES = ("mock", "memory", "sqlite", "kafka", "rabbitmq", "sqs", "redis", "servicebus")
-"""What a trigger may name; those that are not in ADAPTERS load, and cannot be started."""
+"""Adapter types of triggers. Those that are not in ADAPTERS can be loaded and not started."""
 
 
 def lacks_adapter(kind: str, instead: str) -> str:
-    """The words for something that a later version has."""
-    return (
-        f"this version of ackbone has no {_LATER.get(kind, kind)} adapter yet; "
-        f"what it has: {instead}"
-    )
+    """Return the message for an adapter that a later version will have."""
+    return f"this version of ackbone has no {_LATER.get(kind, kind)} adapter yet; it has: {instead}"
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file that a URL names; None: it leaves the choice to us, or is of another kind."""
+    """Return the file of a sqlite:/// URL, else None."""
     if not url.startswith("sqlite:///"):
         return None
     return Path(url.removeprefix("sqlite:///"))
 
 
 def read_url(setting: str, url: str, folder: Path) -> str:
-    """The URL with an absolute path. Raises ValueError with what to write instead."""
+    """Return the URL with an absolute path. Raises ValueError with what to write instead."""
     forms = "sqlite, sqlite:///path/to/file.db"
     if setting == "broker":
         forms += ", memory://, redis://host:6379/0"
@@ -53,11 +50,11 @@ def read_url(setting: str, url: str, folder: Path) -> str:
     scheme = scheme.strip().lower()
     if scheme == "memory" and setting == "broker":
         if rest:
-            raise ValueError("memory:// takes nothing behind it; write memory://")
+            raise ValueError("memory:// takes no path; write memory://")
         return "memory://"
     if scheme == "memory":
         raise ValueError(
-            "the store cannot live in memory: what it holds must survive; write sqlite"
+            "the store cannot be in memory, because it must survive a restart; write sqlite"
         )
     if scheme == "sqlite" and not rest:
         return "sqlite"
@@ -74,11 +71,11 @@ def read_url(setting: str, url: str, folder: Path) -> str:
     near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *STORES, *_LATER], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     found = mask_value(url) if separator else url
-    raise ValueError(f"{found[:60]!r} is no {setting} known here; {hint}write one of: {forms}")
+    raise ValueError(f"{found[:60]!r} is not a known {setting}; {hint}write one of: {forms}")
 
 
 def _server(scheme: str, rest: str, url: str) -> str:
-    """A server's address as it is; what stands behind the `?` is the adapter's to read."""
+    """Return a server's URL unchanged; the adapter reads the part after the `?`."""
     if scheme == "unix" and not rest.startswith("/"):
         raise ValueError("a socket's path is absolute: unix:///run/redis.sock")
     if not rest:
@@ -87,20 +84,20 @@ def _server(scheme: str, rest: str, url: str) -> str:
 
 
 def parameter(url: str, name: str) -> str | None:
-    """The value of a parameter behind the `?` of a URL."""
+    """Return the value of a parameter after the `?` of a URL."""
     parts = (part.partition("=") for part in url.partition("?")[2].split("&"))
     return next((value for key, _, value in parts if key == name), None)
 
 
 def with_default(url: str, name: str, value: str) -> str:
-    """The URL with a parameter added behind its `?`, unless it has one of that name."""
+    """Return the URL with this parameter, unless it has one with the same name."""
     if parameter(url, name) is not None:
         return url
     return f"{url}{'&' if '?' in url else '?'}{name}={value}"
 
 
 def _sqlite_path(rest: str, folder: Path) -> Path:
-    """The path behind `sqlite://`: three slashes are relative, four absolute."""
+    """Return the path of a sqlite URL: three slashes are relative, four absolute."""
     if not rest.startswith("/"):
         raise ValueError(
             "a file takes three slashes (sqlite:///relative.db) or, from the root of the disk, "
@@ -108,7 +105,7 @@ def _sqlite_path(rest: str, folder: Path) -> Path:
         )
     name = rest[1:]
     if "?" in name or "#" in name:
-        raise ValueError("sqlite:/// takes a path alone, without ? or #")
+        raise ValueError("sqlite:/// takes only a path, without ? or #")
     if not name or name.endswith("/") or "\0" in name:
         raise ValueError("sqlite:/// names no file; write sqlite, or sqlite:///path/to/file.db")
     first = name.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Settings from variables (`ACKBONE__WORKER__SLOTS=4`) and arguments, put into the file's tree."""
+"""Put settings from variables (`ACKBONE__WORKER__SLOTS=4`) and arguments over those of the file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from .reader import fields_of, shape_of
-from .secret import Secret
+from ackbone.core.secret import Secret
+
+from .nodes import Node, Problems, Where, join
 from .settings import NOT_SETTINGS
-from .tree import Node, Problems, Where, join
+from .settings_reader import fields_of, shape_of
 
 PREFIX = "ACKBONE__"
 _STEP = re.compile(r'\.?([^.\[\]]+)|\[(\d+)\]|\["([^"]*)"\]')
@@ -21,14 +22,14 @@ _STEP = re.compile(r'\.?([^.\[\]]+)|\[(\d+)\]|\["([^"]*)"\]')
 def overrides_of(
     variables: Mapping[str, str], arguments: Mapping[str, Any], problems: Problems
 ) -> list[tuple[list[str], Node]]:
-    """Paths and values to put over the file, the weakest first."""
+    """Return the paths and values that override the file, in order: later ones win."""
     found: list[tuple[list[str], Node]] = []
     for name in sorted(variables, key=_by_number):
         if not name.startswith(PREFIX):
             continue
         segments = name.removeprefix(PREFIX).split("__")
         if not all(segments):
-            text = "no setting has this name; write ACKBONE__SECTION__KEY"
+            text = "is not the name of a setting; write ACKBONE__SECTION__KEY"
             problems.add(Where(name, origin="env"), "", text)
             continue
         found.append((segments, _variable(name, variables[name], problems)))
@@ -41,7 +42,7 @@ def overrides_of(
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts `…__2__…` before `…__10__…`, so that a list grows in order."""
+    """Return a sort key that puts `…__2__…` before `…__10__…`, so that a list grows in order."""
     return [(int(part), "") if _digits(part) else (-1, part) for part in name.split("__")]
 
 
@@ -61,7 +62,7 @@ def _home(variables: Mapping[str, str], problems: Problems) -> list[tuple[list[s
 
 
 def _protocol(variables: Mapping[str, str]) -> list[tuple[list[str], Node]]:
-    """The names that the task protocol gives its settings. Ours are stronger."""
+    """Return settings from the variables of the task protocol. Variables of ours win over them."""
     found = []
     for name in ("MAX_RETRIES", "HEARTBEAT_INTERVAL_S", "VISIBILITY_TIMEOUT_S"):
         text = variables.get(name)
@@ -71,8 +72,8 @@ def _protocol(variables: Mapping[str, str]) -> list[tuple[list[str], Node]]:
 
 
 def _variable(name: str, text: str, problems: Problems) -> Node:
-    """A variable's text as YAML would read it; `[…]` and `{…}` are lists and sections."""
-    from .document import parse, resolve
+    """Return the value of a variable, read as YAML; `[…]` and `{…}` are lists and sections."""
+    from .yaml_nodes import parse, resolve
 
     where = Where(name, origin="env")
     if text.lstrip()[:1] not in ("[", "{"):
@@ -86,7 +87,7 @@ def _variable(name: str, text: str, problems: Problems) -> Node:
 
 
 def _placed(node: Node, where: Where) -> Node:
-    """The same values, all of them at one place."""
+    """Return the node with the same place for all its values."""
     value = node.value
     if isinstance(value, dict):
         value = {key: _placed(child, where) for key, child in value.items()}
@@ -96,7 +97,7 @@ def _placed(node: Node, where: Where) -> Node:
 
 
 def node_of(value: Any, where: Where) -> Node:
-    """An argument: any plain Python value, or a struct of settings."""
+    """Return the node of an argument: a plain Python value, or a struct of settings."""
     if isinstance(value, msgspec.Struct):
         value = {name: node_of(item, where) for name, item in given_in(value).items()}
     elif isinstance(value, Mapping):
@@ -109,7 +110,7 @@ def node_of(value: Any, where: Where) -> Node:
 
 
 def given_in(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a struct that differ from their defaults."""
+    """Return the fields of a struct that differ from their defaults."""
     defaults = type(struct).__struct_defaults__
     names = struct.__struct_fields__[-len(defaults) :]
     found = {name: getattr(struct, name) for name in struct.__struct_fields__}
@@ -121,7 +122,7 @@ def given_in(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Problems) -> None:
-    """Put `leaf` into the tree at the path that the segments spell."""
+    """Put `leaf` below `root`, at the path that the segments give."""
     node, declared, path = root, struct, ""
     for number, segment in enumerate(segments):
         shape = shape_of(declared)
@@ -130,7 +131,7 @@ def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Pr
         if node.value is None or node.broken:
             node.value, node.broken = empty, False
         if type(node.value) is not type(empty):
-            return  # the file is wrong there, and says so itself
+            return  # the reader reports this mistake of the file
         key = _key(node.value, segment, shape.kind, leaf.where.origin)
         path = join(path, key)
         if isinstance(key, int):
@@ -141,7 +142,7 @@ def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Pr
             if key == len(node.value):
                 node.value.append(Node(value=None, where=leaf.where))
         elif shape.kind == "list":
-            problems.add(leaf.where, path, "an entry of a list is named by its number, from 0")
+            problems.add(leaf.where, path, "an entry of a list has a number, from 0")
             return
         if shape.kind == "section":
             declared = fields_of(shape.inner, NOT_SETTINGS).get(str(key), Any)
@@ -151,7 +152,7 @@ def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Pr
             node.value[key] = leaf
             return
         if shape_of(declared).kind in ("path", "value"):
-            problems.add(leaf.where, path, "is a single value: nothing can be set below it")
+            problems.add(leaf.where, path, "is a single value without keys")
             return
         if not isinstance(key, int):
             node.value.setdefault(key, Node(value=None, where=leaf.where))
@@ -159,7 +160,7 @@ def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Pr
 
 
 def _key(value: Any, segment: str, kind: str, origin: str) -> str | int:
-    """The key that a segment means: `MY_QUEUE` is `my-queue` if the file has such a key."""
+    """Return the key for a segment: `MY_QUEUE` is `my-queue` if the file has this key."""
     if isinstance(value, list):
         return int(segment) if _digits(segment) else segment
     if kind == "section":

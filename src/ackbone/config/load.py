@@ -1,4 +1,4 @@
-"""From file, environment and arguments to a `Config`, or to one error that names every mistake."""
+"""Load a `Config` from file, environment and arguments, or raise one error with all mistakes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import msgspec
 from ackbone.core.errors import ConfigError
 from ackbone.triggers.config import QueueTriggerConfig
 
+from .cross_checks import check
 from .environment import given_in, graft, node_of, overrides_of
-from .reader import Reader, fields_of, shape_of
-from .rules import check
+from .nodes import Node, Problems, Where
 from .settings import NOT_SETTINGS, Config, Trigger
+from .settings_reader import Reader, fields_of, shape_of
 from .substitution import parse_dotenv, read_text
-from .tree import Node, Problems, Where
 
 T = TypeVar("T")
 FILE_NAME = "ackbone.yaml"
-_BROKEN_LINE = "expected NAME=value; put a value with quotes or line breaks in quotes of its own"
+_BROKEN_LINE = "expected NAME=value; put a value with quotes or line breaks in quotes"
 
 
 class _Document(Config, frozen=True, kw_only=True):
-    """What may stand in the file: the settings, and one trigger under its own key."""
+    """The content of the file: the settings, and one trigger as `queue_trigger`."""
 
     queue_trigger: Trigger | None = None
 
     def __post_init__(self) -> None:
-        """Its reader checks it."""
+        """Skip the check of `Config`: the reader checks this."""
 
 
 def load_config(
@@ -41,10 +41,10 @@ def load_config(
     cwd: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration: `path`, else `$ACKBONE_CONFIG`, else `./ackbone.yaml`, else defaults.
+    """Load the configuration: `path`, else `$ACKBONE_CONFIG`, else `./ackbone.yaml`, else defaults.
 
     `ACKBONE__SECTION__KEY` in the environment or in `.env` wins over the file; `overrides`
-    (`{"worker.slots": 4}`) win over both. Raises ConfigError with every mistake there is.
+    (`{"worker.slots": 4}`) win over both. Raises ConfigError with all mistakes.
     """
     environ = os.environ if environ is None else environ
     cwd = Path(os.path.abspath(cwd or "."))
@@ -76,9 +76,9 @@ def load_config(
 
 
 def checked(config: Config) -> dict[str, Any]:
-    """The fields of a Config that was built in Python, converted and checked as a file's are.
+    """Return the fields of a Config that was built in Python, converted and checked like a file.
 
-    Raises ConfigError with every mistake there is.
+    Raises ConfigError with all mistakes.
     """
     given = {name: v for name, v in given_in(config).items() if name not in NOT_SETTINGS}
     if not given:
@@ -97,10 +97,10 @@ def checked(config: Config) -> dict[str, Any]:
 def load_queue_trigger_config(
     config_path: Path | str, *, environ: Mapping[str, str] | None = None
 ) -> QueueTriggerConfig:
-    """The section `queue_trigger` of a YAML file.
+    """Load the section `queue_trigger` of a YAML file.
 
-    Raises ConfigError for what cannot be read: no file, no section, an unset variable, an unknown
-    key, a wrong type. Whether the values make sense is for `validate_config` to say.
+    Raises ConfigError if it cannot be read: no file, no section, an unset variable, an unknown key,
+    a wrong type. `validate_config` checks the values.
     """
     file = Path(os.path.abspath(config_path))
     environ = os.environ if environ is None else environ
@@ -121,7 +121,7 @@ def load_queue_trigger_config(
 def _find(
     path: Path | str | None, environ: Mapping[str, str], cwd: Path, problems: Problems
 ) -> tuple[Path | None, str]:
-    """The file to read and the name that people know it by."""
+    """Return the file to read and its name for error messages."""
     asked = path or environ.get("ACKBONE_CONFIG") or None
     if asked is None:
         file = cwd / FILE_NAME
@@ -130,7 +130,7 @@ def _find(
     if os.path.exists(file):
         return file, str(asked)
     if path is not None:
-        hint = f"name another one, or none to use ./{FILE_NAME} or the defaults"
+        hint = f"give another name, or none to use ./{FILE_NAME} or the defaults"
         problems.add(Where(str(asked)), "", f"there is no such file; {hint}")
     else:
         text = f"there is no file {str(asked)!r}; correct the variable or unset it"
@@ -145,8 +145,8 @@ def tree_of(
     problems: Problems,
     only: str | None = None,
 ) -> Node:
-    """The tree of a YAML file; broken, with the reason said, if it is none."""
-    from .document import parse  # PyYAML is loaded only when there is something to read
+    """Return the nodes of a YAML file; a broken node if it cannot be read."""
+    from .yaml_nodes import parse  # import PyYAML only if there is a file
 
     try:
         text = read_text(file)
@@ -157,7 +157,7 @@ def tree_of(
     if root.value is None:
         root.value = {}
     if not isinstance(root.value, dict):
-        what = "expected settings such as `broker: sqlite`, one to a line; found a single value"
+        what = "expected settings such as `broker: sqlite`, one per line; found a single value"
         what = what if not isinstance(root.value, list) else what.replace("single value", "list")
         problems.add(root.where, "", what)
         root.value = {}
@@ -167,7 +167,7 @@ def tree_of(
 def variables_of(
     environ: Mapping[str, str], folders: list[Path], problems: Problems
 ) -> dict[str, str]:
-    """The environment over the first `.env` that there is."""
+    """Return the variables of the environment and of the first `.env` file that exists."""
     file = next((f / ".env" for f in folders if os.path.isfile(f / ".env")), None)
     if file is None:
         return dict(environ)
@@ -183,7 +183,7 @@ def variables_of(
 
 
 def _unwrap(root: Node) -> None:
-    """An entry of `triggers` may be a whole `queue_trigger:` section."""
+    """Accept entries of `triggers` that are a whole `queue_trigger:` section."""
     triggers = root.value.get("triggers")
     if triggers is None or not isinstance(triggers.value, list):
         return
@@ -193,7 +193,7 @@ def _unwrap(root: Node) -> None:
 
 
 def _assemble(document: _Document, reader: Reader, file: Path | None, cwd: Path) -> _Document:
-    """The document as a whole: `queue_trigger` is the last trigger, `home` is absolute."""
+    """Complete the document: `queue_trigger` becomes the last trigger, `home` absolute."""
     fields: dict[str, Any] = {}
     if document.queue_trigger is not None:
         last = f"triggers[{len(document.triggers)}]"
@@ -214,7 +214,7 @@ def _renamed(paths: Mapping[str, T], old: str, new: str) -> dict[str, T]:
 
 @functools.cache
 def settings_by_last_name() -> Mapping[str, str]:
-    """Every setting of a fixed section by its last name, as far as that name is its alone."""
+    """Return the paths of settings by last name, for names that only one setting has."""
     found: dict[str, list[str]] = {}
     for name, declared in fields_of(Config, NOT_SETTINGS).items():
         found.setdefault(name, []).append(name)

@@ -1,22 +1,30 @@
-"""Settings of queues, and what the task protocol makes of those that are left open."""
+"""Settings of queues, and their defaults in the task protocol."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ackbone.core.broker import Notices
-from ackbone.core.task_codec import TaskCodec
+from ackbone.core.codecs.task import TaskCodec
 
-from .ranges import AckPolicy, Days, Factor, Retries, Share, Span, Time
+YEAR = 31_536_000
+Time = Annotated[float, Meta(ge=0, le=YEAR)]
+Span = Annotated[float, Meta(gt=0, le=YEAR)]
+Days = Annotated[float, Meta(gt=0, le=36_500)]
+Retries = Annotated[int, Meta(ge=0, le=1_000_000)]
+Factor = Annotated[float, Meta(ge=1, le=1000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+AckPolicy = Literal["ack", "nack", "requeue", "dlq"]
 
 DAY_S = 86_400.0
 TASK = TaskCodec.name
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long to wait, unless a queue says otherwise."""
+    """Number of retries and waits between them, unless a queue has its own."""
 
     max_retries: Retries = 3
     """Retries after the first attempt."""
@@ -24,29 +32,29 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     max_delay_s: Time = 60.0
     backoff_factor: Factor = 2.0
     waits_s: tuple[Time, ...] = ()
-    """The waits one by one, instead of the growing ones; the last one repeats."""
+    """A list of waits, instead of growing ones; the last one repeats."""
     jitter: Share = 0.1
     """Up to this share is added to a wait."""
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue. Its retry settings are those of `retry` where nothing is said here."""
+    """One queue. Retry settings that are not given here come from `retry`."""
 
     codec: str = ""
     """Wire form of the messages: standard, json, text, binary or task. Empty: standard, and task
     for the stream of `tasks`."""
     group: str | None = None
-    """Who reads it, where the broker has consumer groups; null: ackbone, tasks: `tasks.group`."""
+    """The consumer group, if the broker has groups; null: ackbone, tasks: `tasks.group`."""
     tenant: str | None = None
     """The tenant of every message; null: each message names its own."""
     ordered: bool | None = None
-    """Messages with an ordering key run one after the other; null: yes, tasks: no."""
+    """Whether messages with the same ordering key run one after another; null: yes, tasks: no."""
     ack_policy: AckPolicy = "dlq"
-    """What the broker is told when a message finally fails."""
+    """How the broker's copy is settled when a message finally fails."""
     dedup: bool = True
-    """Whether idempotency keys are looked at."""
+    """Whether idempotency keys are used."""
     dedup_window_s: Span | None = None
-    """So long a key stays known once it is done; null: an hour, tasks: 30 days."""
+    """How long an idempotency key is remembered; null: an hour, tasks: 30 days."""
     max_retries: Retries | None = None
     base_delay_s: Time | None = None
     max_delay_s: Time | None = None
@@ -54,11 +62,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     waits_s: tuple[Time, ...] | None = None
     jitter: Share | None = None
     ttl_s: Span | None = None
-    """Messages without an expiry of their own expire after so long."""
+    """Time to live of messages that have none."""
     timeout_s: Span | None = None
-    """Limit of one run, unless the handler has its own."""
+    """Time limit of one run, unless the handler has one."""
     on_parked: Literal["wait", "skip"] = "wait"
-    """Whether a parked message holds up its conversation."""
+    """Whether later messages of a conversation wait for a parked one."""
     results: str | None = None
     """The queue that gets one entry for each message that ends; null: none, tasks: `tasks.results`.
     Empty: none."""
@@ -69,17 +77,17 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notices(self) -> Notices | None:
-        """Who is told of its messages' ends, if anybody is."""
+        """The queues that get notices about the ends of messages, or None."""
         if not self.results and not self.dead_letters:
             return None
         return Notices(results=self.results or None, dead_letters=self.dead_letters or None)
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
-    """The task protocol: what holds for queues with the codec `task` that say nothing else."""
+    """The task protocol: defaults of queues with the codec `task`."""
 
     stream: str = "stream:task"
-    """Where tasks are sent, and what a worker on Redis reads unless told otherwise."""
+    """The queue of tasks, and the default queue on Redis."""
     group: str = "cg:workers"
     results: str = "stream:result"
     dead_letters: str = "stream:dlq"
@@ -87,19 +95,19 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """Also the variable MAX_RETRIES."""
     retry_delays_s: tuple[Time, ...] = (60.0, 300.0, 900.0)
     results_days: Days | None = 7.0
-    """Results that are older are removed from their stream; null: never."""
+    """Older results are removed from their stream; null: never."""
     dead_letters_days: Days | None = 30.0
     """The same for copies of dead letters; the store keeps its own."""
     heartbeat_interval_s: Span = 30.0
-    """How often a broker with leases hears that a task is still worked on. Also the variable
+    """How often the lease of a running task is renewed at the broker. Also the variable
     HEARTBEAT_INTERVAL_S."""
     visibility_timeout_s: Span | None = None
-    """On Redis, how long an entry may stay without a sign of life before another worker takes it.
+    """On Redis, how long an entry may stay without a renewed lease before another worker takes it.
     Null: the broker's own default. Also the variable VISIBILITY_TIMEOUT_S; a value in the broker's
     URL wins."""
 
     def complete(self, name: str, queue: Queue) -> Queue:
-        """The queue with everything said that it left open, but what `retry` says for all."""
+        """Return the queue with defaults for its open settings, except those of `retry`."""
         codec = queue.codec or (TASK if name == self.stream else "standard")
         if codec != TASK:
             return _with(

@@ -16,6 +16,7 @@ from msgspec import Meta
 from ackbone.core.broker import Subscription
 from ackbone.core.errors import ConfigError
 from ackbone.core.retry import RetryPolicy
+from ackbone.core.secret import MASK, Secret, is_secret_name, mask_value
 from ackbone.triggers.config import QueueTriggerConfig
 
 from .endpoints import (
@@ -27,75 +28,73 @@ from .endpoints import (
     sqlite_file,
     with_default,
 )
-from .queues import Queue, Retry, Tasks
-from .ranges import YEAR, Days, Span, Time
-from .secret import Secret, mask_value, masked
-from .tree import join
+from .nodes import join
+from .queues import YEAR, Days, Queue, Retry, Span, Tasks, Time
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process."""
 
     slots: Annotated[int, Meta(ge=1, le=100_000)] = 100
-    """Runs at a time."""
+    """Concurrent runs per queue."""
     lease_s: Annotated[float, Meta(ge=0.5, le=86_400)] = 10.0
-    """A worker that says nothing for so long is dead; renewed at a third of it."""
+    """A worker without a sign of life for this long is dead; renewed after a third of it."""
     crash_budget: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Unexplained ends (SIGKILL) of a process that ran one message alone, before the message is a
     dead letter. An exit code or another signal is an explanation: the first one ends it."""
     shutdown_timeout_s: Time = 30.0
-    """How long running work may finish after a stop; then it is handed back."""
+    """How long runs may continue after a stop; then their messages are released."""
     stall_limit_s: Span = 60.0
-    """An event loop that stands still for so long stops the lease."""
+    """The lease is not renewed while the event loop is blocked for longer than this."""
     recycle_grace_s: Time = 10.0
-    """What a handler gets on top of its timeout, and a stalled loop on top of `stall_limit_s`,
-    before the worker recycles itself."""
+    """The worker restarts if a handler runs this long beyond its timeout, or the loop is blocked
+    this long beyond `stall_limit_s`."""
     isolated: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Child processes for handlers with isolation "process"; null: one per CPU, at most `slots`."""
     solo_children: Annotated[int, Meta(ge=1, le=1000)] = 16
-    """Child processes at a time for messages that crashed their workers."""
+    """Concurrent child processes for suspects: messages that crashed their workers."""
     copy_lost_after_s: Span = 3600.0
     """A message that no worker runs and whose copy the broker has lost is dead-lettered after this
     many seconds (`copy_lost`). At least twice the broker's visibility timeout counts."""
     guard_timeout_s: Span = 10.0
-    """A guard that does not answer for so long has failed."""
+    """A guard that does not answer within this time has failed."""
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
-    """When a runtime or channel counts as down."""
+    """When a handler or channel counts as down."""
 
     failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
-    """So many failures in a row, and only one message at a time is tried."""
+    """After this many failures in a row, only one message at a time is tried."""
     probe_s: Span = 30.0
-    """How often that one is tried."""
+    """Seconds between these tries."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """Replies on their way out."""
+    """Deliveries of replies."""
 
     calls: Annotated[int, Meta(ge=1, le=10_000)] = 200
-    """Under way at a time, of one process."""
+    """Concurrent calls of one process."""
     timeout_s: Span = 60.0
-    """A call without an answer for so long is given up; the reply may have arrived."""
+    """A call without an answer is given up after this time; the reply may have arrived."""
     wait_scale: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
     """Multiplies the waits between attempts (5 s, 25 s, 2 min, 10 min, 10 min), but not a wait that
     the other side asked for (`Retry-After`)."""
     on_unknown: Literal["resend", "hold"] = "resend"
-    """A reply that may have arrived: resend it, marked, or hold it until a person decides."""
+    """A reply that may have arrived: resend it, marked, or hold it until an operator decides."""
     tenant_per_minute: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Calls for one tenant in any minute, by all channels and processes together."""
+    """Calls for one tenant per minute, over all channels and processes."""
 
 
 ChannelKind = Literal["telegram", "discord", "slack", "email", "webhook", "apprise", "folder"]
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `channels`: by its name, where replies go."""
+    """One entry of `channels`: a way for replies to leave."""
 
     kind: ChannelKind | None = None
-    """Null: what its name says."""
+    """Null: the name of the entry."""
     connection: dict[str, Any] = {}
-    """As the channel wants it: a token, webhooks, a host; secrets in it are `Secret`s."""
+    """Arguments of the channel: a token, webhooks, a host; secrets in it are `Secret`s."""
     timeout_s: Span | None = None
     """Null: that of `delivery`."""
     on_unknown: Literal["resend", "hold"] | None = None
@@ -103,22 +102,22 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `subscribers`: by its name, who is told of events."""
+    """One entry of `subscribers`: an address that is notified about events."""
 
     channel: str = "webhook"
     """The name of a channel."""
     to: str = ""
-    """The recipient there: a URL, a chat, an address."""
+    """The recipient: a URL, a chat, an address."""
     events: tuple[str, ...] = ("delivery.*",)
-    """`*` stands for anything."""
+    """Event types; `*` matches any text."""
     tenant: str | None = None
-    """Null: of all tenants."""
+    """Null: all tenants."""
     form: Literal["json", "text"] | None = None
     """Null: json for a webhook, a line of text for others."""
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How many days finished things are kept; null: for ever."""
+    """Days for which finished records are kept; null: for ever."""
 
     tasks_days: Days | None = 30.0
     events_days: Days | None = None
@@ -132,7 +131,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     anchor_interval_s: Span = 60.0
     key_file: Path | None = None
-    """Key of the anchors, outside the database; null: `<home>/ledger.key`."""
+    """File with the key of the anchors, outside the database; null: `<home>/ledger.key`."""
     anchor_file: Path | None = None
     """Null: `<home>/ledger.anchors`."""
 
@@ -145,7 +144,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes to standard error."""
+    """Logging to standard error."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
@@ -153,18 +152,18 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a trigger's messages come from."""
+    """The broker of a trigger's messages."""
 
     type: str | None = None
     """Null: the broker of this file. mock is the memory broker."""
     connection: dict[str, Any] = {}
-    """As the adapter wants it; secrets in it are `Secret`s."""
+    """Arguments of the adapter; secrets in it are `Secret`s."""
 
     def broker(self) -> str | None:
-        """The broker behind the adapter (null: the one of the file).
+        """Return the broker of the adapter; None is the broker of the file.
 
-        Raises ConfigError for one that this version lacks: a trigger loads with it, and cannot
-        be started.
+        Raises ConfigError for an adapter that this version does not have. Such a trigger can be
+        loaded and not started.
         """
         if self.type is None:
             return None
@@ -201,7 +200,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     metrics: TriggerMetrics = TriggerMetrics()
 
     def queue(self) -> Queue:
-        """The trigger's queue in the words of `queues`."""
+        """Return the settings of the trigger's queue."""
         return Queue(
             codec=self.parser_type,
             ack_policy=self.ack_policy,  # type: ignore[arg-type] # checked when it was loaded
@@ -223,7 +222,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
         return self.metrics.export_interval
 
     def queue_trigger(self) -> QueueTriggerConfig:
-        """The value that `QueueTrigger` takes."""
+        """Return the configuration for `QueueTrigger`."""
         fields = QueueTriggerConfig.__dataclass_fields__
         return QueueTriggerConfig(**{name: getattr(self, name) for name in fields})
 
@@ -249,7 +248,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     home: Path = Path(".ackbone")
-    """Folder of everything that ackbone writes."""
+    """Folder of all files that ackbone writes."""
     broker: str = "sqlite"
     """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
     store: str = "sqlite"
@@ -263,22 +262,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     channels: dict[str, Channel] = {}
     subscribers: dict[str, Subscriber] = {}
     max_message_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 262_144
-    """Of one encoded message."""
+    """Largest size of one encoded message, in bytes."""
     send_timeout_s: Span = 5.0
     retention: Retention = Retention()
     ledger: Ledger = Ledger()
     metrics: Metrics = Metrics()
     rules: Path | None = None
-    """The file with the rules that are asked before each run; null: there are none."""
+    """The rules file, which is applied before each run; null: no rules."""
     on_dedup_unavailable: Literal["stop", "continue"] = "stop"
     """While the `idempotency_store` of a trigger cannot be asked. stop: messages wait for it;
     continue: they run without dedup, which switches off the promise of one run per key."""
     log: Log = Log()
     triggers: tuple[Trigger, ...] = ()
     file: Path | None = None
-    """The file that was read; no setting."""
+    """The file that was read. This is not a setting."""
     origins: Mapping[str, str] = {}
-    """Where each value that is no default came from; no setting."""
+    """The origin of each value that is not a default. This is not a setting."""
 
     def __post_init__(self) -> None:
         from .load import checked
@@ -294,7 +293,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_server(self) -> bool:
-        """Is the broker a server, which may be away?"""
+        """Whether the broker is a server, which may be unreachable."""
         return self.broker_kind not in ("sqlite", "memory")
 
     @property
@@ -306,7 +305,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broker_url(self) -> str:
-        """`broker` with everything that other settings add to it."""
+        """The URL of `broker` with the values that other settings add to it."""
         file = self.broker_file
         if file is not None:
             return f"sqlite:///{file}"
@@ -324,7 +323,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store_file(self) -> Path:
-        """The store's SQLite file, if it is one (`store_kind`)."""
+        """The SQLite file of the store, if `store_kind` is sqlite."""
         return sqlite_file(self.store) or self.broker_file or self.home / "ackbone.db"
 
     @property
@@ -336,7 +335,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.ledger.anchor_file or self.home / "ledger.anchors"
 
     def queue(self, name: str) -> Queue:
-        """The settings of a queue: its own, its trigger's, or the defaults."""
+        """Return the settings of a queue: its own, those of its trigger, or the defaults."""
         found = self.queues.get(name)
         if found is None:
             trigger = self.trigger(name)
@@ -345,20 +344,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_queue(self) -> str:
-        """The queue of handlers and messages that name none."""
+        """The queue of handlers and messages without a queue."""
         return self.tasks.stream if self.broker_kind == "redis" else DEFAULT_QUEUE
 
     def trigger(self, queue: str) -> Trigger | None:
-        """The entry of `triggers` that reads this queue."""
+        """Return the entry of `triggers` that reads this queue."""
         return next((t for t in self.triggers if t.queue_name == queue), None)
 
     def slots(self, queue: str) -> int:
-        """Runs at a time of one queue in one worker."""
+        """Return the concurrent runs of one queue in one worker."""
         trigger = self.trigger(queue)
         return self.worker.slots if trigger is None else trigger.concurrency
 
     def retry_policy(self, queue: str | None = None) -> RetryPolicy:
-        """The retry policy of a queue, or the one of the whole."""
+        """Return the retry policy of a queue, or the default one."""
         own = self.queue(queue) if queue is not None else Queue()
 
         def pick(name: str) -> Any:
@@ -375,7 +374,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def subscription(self, queue: str) -> Subscription:
-        """The subscription that the engine reads a queue by."""
+        """Return the subscription of a queue for the engine."""
         own = self.queue(queue)
         found = Subscription(
             name=queue,
@@ -401,7 +400,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_triggers(self) -> None:
-        """Raises ConfigError if triggers want a broker that this configuration has not."""
+        """Raise ConfigError if a trigger names another broker than this configuration."""
         problems = [
             f"trigger {trigger.queue_name}: {problem}"
             for trigger in self.triggers
@@ -411,7 +410,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(problems)
 
     def _other_broker(self, adapter: Adapter) -> str | None:
-        """Say why the adapter is not the broker of this file, which a worker reads; None: it is."""
+        """Return why the adapter is not the broker of this configuration, or None if it is."""
         try:
             wanted = adapter.broker()
         except ConfigError as error:
@@ -437,13 +436,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _is_ours(self, connection: Mapping[str, Any]) -> bool:
-        """Whether it is nothing but the URL of `broker`."""
+        """Return True if the connection is just the URL of `broker`."""
         url = connection.get("url")
         said = url.reveal() if isinstance(url, Secret) else url
         return list(connection) == ["url"] and said in (self.broker, self.broker_url)
 
     def describe(self) -> list[Setting]:
-        """Every setting with its value, masked, and where it came from."""
+        """Return every setting with its masked value and its origin."""
         effective: dict[str, Any] = {
             "ledger.key_file": self.ledger_key_file,
             "ledger.anchor_file": self.ledger_anchor_file,
@@ -488,5 +487,16 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str | Secret):
-        return masked(value, name)
+        return _masked(value, name)
+    return value
+
+
+def _masked(value: Any, name: str) -> Any:
+    """Return the value with secrets masked."""
+    if isinstance(value, Secret):
+        shown = mask_value(value.reveal())
+        hidden = is_secret_name(name) or shown == value.reveal()
+        return MASK if hidden else shown
+    if isinstance(value, str):
+        return MASK if value and is_secret_name(name) else mask_value(value)
     return value

@@ -1,6 +1,6 @@
 """`${VAR}`, `${VAR:-default}`, `${file:/path}` and `$$` in texts, and the `.env` file.
 
-What was put in is never looked at again: a value that contains `${…}` stays as it is.
+Inserted values are not expanded again: a value that contains `${…}` stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FORMS = "${NAME}, ${NAME:-default} or ${file:/path}; a literal $ before { is wr
 
 
 class Substituted(msgspec.Struct, frozen=True):
-    """The text after substitution, and what was wrong with it."""
+    """The text after substitution, and its mistakes."""
 
     text: str
     used: bool
@@ -27,7 +27,7 @@ class Substituted(msgspec.Struct, frozen=True):
 
 
 def substitute(text: str, variables: Mapping[str, str], folder: Path) -> Substituted:
-    """Replace every reference in `text`; relative `${file:…}` paths start at `folder`."""
+    """Replace every reference in `text`; relative `${file:…}` paths are relative to `folder`."""
     if "$" not in text:
         return Substituted(text, used=False)
     scan = _Scan(text, variables, folder)
@@ -53,7 +53,7 @@ class _Scan:
         self.used = False
 
     def text_from(self, at: int, *, depth: int, live: bool) -> tuple[str, int]:
-        """The text from `at` on: to the end, or inside a reference to its closing brace."""
+        """Return the text from `at` to the end or, inside a reference, to its closing brace."""
         out: list[str] = []
         text = self.text
         while at < len(text):
@@ -73,12 +73,12 @@ class _Scan:
         return "".join(out), at
 
     def reference(self, at: int, *, depth: int, live: bool) -> tuple[str, int]:
-        """What the reference whose inside begins at `at` stands for, and where it ends.
+        """Return the value of the reference whose content begins at `at`, and where it ends.
 
-        `live` is false inside a default that is not needed: nothing in there is looked up.
+        `live` is False inside a default that is not needed; nothing is looked up there.
         """
         if depth > MAX_NESTING:
-            raise _Malformed(f"references stand in one another more than {MAX_NESTING} deep")
+            raise _Malformed(f"references are nested deeper than {MAX_NESTING} levels")
         self.used = True
         name = _NAME.match(self.text, at)
         if name is None:
@@ -120,16 +120,16 @@ class _Scan:
 
 
 def read_text(path: Path) -> str:
-    """A small UTF-8 file whole. Raises ValueError that continues the words "the file …"."""
+    """Return the text of a small UTF-8 file. The text of a ValueError continues "the file …"."""
     try:
         if not os.path.isfile(path):
-            raise ValueError("is no regular file")
+            raise ValueError("is not a regular file")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from None
     if len(content) > MAX_BYTES:
-        raise ValueError("is larger than 1 MB, which no configuration needs")
+        raise ValueError("is larger than 1 MB, the limit for a configuration")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -149,7 +149,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def parse_dotenv(text: str) -> tuple[dict[str, str], list[int]]:
-    """Variables of a `.env` text, and the numbers of the lines that are none.
+    """Return the variables of a `.env` text, and the numbers of invalid lines.
 
     `NAME=value`, with or without `export`; `'…'` is taken literally, `"…"` knows `\\n`, `\\t`,
     `\\"` and `\\\\`, both may span lines; ` #` begins a comment. Nothing is substituted.

@@ -1,4 +1,4 @@
-"""Approvals as people see them: what was asked, who answered, and the ports to look and answer."""
+"""Approvals: questions to people, their answers, and the ports to read and to answer them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .store import Worker
 
 
 class ApprovalState(StrEnum):
-    """Where a question stands."""
+    """The state of a question."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -29,7 +29,7 @@ class Approval(Record, frozen=True, kw_only=True):
     queue: str
     type: str | None
     payload_sha256: str
-    """What the answer holds for."""
+    """The answer holds only for this payload."""
     rule: str
     reason: str
     state: str
@@ -37,7 +37,7 @@ class Approval(Record, frozen=True, kw_only=True):
     asked_at_us: int
     expires_at_us: int
     first_by: str | None = None
-    """Four eyes: whose yes waits for a second one."""
+    """With four eyes: the person whose approval waits for a second one."""
     first_at_us: int | None = None
     answered_by: str | None = None
     answered_at_us: int | None = None
@@ -49,7 +49,7 @@ class Approval(Record, frozen=True, kw_only=True):
 
 
 class ApprovalFilter(Record, frozen=True, kw_only=True):
-    """Which approvals; None: any."""
+    """Conditions for approvals. None: any."""
 
     state: str | None = ApprovalState.PENDING
     queue: str | None = None
@@ -58,45 +58,48 @@ class ApprovalFilter(Record, frozen=True, kw_only=True):
 
 
 class ApprovalRecords(Protocol):
-    """Looking."""
+    """Reading approvals."""
 
     async def approvals(
         self, where: ApprovalFilter, *, limit: int, after: str | None = None
     ) -> Sequence[Approval]:
-        """Oldest first: who waits longest is answered first. `after` is the last id seen."""
+        """Return approvals, oldest first. `after`: the last id of the last page."""
         ...
 
     async def approvals_named(
         self, name: str, *, tenant_id: str | None, limit: int
     ) -> Sequence[Approval]:
-        """By approval id or message id, else those whose id begins so; the newest first."""
+        """Return approvals by approval id or message id, else by a prefix, newest first."""
         ...
 
 
 class Answers(Protocol):
-    """Answering: one compare-and-set, the first answer wins."""
+    """Answering approvals. Each answer is one compare-and-set: the first one wins."""
 
     async def approve(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        """The message becomes ready, its attempt unchanged; or, with four eyes, waits for a second
-        yes. Raises NotFound, or Conflict with who answered what and when."""
+        """Approve. The message becomes ready without using up an attempt. With four eyes, the first
+        approval waits for a second one.
+
+        Raises NotFound, or Conflict if somebody has already answered."""
         ...
 
     async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        """The message ends as rejected. Raises as `approve` does."""
+        """Reject. The message ends as rejected. Raises as `approve` does."""
         ...
 
 
-class Clerk(Protocol):
-    """What relays do for governance."""
+class GovernanceUpkeep(Protocol):
+    """The work that relays do for governance."""
 
     async def has_overdue(self) -> bool:
-        """Is there a question that nobody answered in time?"""
+        """Return True if a question was not answered in time."""
         ...
 
     async def expire(self, *, worker: Worker) -> int:
-        """Such questions are a no; some of them at a time. Returns how many were."""
+        """Reject questions that were not answered in time, some at a time. Returns how many."""
         ...
 
     async def quotas_changed(self) -> int:
-        """Other quotas are in force: what waits for one looks again. Returns how many do."""
+        """Wake messages that wait for a quota, because the quotas have changed. Returns how
+        many."""
         ...

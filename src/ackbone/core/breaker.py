@@ -1,4 +1,4 @@
-"""A breaker per handler: when everything fails, try one message at a time, not all of them."""
+"""A circuit breaker for each handler: when every message fails, it runs one probe at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Open after `failures` in a row; then one probe each `probe_s`."""
+    """Open after `failures` in a row, then let one probe run every `probe_s` seconds."""
 
     failures: int = 5
     probe_s: float = 30.0
 
 
 class Passage(StrEnum):
-    """What a message may do."""
+    """The breaker's answer for the next message."""
 
     GO = "go"
     PROBE = "probe"
@@ -24,13 +24,13 @@ class Passage(StrEnum):
 
 
 class Breaker:
-    """Closed, or open with one probe at a time. Pure but for the clock it is given."""
+    """The state of one breaker: closed, or open with one probe at a time."""
 
     def __init__(self, policy: BreakerPolicy, monotonic: Callable[[], float]) -> None:
         self._policy = policy
         self._monotonic = monotonic
         self.in_a_row = 0
-        """Failures since the last success. None: every message may run, and need not ask."""
+        """Failures since the last success. At 0 every message may run without asking."""
         self._probe_at = 0.0
         self._probing = False
 
@@ -39,7 +39,7 @@ class Breaker:
         return self.in_a_row >= self._policy.failures
 
     def ask(self) -> Passage:
-        """May the next message run?"""
+        """Decide whether the next message may run."""
         if not self.is_open:
             return Passage.GO
         if not self.may_probe:
@@ -49,28 +49,28 @@ class Breaker:
 
     @property
     def may_probe(self) -> bool:
-        """Open, and the time for the next probe has come."""
+        """True if the breaker is open and the next probe is due."""
         return self.is_open and not self._probing and self._monotonic() >= self._probe_at
 
     @property
     def wait_s(self) -> float:
-        """How long a message that may not run should wait."""
+        """Seconds that a message should wait that may not run."""
         return max(0.05, self._probe_at - self._monotonic())
 
     @property
     def next_probe_s(self) -> float:
-        """In how many seconds there may be another probe, if the one under way changes nothing."""
+        """Seconds until the next probe may run, if the current one changes nothing."""
         return self._policy.probe_s if self._probing else self.wait_s
 
     def succeeded(self) -> bool:
-        """True: this closed the breaker."""
+        """Record a success. Returns True if it closed the breaker."""
         was_open = self.is_open
         self.in_a_row = 0
         self._probing = False
         return was_open
 
     def failed(self) -> bool:
-        """True: this opened the breaker."""
+        """Record a failure. Returns True if it opened the breaker."""
         was_open = self.is_open
         self.in_a_row += 1
         self._probing = False
@@ -79,5 +79,5 @@ class Breaker:
         return self.is_open and not was_open
 
     def cancelled(self) -> None:
-        """A probe ended without an answer."""
+        """Record that a probe ended without a result."""
         self._probing = False

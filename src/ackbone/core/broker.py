@@ -1,8 +1,12 @@
-"""The broker port: a dumb, batch-first transport of bytes and headers. Adapters hold no policy.
+"""The broker port: a transport of bytes and headers, in batches.
 
-Every call takes and returns batches, has a deadline, and answers per item: one bad item never fails
-its neighbours. A new broker is one class with `Broker`'s methods and an honest `Capabilities`; the
-conformance suite in `ackbone.testing` checks each flag both ways.
+An adapter holds no policy: retries, dedup and dead letters belong to the engine and the store.
+Every call takes and returns batches, ends within a deadline, and answers for each item, so that one
+bad item never fails the others. A new broker is one class with the methods of `Broker` and an
+honest `Capabilities`. The conformance suite in `ackbone.testing` checks each flag both ways.
+
+Beyond `Broker` there are optional roles, such as `Extends` or `Inspectable`. An adapter has a role
+if it has the role's methods.
 """
 
 from __future__ import annotations
@@ -13,59 +17,66 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from .checks import Check
 from .errors import AckboneError
+from .findings import Check
 
 FLAT = "x-ackbone-flat"
-"""Header: the body is a JSON object of texts. A broker whose messages have fields spreads it."""
+"""Header: the body is a JSON object whose values are texts. A broker whose messages consist of
+fields writes one field for each."""
 ONCE = "x-ackbone-once"
-"""Header: a mark. Of all messages to one queue with the same mark, one is published. A broker that
-cannot know (`Capabilities.once`) publishes each."""
+"""Header: a mark. Only one of all messages to a queue with the same mark is published. A broker
+without `Capabilities.once` publishes every one."""
 
 
 class Durability(StrEnum):
-    """What a receipt promises (P1)."""
+    """The faults that an accepted message survives (P1)."""
 
     NONE = "none"
-    """Memory only: gone with the process. For tests and dry runs."""
+    """Nothing: the message is in memory and gone with the process. For tests and dry runs."""
     PROCESS = "process"
-    """Survives kills, not a power cut."""
+    """Killed processes, but not a power cut."""
     FSYNC = "fsync"
-    """On stable storage."""
+    """A power cut: the message is on stable storage."""
     REPLICATED = "replicated"
-    """On several machines."""
+    """The loss of a machine: the message is stored on several."""
 
 
 class Identity(StrEnum):
-    """Does the broker name a message without an id, the same on each redelivery?"""
+    """Whether the broker gives every message an identity that survives redelivery."""
 
     BROKER = "broker"
     NONE = "none"
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What this broker can do. Each flag is checked both ways by the conformance suite."""
+    """The features of a broker. The conformance suite checks each flag both ways."""
 
     durability: Durability
     identity: Identity = Identity.BROKER
     delay: bool = False
+    """`Outgoing.delay_s` is honoured."""
     priority: bool = False
+    """Messages of higher priority are received first."""
     ttl: bool = False
-    """Expired messages are handed over marked, not dropped: the engine ends them."""
+    """Expired messages are handed over with `expires_at_us`, not dropped. The engine ends them."""
     ordered: bool = False
-    """Messages of one queue come in the order in which they were sent (equal priority)."""
+    """Messages of one queue and one priority are received in the order in which they were sent."""
     release: bool = True
-    """RELEASE hands a message back at once."""
+    """RELEASE makes a message available again at once."""
     reject: bool = False
-    """REJECT moves a message to a dead-letter place of the broker's own."""
+    """REJECT moves a message to the broker's own dead-letter queue."""
     lease_s: float | None = None
-    """How long an unsettled delivery stays ours; None: until the connection or process ends."""
+    """How long an unsettled delivery belongs to its receiver. None: until the connection or the
+    process ends."""
     max_batch: int = 1000
+    """Largest number of messages in one call."""
     max_body: int | None = None
+    """Largest body of one message, in bytes."""
     once: bool = False
-    """Of messages with the same `ONCE` mark one is published; `Settlement.notices` are, too."""
+    """Only one of several messages with the same `ONCE` mark is published, and
+    `Settlement.notices` are supported."""
     hold_limit_s: float | None = None
-    """How long a run may keep its broker copy unsettled before the engine adopts it."""
+    """How long a run may leave its broker copy unsettled before the engine adopts the message."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,96 +89,101 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
     ttl_s: float | None = None
     key: str | None = None
-    """Ordering key: a partition or group key where the broker has one."""
+    """Ordering key. Brokers with partitions or groups use it as their key."""
     fields: Mapping[str, str] | None = None
-    """What a FLAT body says, where its maker has it at hand: a broker with fields need not parse
-    it again. Texts that are valid Unicode."""
+    """The contents of a FLAT body, if the sender has them, so that the broker need not parse the
+    body. All values are valid Unicode."""
 
 
 class Notices(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues that are told how the tasks of a subscription end (`core/notices.py`)."""
+    """Queues that get a message when a task of the subscription ends (`core/notices.py`)."""
 
     results: str | None = None
     dead_letters: str | None = None
     on_ack: bool = False
-    """A success goes out together with its acknowledgement, not through the store's outbox."""
+    """The result of a success is published together with its acknowledgement, not through the
+    store's outbox."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as one consumer group sees it, and how its messages are read."""
 
     name: str
-    """Identity of the subscription in the store; the queue's name unless told otherwise."""
+    """Name of the subscription in the store. By default it is the queue's name."""
     queue: str
     group: str = "ackbone"
     codec: str = "standard"
     tenant: str | None = None
-    """Fixed tenant; None: from the message (trusted envelope or header)."""
+    """Tenant of all messages. None: each message names its own, in its envelope or a header."""
     tenant_header: str = "x-tenant-id"
     type_header: str = "x-event-name"
     default_type: str = "queue_message"
     ordered: bool = True
-    """Messages with an ordering key run one after the other."""
+    """Messages with the same ordering key run one after the other, in order."""
     ack_policy: str = "dlq"
     dedup: bool = True
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
-    """Use the message id as idempotency key where the message has none."""
+    """Use the message id as the idempotency key of messages that have none."""
     max_retries: int = 3
-    """Of failures elsewhere, which a message may tell of, so many count."""
+    """Upper bound for the `retry_count` that a message brings from another worker."""
     notices: Notices | None = None
     keep_acked: bool = False
-    """Others read this queue, too, and not in groups: nothing is removed from it."""
+    """Other programs read this queue without a group. Acknowledged messages are not removed."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy of a message in our hands."""
+    """One received copy of a message, to be settled by its receiver."""
 
     body: bytes
     headers: Mapping[str, str]
     tag: Any
-    """What the adapter needs to settle it."""
+    """The adapter's own handle, which it needs to settle the copy."""
     identity: str | None
-    """The broker's own name for the message, the same on each redelivery."""
+    """The broker's identity for the message, the same on each redelivery."""
     count: int = 1
-    """How often the broker has handed it out, where it knows."""
+    """How often the broker has delivered the message. 1 if it does not count."""
     sent_at_us: int | None = None
     priority: int = 1
     key: str | None = None
     expires_at_us: int | None = None
     expires_steady_s: float | None = None
-    """The same by this machine's steady clock, of a broker whose own clock is another machine's."""
+    """The expiry by this machine's steady clock, if the broker's clock is another machine's."""
     intact: bool = True
-    """False: the broker's checksum says that the body is not the one that was published."""
+    """False if the broker's checksum does not match: the body is not the one that was published."""
     entry: str | None = None
-    """The broker's id of this copy, as the server's own tools show it, where it was pending."""
+    """The server's id of this copy, as its own tools show it. Set for copies that were pending."""
     taken_from: str | None = None
-    """Whose it was: another consumer had it, and gave no sign of life for too long."""
+    """The consumer that had this copy before, and gave no sign of life for too long."""
     crc: int | None = None
-    """CRC-32 of the body, where the broker had to look at it anyway."""
+    """CRC-32 of the body, if the broker computed it anyway."""
     fields: Mapping[str, str] | None = None
-    """What a FLAT body says, where the broker has its fields apart: nobody need parse it again."""
+    """The contents of a FLAT body, if the broker has the fields, so that the body need not be
+    parsed."""
 
 
 class Verb(StrEnum):
-    """What the broker is told about a delivery."""
+    """How a delivery is settled."""
 
     ACK = "ack"
+    """The broker forgets the copy."""
     RELEASE = "release"
+    """The copy returns to the queue, to be received again."""
     REJECT = "reject"
+    """The copy goes to the broker's dead-letter queue (`Capabilities.reject`)."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one delivery."""
+    """One delivery, and how it is settled."""
 
     delivery: Delivery
     verb: Verb
     reason: str = ""
-    """Why: for REJECT what failed, for an ACK without a run the store's verdict."""
+    """For REJECT the failure; for an ACK without a run the store's verdict."""
     delay_s: float = 0.0
     notices: Sequence[tuple[str, Outgoing]] = ()
-    """Queue and message: published, once each, before the ACK is made (`Capabilities.once`). One
-    that has `fields` may come without a body."""
+    """Pairs of a queue and a message. Each message is published, once, before the ACK
+    (`Capabilities.once`). A message that has `fields` may have no body."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,43 +198,61 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Can it be used now, and if not, why."""
+    """Whether the broker can be used now, and if not, why."""
 
     ok: bool
     detail: str = ""
 
 
 class Broker(Protocol):
-    """A transport. See the module's text for the contract."""
+    """A transport. The rules for all calls are at the top of this module."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """The features of this broker. They may change when the broker is opened."""
+        ...
 
     async def open(self) -> None:
-        """Connect. Raises BrokerUnavailable with the address, never the credentials. Idempotent."""
+        """Connect. Opening twice does no harm.
+
+        Raises BrokerUnavailable, with the address and never with credentials.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of everything; unsettled deliveries return to the queue. Idempotent."""
+        """Disconnect. Unsettled deliveries return to the queue. Closing twice does no harm."""
         ...
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
-        """Returns when each accepted item is durable in the class the capabilities name."""
+        """Store a batch. Returns one result for each message, in the order of the batch.
+
+        It returns when the accepted messages are as durable as `Capabilities.durability` says. A
+        bad message fails alone: its result has the error. Raises BrokerUnavailable if nothing was
+        stored, and PublishUnknown if that is not known.
+        """
         ...
 
     async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
-        """Up to `limit` deliveries; waits at most `wait` seconds for the first one."""
+        """Return up to `limit` deliveries. Waits at most `wait` seconds for the first one.
+
+        Cancelling the call loses nothing: what it received is delivered again.
+        """
         ...
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        """ACK, RELEASE or REJECT. Settling twice, or what is no longer ours, is harmless."""
+        """Acknowledge, release or reject. Returns one result for each item, in order.
+
+        Settling a delivery twice, or one that another receiver has by now, does no harm.
+        """
         ...
 
-    async def health(self) -> Health: ...
+    async def health(self) -> Health:
+        """Say whether the broker can be used now. Never raises."""
+        ...
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How full a queue is."""
+    """How many messages a queue holds."""
 
     queue: str
     ready: int
@@ -232,53 +266,57 @@ class Inspectable(Protocol):
     """Optional role: depth and age of queues."""
 
     async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
-        """Of every queue that this client knows of, and of `queues`."""
+        """Count the messages of `queues`, and of every queue that this client has used."""
         ...
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """Optional role: would the server behind it lose messages? Asked by `doctor`."""
+    """Optional role: it can check whether its server would lose messages, for `ackbone doctor`."""
 
     async def examine(self) -> Sequence[Check]:
-        """What is wrong with it, also that it does not answer; the broker need not be open."""
+        """Return the findings. A server that does not answer is one. The broker need not be
+        open."""
         ...
 
 
 @runtime_checkable
 class Extends(Protocol):
-    """Optional role: leases that can be made longer."""
+    """Optional role: the lease of a delivery can be extended."""
 
-    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None: ...
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
+        """Start the lease of these deliveries over."""
+        ...
 
 
 @runtime_checkable
 class Bound(Protocol):
-    """Optional role: a queue that several machines reach, and therefore several stores could."""
+    """Optional role: several machines reach the queue, so workers with different stores might."""
 
     async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
-        """The subscription is this store's, for so long; else the name of the store whose it is.
+        """Reserve the subscription for a store, for `for_s` seconds.
 
-        Two stores would each let a message run: what a key promises holds within one.
+        Returns None, or the name of the other store that has it. Two stores would each run the same
+        message, because only one and the same store recognizes a duplicate.
         """
         ...
 
 
 @runtime_checkable
 class Trims(Protocol):
-    """Optional role: a queue whose messages stay after they were read."""
+    """Optional role: messages stay in the queue after they were read."""
 
     async def trim(self, queue: str, *, older_than_s: float) -> int:
-        """Remove what is older, and nothing that a group has yet to read; returns how many."""
+        """Remove older messages, except those that a group has yet to read. Returns how many."""
         ...
 
 
 @runtime_checkable
 class Shows(Protocol):
-    """Optional role: its copies can be looked at without taking them."""
+    """Optional role: copies can be read without receiving them."""
 
     def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
-        """Every copy that the subscription has yet to acknowledge, read or unread, in parts.
+        """Yield, in parts, the copies that the subscription has not acknowledged, received or not.
 
         A copy that is there during the whole call is among them.
         """
@@ -287,26 +325,29 @@ class Shows(Protocol):
 
 @runtime_checkable
 class Renews(Protocol):
-    """Optional role: it has credentials, which may be changed while it runs."""
+    """Optional role: it uses credentials, which may change while it runs."""
 
     def renew_by(self, url_now: Callable[[], str]) -> None:
-        """Where to ask for its URL anew, should the server refuse what the old one says."""
+        """Set the function that returns the current URL, for when the server refuses the old
+        one."""
         ...
 
 
 @runtime_checkable
 class LimitsPublish(Protocol):
-    """Optional role: a broker that gives up a publish by itself, and can say what it waited for."""
+    """Optional role: it gives up a publish by itself, with an error that says what it waited
+    for."""
 
     publish_within_s: float | None
+    """Seconds after which it gives up; None: it waits as long as it takes."""
 
 
 @runtime_checkable
 class NamesConsumers(Protocol):
-    """Optional role: a broker whose server knows each reader by a name."""
+    """Optional role: the server knows each reader by a name."""
 
     def name_consumer(self, name: str) -> str:
-        """Read under a name that contains this one and that nobody else has. Returns it.
+        """Choose a unique reader name that contains `name`, and return it.
 
         Called before the broker is opened.
         """
@@ -315,41 +356,43 @@ class NamesConsumers(Protocol):
 
 @runtime_checkable
 class TakesOver(Protocol):
-    """Optional role: a source whose reader in order is replaced while messages are in its hands."""
+    """Optional role: the reader of an ordered queue can be replaced while it holds messages."""
 
     async def take_over(self, sub: Subscription) -> None:
-        """From now on this is the one reader of the subscription, until another says the same.
+        """Become the only reader of the subscription, until another client calls this.
 
-        What other readers of ours were given and did not settle comes to this one, before anything
-        that was sent later; also what one of them, not knowing that it was replaced, reads yet.
+        Messages that other readers of ours received and did not settle come to this one, before
+        all later messages. That holds, too, for messages that a replaced reader still receives.
         """
         ...
 
 
 @runtime_checkable
 class Transactional(Protocol):
-    """Optional role: a broker whose queue lives in the store's own database.
+    """Optional role: the queue is in the store's own database.
 
-    The store calls these inside its transaction, so that taking a message and claiming it, or
-    finishing a run and publishing its follow-ups, is one commit.
+    The store calls these methods inside its transaction (`tx`), so that receiving and claiming a
+    message, or finishing a run and publishing its follow-ups, is one commit.
     """
 
     def take_in(
         self, tx: Any, sub: Subscription, *, limit: int, keyed: bool, floor: int
     ) -> Sequence[Delivery]:
-        """Remove up to `limit` due messages from the queue and hand them over.
+        """Remove up to `limit` due messages from the queue and return them.
 
-        `keyed` takes those with an ordering key, in the order sent; else those without, by
-        priority, none below `floor`.
+        With `keyed`: messages with an ordering key, in the order in which they were sent. Without:
+        messages without a key, by priority, none below `floor`.
         """
         ...
 
     def has_keyed_in(self, tx: Any, sub: Subscription) -> bool:
-        """Is there a message with an ordering key to take?"""
+        """Return True if a message with an ordering key is due."""
         ...
 
     def promote_in(self, tx: Any, now_us: int) -> int | None:
-        """Delayed messages that are due become ready; returns when the next one is due."""
+        """Make delayed messages ready that are due. Returns when the next one is due."""
         ...
 
-    def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None: ...
+    def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
+        """Store a batch."""
+        ...

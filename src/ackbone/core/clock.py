@@ -1,4 +1,4 @@
-"""Time as a port, so that tests can move it. Wall time is for people and due dates, not leases."""
+"""The clock port, so that tests can move time. Leases never depend on the wall clock."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the engine gets its time from."""
+    """The source of time."""
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since 1970 (UTC)."""
+        """Return the wall clock in microseconds since 1970 (UTC)."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never jump; counts while the machine sleeps, alike in all processes."""
+        """Return seconds that never jump, count while the machine sleeps, and agree in all
+        processes."""
         ...
 
 
@@ -26,12 +27,13 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def monotonic(self) -> float:
-        # CLOCK_BOOTTIME: one clock for every process of the machine, untouched by clock changes.
+        # CLOCK_BOOTTIME: one clock for all processes of the machine. Setting the time does not
+        # change it.
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def to_us(moment: datetime) -> int:
-    """A datetime as integer microseconds; a naive one is taken as UTC."""
+    """Return a datetime as integer microseconds. One without a zone is UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     delta = moment - _EPOCH
@@ -39,10 +41,10 @@ def to_us(moment: datetime) -> int:
 
 
 def from_us(us: int) -> datetime:
-    """Integer microseconds as an aware datetime in UTC, exactly (no float is, from 2106 on)."""
+    """Return integer microseconds as a datetime in UTC. Floats would not be exact after 2106."""
     return _EPOCH + timedelta(microseconds=us)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime.max.replace(microsecond=0, tzinfo=UTC)
-"""The last moment that every store can keep."""
+"""The last time that every store can keep."""

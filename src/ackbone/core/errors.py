@@ -2,26 +2,26 @@
 
 AckboneError
 ├── ConfigError                ackbone.yaml or the environment is wrong (all mistakes at once)
-├── AppNotLoaded               the module of an app raised while it was loaded
+├── AppNotLoaded               the app's module raised while it was loaded
 ├── InvalidMessage             refused at send: nothing was accepted
 │   └── MessageTooLarge
-├── DecodeError                bytes that are no message; the message goes to dead letters
+├── DecodeError                the bytes are not a valid message; they become a dead letter
 │   └── ParseError             a trigger's body that its parser cannot read
 ├── BrokerError
-│   ├── BrokerUnavailable      the transport is away; try again
-│   │   └── BrokerDenied       it refuses the login, or has no such database
+│   ├── BrokerUnavailable      the broker cannot be reached; try again
+│   │   └── BrokerDenied       the broker refuses the login or the database
 │   └── PublishUnknown         the deadline passed before the answer; repeat with the same id
 ├── StoreError
-│   ├── StoreUnavailable       busy, gone or full: nothing was written
+│   ├── StoreUnavailable       busy, unreachable or full: nothing was written
 │   │   ├── StoreFull
-│   │   └── StoreDenied        it refuses the login, or has no such database
+│   │   └── StoreDenied        the server refuses the login or the database
 │   ├── StoreCorrupt           bytes on disk are not what was written
 │   ├── SchemaMismatch         the database is older or newer than this program
-│   ├── NotFound               no such message, dead letter, parked task
-│   └── Conflict               it is there, but not in the state that this needs
-│       └── Ambiguous          the name fits several
+│   ├── NotFound               no message, dead letter or parked task has this id
+│   └── Conflict               it exists, but is not in the required state
+│       └── Ambiguous          a short id matches several
 ├── LeaseLost                  this worker was declared dead; its runs may not commit
-├── HandlerFailed              what a run ends with when no exception of the user's says it better
+├── HandlerFailed              a run ended without a result and without an error of its own
 │   ├── HandlerTimeout
 │   └── HandlerCrashed         an isolated handler's process died
 ├── EffectUnknown              `ctx.once`: the effect may or may not have happened
@@ -29,18 +29,19 @@ AckboneError
     ├── RetryableError         try again (`retry_after_s` if the upstream said when)
     │   ├── TemporaryError
     │   │   └── NotDone        by the function of `ctx.once`: the effect did not happen
-    │   ├── RateLimited        by channels: not now; that costs a reply no attempt
+    │   ├── RateLimited        by channels: wait; no attempt is used up
     │   └── SendUnknown        by channels: no answer came; the reply may have arrived
     ├── FinalError             never retried
     │   ├── ValidationError
-    │   ├── InvalidResult      what the handler returned cannot be written as JSON
+    │   ├── InvalidResult      the handler's result cannot be written as JSON
     │   ├── AuthorizationError
     │   └── NotFoundError
-    └── ParkMessage            set aside, with a reason, until a person or a handler resumes it
+    └── ParkMessage            park the message until something or someone resumes it
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 
@@ -49,11 +50,11 @@ class AckboneError(Exception):
 
 
 class AppNotLoaded(AckboneError):
-    """The module that an app is defined in raised; where, stands in the text."""
+    """The module that defines an app raised while it was loaded. The text says where."""
 
 
 class ConfigError(AckboneError):
-    """The configuration is wrong; `problems` lists every mistake with its path and a hint."""
+    """The configuration is wrong. `problems` lists every mistake with its path and a hint."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = list(problems)
@@ -65,28 +66,30 @@ class InvalidMessage(AckboneError):
 
 
 class MessageTooLarge(InvalidMessage):
-    """The encoded message is above `max_message_bytes` or above what the broker takes."""
+    """The encoded message is larger than `max_message_bytes` or the broker's own limit."""
 
 
 class DecodeError(AckboneError):
-    """The bytes are no message of the subscription's codec."""
+    """The bytes are not a message in the subscription's wire form."""
 
 
 class ParseError(DecodeError):
-    """The body of a queue message is not what the trigger's parser reads."""
+    """The trigger's parser cannot read the body of a queue message."""
 
 
 class BrokerError(AckboneError):
-    """The broker said no."""
+    """The broker refused a request."""
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker cannot be reached; nothing was accepted."""
+    """The broker cannot be reached. Nothing was accepted."""
 
 
 class BrokerDenied(BrokerUnavailable):
-    """The broker answers and refuses: a wrong password, user or database. `run` gives up at start;
-    a worker that is running tries on, because the password may be about to change."""
+    """The broker refuses the login: a wrong password, user or database.
+
+    `ackbone run` gives up at start. A running worker keeps trying, because somebody may be changing
+    the password."""
 
 
 class PublishUnknown(BrokerError):
@@ -101,40 +104,42 @@ class PublishUnknown(BrokerError):
 
 
 class StoreError(AckboneError):
-    """The store said no."""
+    """The store refused a request."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be written just now; nothing was changed."""
+    """The store cannot be written at the moment. Nothing was changed."""
 
 
 class StoreFull(StoreUnavailable):
-    """No room on the disk; nothing was changed. Goes on by itself once there is room."""
+    """The disk is full. Nothing was changed. Work continues as soon as there is room."""
 
 
 class StoreDenied(StoreUnavailable):
-    """The database server answers and refuses: a wrong password, user or database. `run` gives up
-    at start; a worker that is running tries on, because the password may be about to change."""
+    """The database server refuses the login: a wrong password, user or database.
+
+    `ackbone run` gives up at start. A running worker keeps trying, because somebody may be changing
+    the password."""
 
 
 class StoreCorrupt(StoreError):
-    """Bytes on disk are not the ones that were written."""
+    """The bytes on disk are not those that were written."""
 
 
 class SchemaMismatch(StoreError):
-    """The database's schema is not the one this program knows."""
+    """The database has the schema of an older or newer version of ackbone."""
 
 
 class NotFound(StoreError):
-    """No such thing in the store."""
+    """The store has no message, dead letter or parked task with this id."""
 
 
 class Conflict(StoreError):
-    """The thing is not in the state that this needs (replayed before, not parked any more)."""
+    """The message exists, but not in the required state: already replayed, no longer parked, …"""
 
 
 class Ambiguous(Conflict):
-    """A short name fits several things; `matches` lists them."""
+    """A short id matches several messages. `matches` lists them."""
 
     def __init__(self, text: str, matches: Sequence[str]) -> None:
         self.matches = list(matches)
@@ -142,7 +147,7 @@ class Ambiguous(Conflict):
 
 
 class LeaseLost(AckboneError):
-    """This worker was declared dead; what it still runs can no longer commit."""
+    """This worker was declared dead. Its runs in progress cannot commit any more."""
 
 
 class HandlerFailed(AckboneError):
@@ -154,26 +159,28 @@ class HandlerTimeout(HandlerFailed):
 
 
 class HandlerCrashed(HandlerFailed):
-    """The process of an isolated handler died (exit, signal); counts against the crash budget."""
+    """The process of an isolated handler died (exit, signal). It uses up crash budget."""
 
 
 class EffectUnknown(AckboneError):
-    """A guarded effect was begun by an earlier attempt and its result was never recorded."""
+    """An earlier attempt began an effect of `ctx.once`, and its result was never recorded."""
 
     def __init__(self, name: str, error: str | None = None) -> None:
-        """`error`: what its function raised; None: the attempt ended while it ran."""
+        """`error`: what the effect's function raised. None: the attempt ended while it ran."""
         self.name = name
         self.error = error
         what = "was begun by an attempt that ended before its result was recorded"
         super().__init__(
-            # Stores find such messages by the words up to the name: KNOWN_EFFECT.
+            # Stores find such messages by the words up to the name (KNOWN_EFFECT).
             f"effect {name!r} {what if error is None else f'raised {error}'}; "
             "it may or may not have happened. Look, then resume or discard the message."
         )
 
 
 class RetryableError(AckboneError):
-    """Raised by a handler: this attempt failed, another one may succeed."""
+    """Raised by a handler: this attempt failed, but another one may succeed.
+
+    `retry_after_s`: the upstream asked us to wait this many seconds."""
 
     def __init__(self, *args: object, retry_after_s: float | None = None) -> None:
         super().__init__(*args)
@@ -181,16 +188,19 @@ class RetryableError(AckboneError):
 
 
 class TemporaryError(RetryableError):
-    """A passing fault of something upstream."""
+    """Raised by a handler: an upstream service has a passing fault."""
 
 
 class NotDone(TemporaryError):
-    """Raised by the function of `ctx.once`: the effect did not happen. A later attempt calls the
-    function again."""
+    """Raised by the function of `ctx.once`: the effect did not happen.
+
+    A later attempt calls the function again."""
 
 
 class RateLimited(RetryableError):
-    """Raised by a channel: it takes nothing before `retry_after_s`. A reply loses no attempt."""
+    """Raised by a channel: it accepts nothing for `retry_after_s` seconds.
+
+    The reply waits, and no attempt is used up."""
 
     def __init__(
         self,
@@ -198,13 +208,13 @@ class RateLimited(RetryableError):
         retry_after_s: float | None = None,
         whole_channel: bool = False,
     ) -> None:
-        """`whole_channel`: that goes for everything it sends, not for this one place."""
+        """`whole_channel`: this holds for all replies of the channel, not for one recipient."""
         super().__init__(*args, retry_after_s=retry_after_s)
         self.whole_channel = whole_channel
 
 
 class SendUnknown(RetryableError):
-    """Raised by a channel: the reply went out and no answer came. It may have arrived."""
+    """Raised by a channel: the reply was sent and no answer came. It may have arrived."""
 
 
 class FinalError(AckboneError):
@@ -212,25 +222,59 @@ class FinalError(AckboneError):
 
 
 class ValidationError(FinalError):
-    """The message's content is wrong."""
+    """Raised by a handler: the message's content is wrong."""
 
 
 class InvalidResult(FinalError):
-    """The handler returned something that cannot be written as JSON. Another attempt would return
-    it again, so the message becomes a dead letter."""
+    """The handler returned a value that cannot be written as JSON.
+
+    Another attempt would return it again, so the message becomes a dead letter."""
 
 
 class AuthorizationError(FinalError):
-    """The message asks for something that it may not have."""
+    """Raised by a handler: the message asks for something that it is not allowed to have."""
 
 
 class NotFoundError(FinalError):
-    """The message names something that does not exist."""
+    """Raised by a handler: the message names something that does not exist."""
 
 
 class ParkMessage(AckboneError):
-    """Raised by a handler: keep the message aside under `kind` until it is resumed."""
+    """Raised by a handler: park the message under `kind` until something or someone resumes it."""
 
     def __init__(self, reason: str, *, kind: str = "workflow_pending") -> None:
         super().__init__(reason)
         self.kind = kind
+
+
+_NOT_DONE = (NotDone, ConnectionRefusedError, socket.gaierror)
+_NO_CONNECTION = frozenset(
+    {
+        ("httpx", "ConnectError"),
+        ("httpcore", "ConnectError"),
+        ("aiohttp.client_exceptions", "ClientConnectorError"),
+    }
+)
+"""Errors of HTTP clients that mean that no connection was made, by module and class name, because
+these libraries need not be installed."""
+
+
+def proves_not_done(error: BaseException) -> bool:
+    """Return True if the error proves that the call never reached the other side.
+
+    Such errors are a refused connection, a name that DNS does not know, and errors that were raised
+    `from` one of them. An error that was raised while another one was handled proves nothing: the
+    other one may belong to an earlier call, which did reach the other side.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(proves_not_done(each) for each in error.exceptions)
+    cause, context = error.__cause__, error.__context__
+    if context is not None and context is not cause and not proves_not_done(context):
+        return False
+    if isinstance(error, _NOT_DONE) or _is_unconnected(error):
+        return True
+    return cause is not None and proves_not_done(cause)
+
+
+def _is_unconnected(error: BaseException) -> bool:
+    return any((each.__module__, each.__name__) in _NO_CONNECTION for each in type(error).__mro__)

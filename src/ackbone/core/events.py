@@ -1,7 +1,7 @@
-"""Names of the ledger's events, and what observers are told.
+"""Names of the ledger's events, and the event that observers get.
 
-Final events: exactly one for each task, ever (P3). Observers may only watch: they are called after
-the commit, and what they raise is logged and goes no further.
+Each task has exactly one final event (P3). Observers are called after the commit. They cannot
+change anything, and errors that they raise are only logged.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ EVENT_OF_STATUS = {
 
 
 Entry = tuple[str, str, str, str, Mapping[str, Any]]
-"""What a write adds to the ledger: tenant_id, subscription, task_id, event type, data."""
+"""A new entry of the ledger: tenant_id, subscription, task_id, event type, data."""
 Listener = Callable[[Sequence[Entry]], None]
-"""Hears what was added, after the commit."""
+"""Called with the new entries after the commit."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a task, after it was committed."""
+    """An event of a task, after its commit."""
 
     type: str
     tenant_id: str
     subscription: str
     task_id: str
     data: Mapping[str, Any] = {}
-    """As it stands in the ledger."""
+    """The data of the ledger entry."""
 
 
 Observer = Callable[[Event], None]

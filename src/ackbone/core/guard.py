@@ -8,28 +8,28 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 EXPIRES_S = 86_400.0
-"""How long a question waits for its answer, unless it says so itself."""
+"""How long a question waits for its answer by default, in seconds."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A question to a person: may this message run?"""
 
     rule: str
-    """Who asks. The answer holds for this rule and this payload, and for nothing else."""
+    """Name of the rule that asks. The answer holds only for this rule and this payload."""
     expires_s: float = EXPIRES_S
-    """No answer by then is a no."""
+    """After this many seconds, no answer means no."""
     four_eyes: bool = False
-    """Two different people must say yes."""
+    """Two different people must approve."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard says."""
+    """The guard's answer."""
 
     allowed: bool
     reason: str = ""
     policies: tuple[str, ...] = ()
     ask: Ask | None = None
-    """Not allowed yet: set the message aside and ask a person."""
+    """Park the message and ask a person."""
 
 
 Guard = Callable[[dict[str, Any]], Awaitable[Decision]]

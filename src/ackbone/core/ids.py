@@ -1,4 +1,4 @@
-"""Ids: UUIDv7 for what we mint, UUIDv5 for what must come out the same on every redelivery."""
+"""Ids: UUIDv7 for new ones, UUIDv5 for ids that must be the same on every redelivery."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import uuid
 
 _NAMESPACE = uuid.UUID("5f3d1c7e-9a42-5b0e-8d61-2f7c0a9be413")
 _LOWER_HALF = (1 << 47) - 1
-"""Of the 48 bits at the end, which count upwards: a millisecond has no time to overflow them."""
+"""The random start of the last 48 bits, which count upwards. They cannot overflow within a
+millisecond."""
 _WORDS = struct.Struct(">QQ")
 _LOWER_WORD = (1 << 64) - 1
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
 _prefix = ""
-"""What the texts of this millisecond begin with; empty once an id was minted in another way."""
+"""Beginning of this millisecond's ids as text. Empty after `uuid7_block`."""
 _tail = 0
 
 
 def uuid7_block(count: int) -> list[bytes]:
-    """`count` ids of 16 bytes that sort by time; one process's ids never go backwards."""
+    """Return `count` ids of 16 bytes that sort by time. Ids of one process never go backwards."""
     global _prefix  # noqa: PLW0603 - one sequence per process is the point
     place = os.urandom(8)
     with _lock:
@@ -34,12 +35,12 @@ def uuid7_block(count: int) -> list[bytes]:
 
 
 def uuid7_bytes() -> bytes:
-    """One id of 16 bytes."""
+    """Return one id of 16 bytes."""
     return uuid7_block(1)[0]
 
 
 def new_id() -> str:
-    """A new UUIDv7 as text. Those of one millisecond count upwards: an id is no secret."""
+    """Return a new UUIDv7 as text. Ids of one millisecond count upwards, so they are not secret."""
     global _prefix, _tail  # noqa: PLW0603
     with _lock:
         now_ms = time.time_ns() // 1_000_000
@@ -53,7 +54,7 @@ def new_id() -> str:
 
 
 def _first(now_ms: int, place: bytes) -> int:
-    """The next id to count from, as a number. Only with the lock held."""
+    """Return the next id to count from, as a number. The caller holds the lock."""
     global _last_ms, _counter  # noqa: PLW0603
     if now_ms > _last_ms:
         _last_ms, _counter = now_ms, 0
@@ -62,12 +63,13 @@ def _first(now_ms: int, place: bytes) -> int:
     else:
         _counter += 1
     head = _last_ms << 80 | (0x7000 | _counter) << 64 | 0x8 << 60
-    # A random place in the lower half of what is left, then upwards: a count cannot overflow.
+    # Start at a random place in the lower half of the remaining bits, so that counting cannot
+    # overflow.
     return head | int.from_bytes(place, "big") >> 3
 
 
 def _forget_count() -> None:
-    """Parent and child of a fork must not count on from the same id."""
+    """Start over in the child of a fork: it must not continue from the parent's last id."""
     global _prefix, _lock
     _prefix, _lock = "", threading.Lock()
 
@@ -76,5 +78,5 @@ os.register_at_fork(after_in_child=_forget_count)
 
 
 def derived_id(*parts: str) -> str:
-    """The same text for the same parts, always: identity of messages without an id of their own."""
+    """Return the same id for the same parts, for messages that have no id of their own."""
     return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))

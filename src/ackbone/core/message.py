@@ -1,8 +1,9 @@
-"""`Message`: the one form every message has inside ackbone, whatever wire it came over."""
+"""`Message`: the form of every message inside ackbone, whatever its wire form was."""
 
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
@@ -19,7 +20,7 @@ MAX_TENANT = 64
 
 
 class Priority(IntEnum):
-    """Who goes first when work waits."""
+    """Messages of higher priority run first."""
 
     LOW = 0
     NORMAL = 1
@@ -28,7 +29,7 @@ class Priority(IntEnum):
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes as they were received, and how they were read."""
+    """The received bytes, and how they were read."""
 
     body: bytes
     codec: str
@@ -41,7 +42,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. Frozen: a changed message is a new one (`msgspec.structs.replace`)."""
+    """One message. It is frozen: `msgspec.structs.replace` makes a changed copy."""
 
     type: str
     payload: Any = None
@@ -52,22 +53,22 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = Priority.NORMAL
     correlation_id: str | None = None
     trace: str | None = None
-    """W3C traceparent."""
+    """The W3C `traceparent`."""
     idempotency_key: str | None = None
     ordering_key: str | None = None
-    """The conversation: messages with the same key run one after the other, in order."""
+    """Messages with the same key are a conversation: they run one after the other, in order."""
     created_at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
     expires_at: datetime | None = None
     attempt: int = 1
     headers: dict[str, str] = {}
     metadata: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    """Fields of the wire form that this version does not know; kept and written back."""
+    """Fields of the wire form that this version does not know. They are kept and written back."""
     raw: Raw | None = None
 
     @property
     def trace_id(self) -> str:
-        """The trace it belongs to: traceparent's id, or one derived from the message id."""
+        """The trace id of `traceparent`, or one derived from the message id."""
         if self.trace is not None:
             parts = self.trace.split("-")
             if len(parts) >= 4 and len(parts[1]) == 32:
@@ -75,8 +76,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return f"queue-{self.id}"
 
 
+current_message: ContextVar[Message | None] = ContextVar("ackbone_message", default=None)
+"""The message that the running code works for. Log records take their trace from it."""
+
+
 def check_name(kind: str, value: Any, *, longest: int = 128) -> str:
-    """A queue, tenant, subscription or type name that is safe in keys, paths and logs."""
+    """Return a name that is safe in keys, paths and logs. Raises InvalidMessage."""
     if not isinstance(value, str) or len(value) > longest or not NAME.match(value):
         raise InvalidMessage(
             f"{kind} {value!r:.150} is not a valid name: use 1 to {longest} letters, digits, "

@@ -1,7 +1,7 @@
-"""What the engine tells whoever counts: per batch, so that a message costs next to nothing.
+"""The port for counting what the engine does. Calls are per batch, which keeps them cheap.
 
-How messages end is not told here but read from the ledger's events (`Claims.on_events`), the one
-place that knows of every end, whoever brought it about.
+The ends of messages are not counted here. They are read from the ledger's events
+(`Claims.on_events`), which contain every end, also those that operators cause.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Meter(Protocol):
     """Counts of one process."""
 
     def ran(self, batch: Sequence[Finished]) -> None:
-        """Attempts whose end is committed."""
+        """Count attempts whose outcome is committed."""
         ...
 
     def recognized(self, queue: str, copies: int) -> None:
-        """Further copies of messages that the store knew: acknowledged, not run."""
+        """Count copies of messages that the store already knew: acknowledged, not run."""
         ...
 
     def dedup_unavailable(self, queue: str, messages: int) -> None:
-        """Messages that had to wait because nobody could say whether they ran before."""
+        """Count messages that wait because the dedup store cannot be asked."""
         ...
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of one queue, as it is kept in `queue_metrics`."""
+    """One value of one queue: a row of `queue_metrics`."""
 
     tenant_id: str = DEFAULT_TENANT
     queue: str
@@ -42,6 +42,6 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricRows(Protocol):
-    """Where exported counts are kept."""
+    """Storage of exported metrics."""
 
     async def add(self, batch: Sequence[MetricRow]) -> None: ...

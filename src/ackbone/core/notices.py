@@ -1,8 +1,8 @@
-"""Notices: what others are told of a task's end, once each.
+"""Notices: messages about the end of a task, published once each.
 
-A subscription may name a queue for results and one for dead letters. Every task that ends leaves
-one entry in the first, every dead letter one in the second, in the fields of the task protocol. The
-broker publishes a notice at most once: its mark (`ONCE`) says of which task it speaks.
+A subscription may name a queue for results and one for dead letters. Every task that ends adds one
+message to the first, every dead letter one to the second, in the fields of the task protocol. The
+broker publishes a notice at most once: its mark (`ONCE`) names the task.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import msgspec
 
 from .broker import FLAT, ONCE, Notices, Outgoing
 from .clock import to_us
+from .codecs.fields import iso_us, key, moment, named_tenant, short
+from .codecs.json_text import dumps, loads
 from .errors import DecodeError, InvalidMessage
-from .fields import iso_us, key, moment, named_tenant, short
-from .json_text import dumps, loads
 from .message import DEFAULT_TENANT, MAX_ID
 from .outcome import Status
 from .text import storable
 
 Notice = tuple[str, Outgoing]
-"""A queue, and what goes there."""
+"""A queue and a message for it."""
 
 PROTOCOL_STATUS = {Status.SUCCEEDED: "succeeded", Status.DUPLICATE: "succeeded"}
-"""The task protocol knows two ends; every other word of ours is `failed` there."""
+"""The task protocol has two statuses. Every other status of ours is `failed` there."""
 LETTER_ID = "dead_letter_id"
 """Field of a published dead letter: its id in the store. Entries of other programs have none."""
 _encode = msgspec.json.Encoder().encode
 
 
 class End(msgspec.Struct, kw_only=True):
-    """A task that is over, as far as others are told of it."""
+    """The end of a task, as notices describe it."""
 
     tenant_id: str
     subscription: str
@@ -42,7 +42,7 @@ class End(msgspec.Struct, kw_only=True):
     tool_name: str = ""
     status: Status
     result: bytes | None = None
-    """The handler's result as JSON; a duplicate has the first one's."""
+    """The handler's result as JSON. A duplicate has the result of the first message."""
     error: str = ""
     retry_count: int = 0
     idempotency_key: str | None = None
@@ -50,15 +50,16 @@ class End(msgspec.Struct, kw_only=True):
     consumer: str = ""
     duplicate_of: str | None = None
     payload: str = ""
-    """As JSON; only dead letters tell it."""
+    """The payload as JSON. Only notices of dead letters contain it."""
     letter: str | None = None
-    """The id of the dead letter that it left."""
+    """Id of the dead letter, if there is one."""
     letter_task_id: str = ""
-    """How its sender named it, where the store has another name for it (broken, or a clash)."""
+    """The sender's id of the task, if the store uses another one (undecodable, or an id
+    conflict)."""
 
 
 def notices_of(to: Notices, end: End) -> list[Notice]:
-    """What is published of this end."""
+    """Return the notices of this end."""
     found: list[Notice] = []
     if to.results is not None:
         found.append((to.results, _outgoing(end, _result(end), _mark(end))))
@@ -75,10 +76,10 @@ def success_notice(
     finished_at_us: int,
     consumer: str,
 ) -> Outgoing:
-    """The result of a success that goes out with its acknowledgement: fields, and no body.
+    """Return the notice of a success that is published with its acknowledgement.
 
-    What `notices_of` makes of the same end, without an `End`: most tasks come by here. `identity`:
-    tenant, subscription and task.
+    It has fields and no body. `notices_of` returns the same for such an end; this is faster,
+    because most tasks end here. `identity`: tenant, subscription and task.
     """
     tenant_id, subscription, task_id = identity
     written = {
@@ -142,7 +143,7 @@ def _outgoing(end: End, written: dict[str, str], mark: str) -> Outgoing:
 
 
 def error_text(status: Status, error: str) -> str:
-    """Ends that the protocol has no word for say theirs here."""
+    """Return the protocol's error text. It names the statuses that the protocol does not have."""
     if status in PROTOCOL_STATUS:
         return ""
     if status is Status.FAILED:
@@ -151,13 +152,13 @@ def error_text(status: Status, error: str) -> str:
 
 
 def read_result(body: bytes, subscription: str) -> End:
-    """A result that somebody published, of a task of this subscription. Raises DecodeError."""
+    """Read a published result of a task of this subscription. Raises DecodeError."""
     found = loads(body)
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise DecodeError("a result is a set of fields, each a text")
+        raise DecodeError("a result consists of fields, and each is text")
     task_id, word = found.get("task_id", ""), found.get("status", "")
     if not 0 < len(task_id) <= MAX_ID:
-        raise DecodeError("a result names its task in task_id")
+        raise DecodeError("a result must name its task in task_id")
     short("task_id", task_id)
     if word not in ("succeeded", "failed"):
         raise DecodeError(f"the result of task {task_id} has the status {word!r:.40}")
@@ -186,7 +187,7 @@ def read_result(body: bytes, subscription: str) -> End:
 
 
 def letter_fields(end: End, body: bytes, codec: str, reason: str) -> None:
-    """Fill in what a dead letter's stored body says of the task, however broken it is."""
+    """Fill in the task's fields from a dead letter's stored body, as far as it can be read."""
     found: Mapping[str, Any] = {}
     if codec in ("task", "standard"):
         try:
@@ -200,7 +201,7 @@ def letter_fields(end: End, body: bytes, codec: str, reason: str) -> None:
         end.idempotency_key = end.idempotency_key or _text_of(found.get("idempotency_key", ""))
         end.letter_task_id = _text_of(found.get("task_id", ""))[:MAX_ID]
         if reason == "undecodable" and end.letter_task_id:
-            end.task_id = end.letter_task_id  # whoever sent it waits for an answer under this name
+            end.task_id = end.letter_task_id  # its sender waits for an answer under this id
     elif codec == "standard" and "payload" in found:
         end.payload = _text_of(found["payload"], always_json=True)
     elif codec == "binary":

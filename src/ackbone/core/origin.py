@@ -1,4 +1,4 @@
-"""Whose code a source file is: ackbone's own, a library's, or the user's."""
+"""Tell source files of ackbone, of libraries and of the user apart."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 @functools.lru_cache(maxsize=4096)
 def is_ours(filename: str) -> bool:
-    """Is it a file of ackbone?"""
+    """Return True for a file of ackbone."""
     return filename.startswith(_OURS)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
-    """Is it neither ackbone's nor an installed package's nor the standard library's?
+    """Return True for a file of neither ackbone, an installed package nor the standard library.
 
     An app that is itself installed as a package counts as a library.
     """

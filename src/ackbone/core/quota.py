@@ -1,6 +1,6 @@
-"""Quotas as values: what may be used in a window of time, and what of it is used up.
+"""Quotas: how much each tenant may use in a window of time, and how much it has used.
 
-A window begins at a multiple of its length, in UTC: an hour at full hours, a day at midnight.
+A window begins at a multiple of its length in UTC: an hour at full hours, a day at midnight.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 UNITS = ("runs", "llm_calls", "tokens", "cost")
 WAITS_FOR = "waits for quota "
-"""How the reason of a message begins that waits for a quota's next window; the name follows."""
+"""Beginning of the reason of messages that wait for a quota's next window. The name follows."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be used up in one window; None: as much as there is."""
+    """Limits for one window. None: no limit."""
 
     runs: int | None = None
     llm_calls: int | None = None
@@ -37,7 +37,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant used of a quota in its last window."""
+    """A tenant's usage of one quota in its latest window."""
 
     tenant_id: str
     name: str
@@ -48,10 +48,10 @@ class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     cost: float
     waiting: int
-    """Messages that wait for its next window."""
+    """Messages that wait for the next window."""
 
 
 class QuotaRecords(Protocol):
-    """Looking."""
+    """Reading quota usage."""
 
     async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]: ...

@@ -1,8 +1,8 @@
-"""What operators see of a store and may do to it: the records, and the ports to read and to act.
+"""Records of a store for operators, and the ports to read them and to act on them.
 
-Times are integer microseconds and end in `_us`; bodies are the bytes that were stored. `Records`
-only looks. Every method of `Operations` is one transaction, and writes what was done, and by whom,
-into the ledger.
+Times are integer microseconds and their names end in `_us`. Bodies are the bytes that were stored.
+`Records` only reads. Every method of `Operations` is one transaction, and writes into the ledger
+what was done and who did it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .store import Offers, Send
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A row as people see it."""
+    """A row as operators see it."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True):
-    """A message that could not be processed, whole."""
+    """A dead letter, with the whole message."""
 
     id: str
     tenant_id: str
@@ -41,27 +41,27 @@ class DeadLetter(Record, frozen=True, kw_only=True):
     failed_at_us: int
     settled_at_us: int | None = None
     replay_id: str | None = None
-    """The message that was sent in its place."""
+    """Id of the message that was sent instead."""
     history: tuple[Mapping[str, Any], ...] = ()
     body: bytes | None = None
     body_info: str | None = None
     intact: bool = True
-    """False: the body is not the one that was written."""
+    """False if the body is not the one that was written."""
 
 
 class LetterFilter(Record, frozen=True, kw_only=True):
-    """Which dead letters; None: any."""
+    """Conditions for dead letters. None: any."""
 
     queue: str | None = None
     type: str | None = None
     reason: str | None = None
     tenant_id: str | None = None
     error: str | None = None
-    """Text that its error contains."""
+    """Text that the error contains."""
     since_us: int | None = None
-    """Failed then or later."""
+    """Earliest time of the failure."""
     before_us: int | None = None
-    """Failed earlier than that."""
+    """The failure is earlier than this time."""
     state: str | None = "open"
 
 
@@ -100,7 +100,7 @@ class Task(Record, frozen=True, kw_only=True):
 
 
 class Waiting(Record, frozen=True, kw_only=True):
-    """A message in its broker's queue, not yet taken by anyone."""
+    """A message in the broker's queue that no worker has received."""
 
     queue: str
     message_id: str
@@ -144,11 +144,11 @@ class Reply(Record, frozen=True, kw_only=True):
     last_attempt_at_us: int | None
     last_error: str | None
     in_doubt: bool
-    """It may have arrived."""
+    """True if the reply may have arrived."""
 
 
 class LedgerEvent(Record, frozen=True, kw_only=True):
-    """A row of the ledger. `position` grows: what comes later has a higher one."""
+    """A row of the ledger. Later events have a higher `position`."""
 
     position: int
     at_us: int
@@ -162,38 +162,38 @@ class LedgerEvent(Record, frozen=True, kw_only=True):
 
 
 class QueueState(Record, frozen=True, kw_only=True):
-    """How a queue stands."""
+    """The counts of a queue."""
 
     queue: str
     ready: int = 0
-    """Sent, and free to be taken."""
+    """Messages that a worker can receive now."""
     delayed: int = 0
     running: int = 0
     waiting: int = 0
-    """Held by the store: retries, conversations, busy keys."""
+    """Messages that the store holds: retries, conversations, busy keys."""
     parked: int = 0
     dead: int = 0
     """Open dead letters."""
     oldest_age_s: float | None = None
-    """Of what is ready or waiting."""
+    """Age of the oldest ready or waiting message."""
     paused_at_us: int | None = None
 
 
 class WorkerState(Record, frozen=True, kw_only=True):
-    """A worker that was not told to be gone."""
+    """A worker that has neither left nor been declared dead."""
 
     worker_id: int
     name: str
     started_at_us: int
     alive: bool
-    """False: it died, and nobody has noticed yet."""
+    """False if it died and has not been declared dead yet."""
     running: int
     offers: Offers | None = None
-    """Its handlers and channels; None: it announced none."""
+    """Its handlers and channels. None: it announced nothing."""
 
 
 class Count(Record, frozen=True, kw_only=True):
-    """How many of a kind there are in a queue."""
+    """The number of items of one kind in a queue."""
 
     queue: str
     kind: str
@@ -201,7 +201,7 @@ class Count(Record, frozen=True, kw_only=True):
 
 
 class Found(Record, frozen=True, kw_only=True):
-    """Something that a search came upon."""
+    """A message that a search found."""
 
     tenant_id: str
     message_id: str
@@ -210,23 +210,23 @@ class Found(Record, frozen=True, kw_only=True):
 
 
 class Resumption(StrEnum):
-    """What an operator says about an effect that nobody knows the end of."""
+    """An operator's answer for an effect whose outcome is unknown."""
 
     DONE = "done"
     NOT_DONE = "not-done"
 
 
 class EffectWord(Record, frozen=True, kw_only=True):
-    """The operator's word on one effect."""
+    """An operator's answer for one effect."""
 
     name: str
     word: Resumption
     value: bytes = b"null"
-    """What `ctx.once` returns from now on, as JSON, if it was done."""
+    """The JSON value that `ctx.once` returns from now on, if the effect was done."""
 
 
 class Replay(Record, frozen=True, kw_only=True):
-    """A dead letter, and the new message that is sent in its place."""
+    """A dead letter, and the new message that is sent instead."""
 
     letter_id: str
     send: Send
@@ -243,41 +243,43 @@ class Identity(Record, frozen=True, kw_only=True):
 
 
 class Cancelled(StrEnum):
-    """What came of a wish to cancel."""
+    """The result of a cancel."""
 
     ENDED = "ended"
-    """It is discarded, and will not run."""
+    """The task is discarded and will not run."""
     ASKED = "asked"
-    """It runs, and was asked to stop; it ends as it ends."""
+    """The task runs and was asked to stop. Its own outcome counts."""
     OVER = "over"
-    """It had ended before."""
+    """The task had already ended."""
 
 
 class Records(Protocol):
-    """Looking."""
+    """Reading the store."""
 
     async def letters(
         self, where: LetterFilter, *, limit: int, before: str | None = None
     ) -> Sequence[DeadLetter]:
-        """Newest first, without bodies; `before` is the id of the last one seen."""
+        """Return dead letters, newest first, without bodies. `before`: the last id of the last
+        page."""
         ...
 
     async def letter_ids(self, where: LetterFilter, *, limit: int | None) -> Sequence[str]:
-        """Oldest first."""
+        """Return the ids of dead letters, oldest first."""
         ...
 
     async def letters_named(
         self, name: str, *, tenant_id: str | None, limit: int = 20
     ) -> Sequence[DeadLetter]:
-        """With bodies; by letter id, message id, or a prefix of either (exact ones first)."""
+        """Return dead letters, with bodies, by letter id, message id or a prefix; exact ones
+        first."""
         ...
 
     async def letters_by_id(self, ids: Sequence[str]) -> Sequence[DeadLetter]:
-        """With bodies, in this order; those that are not there are left out."""
+        """Return dead letters, with bodies, in the order of `ids`. Unknown ids are left out."""
         ...
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[DeadLetter]:
-        """Dead letters of a message, and those that it was sent in the place of."""
+        """Return the dead letters of a message, and those that it was sent to replace."""
         ...
 
     async def parked(
@@ -289,7 +291,8 @@ class Records(Protocol):
         limit: int,
         before: int | None = None,
     ) -> Sequence[tuple[int, Task]]:
-        """Newest first, without bodies, each with its place for `before`."""
+        """Return parked tasks, newest first, without bodies, each with its position for
+        `before`."""
         ...
 
     async def tasks(self, tenant_id: str | None, message_id: str) -> Sequence[Task]: ...
@@ -297,13 +300,14 @@ class Records(Protocol):
     async def tasks_like(
         self, prefix: str, *, tenant_id: str | None, status: str | None, limit: int
     ) -> Sequence[Task]:
-        """Tasks whose message id begins so, without bodies."""
+        """Return tasks whose message id begins with `prefix`, without bodies."""
         ...
 
     async def tasks_correlated(self, correlation_id: str, *, limit: int) -> Sequence[Task]: ...
 
     async def find(self, name: str, *, tenant_id: str | None, limit: int) -> Sequence[Found]:
-        """Messages by id, else by prefix, else by correlation id, trace id or idempotency key."""
+        """Find messages by id, else by prefix, else by correlation id, trace id or idempotency
+        key."""
         ...
 
     async def events_of(self, tenant_id: str, message_id: str) -> Sequence[LedgerEvent]: ...
@@ -313,21 +317,21 @@ class Records(Protocol):
     async def replies_of(self, tenant_id: str, message_id: str) -> Sequence[Reply]: ...
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
-        """Messages in the queue with this id, or with this text anywhere in their body."""
+        """Return messages of the queue with this id, or with this text in their body."""
         ...
 
     async def queues(self) -> Sequence[QueueState]: ...
 
     async def counts(self) -> Sequence[Count]:
-        """Messages by queue and status."""
+        """Count messages by queue and status."""
         ...
 
     async def reply_counts(self) -> Sequence[Count]:
-        """Replies by channel and status."""
+        """Count replies by channel and status."""
         ...
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
-        """Ledger events by queue and type, from a time on."""
+        """Count ledger events since a time, by queue and type."""
         ...
 
     async def workers(self) -> Sequence[WorkerState]: ...
@@ -337,7 +341,7 @@ class Records(Protocol):
     ) -> Sequence[LedgerEvent]: ...
 
     async def last_position(self, *, back: int = 0) -> int:
-        """Where the ledger ends, or `back` events before that."""
+        """Return the position of the ledger's last event, or of `back` events before it."""
         ...
 
     def subscribe(self) -> asyncio.Event: ...
@@ -346,10 +350,11 @@ class Records(Protocol):
 
 
 class Operations(Protocol):
-    """Acting. Raises NotFound or Conflict where the state has moved on."""
+    """Actions of operators. They raise NotFound or Conflict if the state has changed meanwhile."""
 
     async def replay(self, batch: Sequence[Replay]) -> Sequence[AckboneError | None]:
-        """Send each message and settle its letter, in one commit; one answer per item."""
+        """Send each message and settle its dead letter, in one commit. Returns one answer per
+        item."""
         ...
 
     async def discard_letters(
@@ -357,27 +362,28 @@ class Operations(Protocol):
     ) -> Sequence[AckboneError | None]: ...
 
     async def resume(self, task: Identity, *, effects: Sequence[EffectWord] = ()) -> None:
-        """A parked task becomes ready; no attempt is spent."""
+        """Make a parked task ready, without using up an attempt."""
         ...
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
-        """A parked task ends; its key and its conversation are free."""
+        """End a parked task, and free its key and its conversation."""
         ...
 
     async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
-        """End a task that does not run. One that nobody has heard of yet ends when it comes."""
+        """Cancel a task. One that the store does not know yet ends when it is claimed."""
         ...
 
     async def submitted(self, subscription: str, tasks: Sequence[Message]) -> None:
-        """Write `task.created` for tasks that are about to be sent, once for each."""
+        """Write `task.created` for tasks that are about to be sent, once for each task."""
         ...
 
     async def record(self, ends: Sequence[End]) -> int:
-        """Ends of tasks that others ran, and of which nothing is known here; returns how many."""
+        """Store the ends of tasks that other programs ran and this store does not know. Returns how
+        many."""
         ...
 
     async def pause(self, queue: str) -> bool:
-        """False: it was paused before."""
+        """Pause a queue. Returns False if it was already paused."""
         ...
 
     async def unpause(self, queue: str) -> bool: ...

@@ -1,4 +1,4 @@
-"""Whether and when to try again: a pure decision over attempt, error and policy."""
+"""Retries: whether and when a failed message runs again, decided from attempt, error and policy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .errors import FinalError, RetryableError
 from .outcome import Dead, Retry
 
 LONGEST_S = 31_536_000.0
-"""No wait is longer than a year, whatever an upstream asks for."""
+"""Longest wait that an upstream can ask for: one year, in seconds."""
 
 
 class _Backoff(msgspec.Struct, frozen=True):
-    """The settings that may be given by position."""
+    """The settings that can be given by position."""
 
     max_retries: int = 3
     base_delay: float = 1.0
@@ -25,25 +25,26 @@ class _Backoff(msgspec.Struct, frozen=True):
 
 
 class RetryPolicy(_Backoff, frozen=True, kw_only=True):
-    """How often and how long to wait. `max_retries` counts retries after the first attempt.
+    """How often a failed message is retried, and how long it waits before each retry.
 
-    `RetryPolicy(3, 1.0, 60.0, 2.0)` names the first four by position: max_retries, base_delay,
-    max_delay, backoff_factor.
+    `max_retries` counts the retries after the first attempt. `RetryPolicy(3, 1.0, 60.0, 2.0)` gives
+    max_retries, base_delay, max_delay and backoff_factor by position. All waits are in seconds.
     """
 
     table: tuple[float, ...] = ()
-    """Waits in seconds, used instead of the exponential ones; the last one repeats."""
+    """Waits in seconds that replace the exponential ones. The last one repeats."""
     jitter: float = 0.1
-    """Adds up to this share of the wait, so that what failed together does not return together."""
+    """Adds up to this share of the wait, so that messages that failed together do not all return at
+    the same time."""
     retry_on: tuple[type[BaseException], ...] = ()
-    """If set, only these are retried."""
+    """If set, only these errors are retried."""
     final_on: tuple[type[BaseException], ...] = ()
-    """Never retried, beside `FinalError`."""
+    """Errors that are never retried, in addition to `FinalError`."""
     per_error: dict[type[BaseException], "RetryPolicy"] = {}  # noqa: UP037 - needed before the class exists
-    """A policy of its own for an error type (the most derived one wins)."""
+    """Policies for single error types. The most derived type wins."""
 
     def get_delay(self, retry_count: int) -> float:
-        """Seconds before retry number `retry_count` (the first retry is 0), without jitter."""
+        """Return the seconds before retry number `retry_count`, without jitter. The first is 0."""
         if self.table:
             return self.table[min(retry_count, len(self.table) - 1)]
         try:
@@ -53,14 +54,17 @@ class RetryPolicy(_Backoff, frozen=True, kw_only=True):
         return min(delay, self.max_delay)
 
     def for_error(self, error: BaseException) -> RetryPolicy:
-        """The policy that applies to this error."""
+        """Return the policy that applies to this error."""
         for kind in type(error).__mro__:
             if kind in self.per_error:
                 return self.per_error[kind]
         return self
 
     def is_retryable(self, error: BaseException) -> bool:
-        """Final errors are never retried; everything else is, unless `retry_on` narrows it."""
+        """Return True if this error is retried.
+
+        Final errors never are. All others are, unless `retry_on` is set and does not list them.
+        """
         if isinstance(error, RetryableError):
             return True
         if isinstance(error, (FinalError, *self.final_on)):
@@ -76,9 +80,10 @@ def decide(
     chance: Callable[[], float] = random.random,
     mask: Callable[[str], str] = str,
 ) -> Retry | Dead:
-    """What follows a failed attempt. `failures` counts this one (1 after the first failure).
+    """Decide what follows a failed attempt: a retry or a dead letter.
 
-    `mask` takes secrets out of the reason, which is kept.
+    `failures` counts this failure, too: 1 after the first one. `chance` returns the share of the
+    jitter to use, from 0 to 1. `mask` removes secrets from the reason, which is stored.
     """
     applied = policy.for_error(error)
     reason = describe(error, mask)
@@ -92,7 +97,8 @@ def decide(
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Seconds that the upstream asked us to wait, if the error says so; at most a year."""
+    """Return the wait that the error asks for (`retry_after_s` or `retry_after`), at most a
+    year."""
     value: Any = getattr(error, "retry_after_s", None)
     if value is None:
         value = getattr(error, "retry_after", None)
@@ -103,10 +109,13 @@ def retry_after(error: BaseException) -> float | None:
 
 
 def describe(error: BaseException, mask: Callable[[str], str] = str) -> str:
-    """One line for ledgers and people: the type and what it said, masked before it is cut."""
+    """Return the error's type and text, for the ledger and for people.
+
+    The text is masked before it is shortened, so that no part of a secret is left.
+    """
     name = type(error).__name__
     try:
         text = str(error).strip()
-    except Exception:  # an error that cannot even say what it is
+    except Exception:  # its __str__ raised
         text = ""
     return f"{name}: {mask(text[:20_000])}"[:2000] if text else name

@@ -1,4 +1,4 @@
-"""Secrets that do not show themselves, and how texts are masked before a person sees them."""
+"""Secrets that print as `***`, and masking of texts before a person sees them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 MASK = "***"
 SHORTEST_KNOWN = 4
-"""A shorter secret is not looked for in texts: it would be found in every word."""
+"""Shortest secret that is searched for in texts. A shorter one would match parts of many words."""
 _SECRET_WORDS = {
     "apikey", "authorization", "cookie", "credential", "credentials", "jaas", "key", "keys",
     "passphrase", "passwd", "password", "pwd", "sas", "secret", "secrets", "signature", "token",
@@ -17,9 +17,9 @@ _SECRET_NAMES = {"connection_string", "sasl_jaas_config"}
 _HARMLESS_NAMES = {
     "dedup_key", "idempotency_key", "message_key", "ordering_key", "partition_key", "routing_key",
 }  # fmt: skip
-"""They end like a secret's, and identify messages."""
+"""Names that end like the name of a secret, but identify messages."""
 _COUNTING_WORDS = {"keys", "tokens"}
-"""A number under such a name counts something."""
+"""Names under which a number is a count."""
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 _TOKEN = re.compile(r"[^\s\"']+")
 _PASSWORD = re.compile(r"://[^\s/\"':@]*:([^\s/\"']*)@")
@@ -28,16 +28,16 @@ _NAMED = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*)\\*["']?\s*[=:]\s*(\\*["'])
 _BARE = re.compile(r"""[^\s"',;&})\]]+""")
 _REST_OF_LINE = re.compile(r"""[^\r\n"']+""")
 _WHOLE_LINE = {"authorization", "cookie"}
-"""Headers whose value has several words."""
+"""Headers whose value may have several words."""
 _QUERY = re.compile(r"([?&;]([^=&;?\s]+)=)[^&;\s]*")
 
 _known: set[str] = set()
 
 
 class Secret:
-    """A text that prints as `***`. `reveal()` gives it to the driver that needs it.
+    """A text that prints as `***`. `reveal()` returns it for the driver that needs it.
 
-    Once made it is known in this process, and logs mask it wherever it turns up.
+    From then on, logs of this process mask it wherever it appears.
     """
 
     __slots__ = ("_text",)
@@ -71,12 +71,12 @@ class Secret:
 
 
 def known_secrets() -> frozenset[str]:
-    """The texts of every `Secret` made in this process, and the passwords inside them."""
+    """Return the texts of all secrets of this process, and the passwords inside them."""
     return frozenset(_known)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key of this name holds a secret: its last word says so (`sasl_password`).
+    """Return True if a key of this name holds a secret. The last word decides (`sasl_password`).
 
     `key_file` and `password_file` name a place, not a secret.
     """
@@ -88,32 +88,34 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_count(name: str, value: object) -> bool:
-    """Whether the value only counts what the name speaks of: `tokens: 120`."""
+    """Return True if the value is only a count, as in `tokens: 120`."""
     words = _WORDS.findall(name)
     number = isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
     return bool(words) and words[-1].lower() in _COUNTING_WORDS and number
 
 
 def mask_text(text: str) -> str:
-    """The text without user and password of a URL, and without secret parameters."""
+    """Mask user and password of URLs, and secret parameters."""
     if "://" in text and "@" in text:
         text = _TOKEN.sub(lambda token: _without_userinfo(token[0]), text)
     return _QUERY.sub(lambda m: m[1] + MASK if is_secret_name(m[2]) else m[0], text)
 
 
 def mask_value(value: str) -> str:
-    """The same of a value that may be one URL, whose password may hold spaces and quotes."""
+    """As `mask_text`, for a value that may be one URL, whose password may hold spaces and
+    quotes."""
     return mask_text(_without_userinfo(value))
 
 
 def _without_userinfo(found: str) -> str:
-    """By hand: an expression for "from :// to the last @" looks at a long token over and over."""
+    """Scanned by hand: a regular expression for "from :// to the last @" backtracks on long
+    tokens."""
     start, end = found.find("://"), found.rfind("@")
     return f"{found[: start + 3]}{MASK}{found[end:]}" if 0 <= start < end else found
 
 
 def mask_line(text: str) -> str:
-    """A line for a log or an error: also without `password=…`, `"token": "…"` and `Bearer …`."""
+    """Mask a line for a log or an error: also `password=…`, `"token": "…"` and `Bearer …`."""
     text = _SCHEME.sub(rf"\1 {MASK}", mask_text(text))
     parts: list[str] = []
     at = 0
@@ -128,7 +130,7 @@ def mask_line(text: str) -> str:
 
 
 def _value(text: str, name: re.Match[str]) -> tuple[int, int]:
-    """Where the value behind a name begins and ends, its quotes included."""
+    """Return where the value after a name begins and ends, with its quotes."""
     after, quote = name.end(), name[2]
     if quote:
         at = text.find(quote, after)

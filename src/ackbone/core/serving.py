@@ -1,13 +1,13 @@
-"""What no living worker serves: queues that nobody reads, channels that nobody has.
+"""Queues and channels that no living worker serves.
 
-Nothing is reported while no worker is there at all, because then everything waits.
+Nothing is reported while there is no living worker at all, because then everything waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .delivery import Status
+from .outbound.delivery import Status
 from .records import Count, QueueState, WorkerState
 from .store import Offers
 
@@ -16,14 +16,14 @@ WAITING = (Status.PENDING, Status.QUEUED, Status.SENDING)
 
 
 def carried_by(workers: Sequence[WorkerState]) -> frozenset[str]:
-    """The channels of all living workers."""
+    """Return the channels of all living workers."""
     return frozenset().union(*(each.channels for each in _offers(workers)))
 
 
 def uncarried(
     replies: Iterable[Count], workers: Sequence[WorkerState], also: Iterable[str] | None = None
 ) -> dict[str, int]:
-    """By channel, how many replies wait for a channel that no living worker has.
+    """Count the replies that wait for a channel that no living worker has, by channel.
 
     `also`: channels of a worker that is about to start.
     """
@@ -38,14 +38,14 @@ def uncarried(
 
 
 def how_to_carry(channel: str) -> str:
-    """What to do about a channel that no living worker has."""
-    if channel == "terminal":  # workers print it only where somebody looks on
+    """Return a hint for a channel that no living worker has."""
+    if channel == "terminal":  # workers print only where somebody watches
         return "start 'ackbone dev' or 'ackbone chat', or reply to another channel"
     return f"write channels.{channel} into the configuration, or use App.channel"
 
 
 def unserved(queues: Sequence[QueueState], workers: Sequence[WorkerState]) -> dict[str, int]:
-    """By queue, how many messages wait in a queue that no living worker reads."""
+    """Count the messages in queues that no living worker reads, by queue."""
     offers = _offers(workers)
     served = {name for each in offers for name in each.types}
     return {
@@ -56,5 +56,5 @@ def unserved(queues: Sequence[QueueState], workers: Sequence[WorkerState]) -> di
 
 
 def _offers(workers: Sequence[WorkerState]) -> list[Offers]:
-    """What the living workers announced."""
+    """Return the offers of the living workers."""
     return [each.offers for each in workers if each.alive and each.offers is not None]

@@ -1,8 +1,8 @@
-"""The store ports: who may run a message, and what became of it.
+"""The store ports: the store decides who may run a message, and records what became of it.
 
-`claim` and `finish` are the protocol that the promise rests on: batches in, one verdict per item
-out, one transaction each. The engine sees `Claims` (and `Fused`, where the broker lives in the
-store's database); the other roles are for relays, commands and pages.
+The promise rests on `claim` and `finish`. Each takes a batch, is one transaction, and returns one
+verdict for each item. The engine uses `Claims`, and `Fused` if the broker's queue is in the store's
+own database. The other roles are for relays and commands.
 """
 
 from __future__ import annotations
@@ -22,58 +22,59 @@ from .outcome import Outcome
 from .quota import Quota
 
 PARENT_WORKER = "worker:"
-"""How the `parent` of a worker begins that another worker has started."""
+"""Prefix of the `parent` of a worker that another worker has started."""
 
 
 class Offers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker can do, announced to the other workers when it registers."""
+    """The handlers and channels of a worker, announced to the others when it registers."""
 
     types: Mapping[str, frozenset[str]] = {}
-    """By subscription, the message types that it has handlers for; `*` stands for all types."""
+    """The message types that it has handlers for, by subscription. `*` means all types."""
     channels: frozenset[str] = frozenset()
-    """The channels by which it sends replies."""
+    """The channels that it sends replies through."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker process as the store knows it. The number is given out once and never again."""
+    """A worker process as the store knows it. A `worker_id` is never used again."""
 
     worker_id: int
     name: str = ""
     offers: Offers | None = None
-    """None: the worker announced nothing. It claims messages of every type."""
+    """None: the worker announced nothing, and claims messages of every type."""
 
     @property
     def as_parent(self) -> str:
-        """The `parent` that its children register with."""
+        """The `parent` that its child processes register with."""
         return f"{PARENT_WORKER}{self.worker_id}"
 
 
 class Token(msgspec.Struct, frozen=True):
-    """Proof of a claim: a write after a run names it, and a stale one is refused."""
+    """The fence token of a claim. Every write of a run names it, and a stale token is refused."""
 
     worker_id: int
     epoch: int
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker copy that asks to be run: the delivery, and what it decoded to."""
+    """A received copy and its decoded message, for the store to decide whether it may run."""
 
     delivery: Delivery
     message: Message | None
-    """None: undecodable; `error` says why, and the bytes are dead-lettered as they are."""
+    """None: the bytes cannot be decoded. `error` says why, and they become a dead letter as they
+    are."""
     error: DecodeError | None = None
     sha256: bytes = b""
-    """Of the payload alone: the same id with another one is a conflict."""
+    """SHA-256 of the payload. A message with a known id and another hash is an id conflict."""
     codec: str = "standard"
     reason: str = "undecodable"
-    """Of the dead letter, where there is no message."""
+    """Reason of the dead letter, if there is no message."""
 
 
 Decode = Callable[[Delivery], Candidate]
 
 
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's yes: for one rule, and for one payload."""
+    """A person's approval. It holds for one rule and one payload."""
 
     id: str
     rule: str
@@ -81,7 +82,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that was granted: run it, then finish it under this token."""
+    """A granted claim: run the message, then finish it under this token."""
 
     subscription: str
     queue: str
@@ -93,85 +94,90 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     claimed_at_us: int
     created_at_us: int
-    """The message's `created_at`: whoever counts should not have to work it out again."""
+    """The message's `created_at`, converted once for the metrics."""
     row: int = 0
-    """Where the store keeps it, as a hint for `finish`."""
+    """The store's row of the task, which saves `finish` a search."""
     delivery: Delivery | None = None
-    """The broker copy to settle once finished; None: the store holds the whole message."""
+    """The broker copy to settle after the finish. None: the store holds the whole message."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """Earlier failed attempts: attempt, at, error."""
+    """The failed attempts so far, each with attempt, at and error."""
     body: bytes = b""
     body_info: str = ""
-    """How the stored body is read again; empty: as the delivery says (`store/stored.py`)."""
+    """How to read the stored body (`store/tasks.py`). Empty: as the delivery says."""
     codec: str = "standard"
-    """By which the delivery was read."""
+    """The codec that decoded the delivery."""
     approvals: tuple[Approved, ...] = ()
-    """What people allowed, of a message that waited for them."""
+    """The approvals that the message waited for."""
     quotas: tuple[Quota, ...] = ()
-    """What this run is counted under."""
+    """The quotas that this run uses."""
 
     @property
     def failures(self) -> int:
-        """Failed attempts before this one: crashes spend no retry."""
+        """Failed attempts before this one. Crashes do not count as failures."""
         return self.attempt - 1 - self.crashes
 
 
 QuotasOf = Callable[[Run], Sequence[Quota]]
-"""The quotas that a run is counted under. Pure: it is called in the store's own thread."""
+"""Returns the quotas that a run uses. It must be pure: the store calls it in its own thread."""
 
 
 class Answer(StrEnum):
-    """The store's word on one candidate."""
+    """The store's decision about one candidate. All but RUN and LEAVE mean: acknowledge the
+    copy."""
 
     RUN = "run"
+    """Run the message under the token of `Verdict.run`."""
     DUPLICATE = "duplicate"
-    """Another message with this key was done: ended here, acknowledge."""
+    """Another message with this idempotency key was done. This one has ended as a duplicate."""
     WAITING = "waiting"
-    """Kept by the store until its key, its lane or its turn is free: acknowledge."""
+    """The store keeps the message until its key, its conversation or its quota allows a run."""
     FINAL = "final"
-    """Ended before: acknowledge."""
+    """The task has already ended."""
     ADOPTED = "adopted"
-    """Runs elsewhere, and the store now holds the whole message: acknowledge."""
+    """Another worker runs the message, and the store now holds the whole of it."""
     DEAD = "dead"
-    """Dead-lettered at once (undecodable, id conflict): acknowledge."""
+    """The message became a dead letter at once (undecodable, id conflict)."""
     EXPIRED = "expired"
+    """The message's time to live was over. It has ended."""
     KNOWN = "known"
-    """A further copy of what the store holds or runs already: acknowledge."""
+    """Another copy of a message that the store holds, or that runs."""
     PASSED_ON = "passed_on"
-    """This worker has no handler for it, another living worker has. The store holds the message
-    for that worker. Acknowledge this copy."""
+    """Another living worker has a handler for the message, this one has not. The store holds it
+    for that worker."""
     PARKED = "parked"
-    """No living worker has a handler for it. The message is parked. Acknowledge this copy."""
+    """No living worker has a handler for the message. It is parked."""
     LEAVE = "leave"
-    """Another fetcher owns this source: back to the broker."""
+    """Another worker reads this ordered queue. Release the copy."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer for one candidate, in the order of the batch."""
+    """The store's answer for one candidate. Verdicts are in the order of the batch."""
 
     answer: Answer
     run: Run | None = None
-    """Set for RUN, and for PARKED as well: it says which message was parked."""
+    """Set for RUN, and for PARKED, to say which message was parked."""
     delivery: Delivery | None = None
 
 
 def lets_go(verdicts: Sequence[Verdict]) -> bool:
-    """Does any of these answers take a broker's copy away? The claim is the only trace of such a
-    message then, and must be synced before it is told; a claim that is run may be lost."""
+    """Return True if one of these answers removes a copy from the broker.
+
+    The store then has the only trace of that message, and its commit must be synced before the
+    answer is given. A claim that is run may be lost: the broker still has the message."""
     kept = (Answer.RUN, Answer.LEAVE)
     return any(verdict.answer not in kept for verdict in verdicts)
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Fused.take` found."""
+    """The result of `Fused.take`."""
 
     verdicts: Sequence[Verdict]
     next_due_s: float | None = None
-    """Seconds until something that waits is due; None: nothing waits."""
+    """Seconds until the next waiting message is due. None: no message waits."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer of the agent, on its way to a channel."""
+    """An answer of the handler, to be sent through a channel."""
 
     channel: str
     recipient: str
@@ -180,13 +186,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 2
     now: bool = False
     options: Mapping[str, Any] = {}
-    """What else its channel understands: buttons, media, a subject."""
+    """Options of the channel: buttons, media, a subject."""
     expires_s: float | None = None
-    """What is not there by then is not sent any more."""
+    """Do not send the reply after this many seconds."""
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """A follow-up message, published with the commit of the run that made it."""
+    """A follow-up message. It is published with the commit of the run that sent it."""
 
     queue: str
     outgoing: Outgoing
@@ -194,7 +200,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run cost."""
+    """The cost of a run."""
 
     llm_calls: int = 0
     tokens: int = 0
@@ -202,12 +208,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one attempt, with everything that commits together (P5)."""
+    """The end of one attempt, with everything that is committed together (P5)."""
 
     run: Run
     outcome: Outcome
     result: bytes | None = None
-    """The handler's result as JSON, for the dedup record and duplicates."""
+    """The handler's result as JSON. Duplicates get it, too."""
     started_at_us: int = 0
     finished_at_us: int = 0
     replies: Sequence[Reply] = ()
@@ -217,150 +223,173 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     on_parked: str = "wait"
     keep_rejected: bool = False
-    """A rejected message is kept as a dead letter, too (ack_policy dlq)."""
+    """Keep a rejected message as a dead letter as well (`ack_policy: dlq`)."""
     crash_budget: int = 2
     told_on_ack: bool = False
-    """The broker publishes its result with the acknowledgement: no notice in the outbox."""
+    """The broker publishes the result with the acknowledgement, so the outbox gets no notice."""
     details: Mapping[str, Any] = {}
-    """Added to the event's data."""
+    """More data for the event."""
     traceback: str = ""
-    """Of a failed attempt: kept in the message's history, without secrets."""
+    """Traceback of a failed attempt, without secrets. It is kept in the message's history."""
 
 
 class Commit(StrEnum):
-    """The store's word on one finished run."""
+    """The store's decision about one finished run."""
 
     COMMITTED = "committed"
+    """The outcome is stored."""
     ALREADY = "already"
-    """A repeat after a commit whose answer was lost."""
+    """The outcome was stored by an earlier call whose answer was lost."""
     BURIED = "buried"
-    """It could not be stored as it was: it ended as a dead letter instead, now or before a repeat.
-    Whatever its run came to, nobody may be told of that."""
+    """The outcome could not be stored as it was, so the message ended as a dead letter, now or in
+    an earlier call. The run's own outcome must not be published."""
     FENCED = "fenced"
-    """The claim was taken away; drop everything; the broker's copy goes back."""
+    """The claim was taken away. Drop the outcome and release the broker's copy."""
 
 
 class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reaper's scan found."""
+    """The result of one `Claims.reap`."""
 
     workers: Sequence[int] = ()
     tasks: int = 0
     quarantined: int = 0
     silent: Sequence[str] = ()
-    """Children of the worker that asked which give no sign of life, though they have not ended."""
+    """Names of the caller's child processes that give no sign of life, though they have not
+    ended."""
 
 
 class Company(StrEnum):
-    """Which messages may run beside a message in one process."""
+    """How many other messages may run in the same process as a message."""
 
     ANY = "any"
     FEW = "few"
-    """Its workers died twice: it runs in a small group, in a child process."""
+    """A suspect: two workers died while they ran it. It runs in a small group in a child
+    process."""
     NONE = "none"
-    """A child process died that ran it in a small group: it runs alone, in a child process."""
+    """A child process died while it ran the group. The message runs alone in a child process."""
 
 
 GROUP = 8
-"""Messages in a small group."""
+"""Number of messages in a small group."""
 
 
 class Suspects(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages wait for a child process. A store may stop counting at a thousand."""
+    """How many suspects wait for a child process. A store may stop counting at a thousand."""
 
     few: int = 0
     none: int = 0
 
 
 class Claims(Protocol):
-    """What the engine sees of the store."""
+    """The store as the engine uses it."""
 
     @property
     def forgets_claims(self) -> bool:
-        """A crash of its server may take a claim back while the worker that has it lives on. The
-        same worker may then be granted it once more, under the same token."""
+        """True if a crash of the database server can undo a claim while its worker lives on. The
+        same worker may then get the claim again, under the same token."""
         ...
 
     async def register(
         self, name: str, offers: Offers | None = None, *, parent: str | None = None
     ) -> Worker:
-        """A new worker id, alive from now on. It claims only the types that it offers.
+        """Register a worker under a new id. It claims only messages of the types that it offers.
 
-        `parent` names the process that started it: a supervisor by a name that no other one has, a
-        worker by `as_parent`. The store uses it to decide whether a death counts.
+        `parent` names the process that started it: the unique name of a supervisor, or `as_parent`
+        of a worker. The store uses it to decide whether a death counts as a crash.
         """
         ...
 
     async def announce(self, worker: Worker, offers: Offers) -> Worker:
-        """The worker has other handlers or channels than when it registered."""
+        """Replace the offers of a worker whose handlers or channels have changed."""
         ...
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
-        """An orderly end. `running`: it is announced, and some runs go on until they or the process
-        end. The worker claims nothing more. Runs that the end of the process cuts short are handed
-        back then, as the others are, without spending an attempt or a crash."""
+        """End a worker in an orderly way. It claims nothing more.
+
+        `running`: the end is announced, and some runs continue until they or the process end. Runs
+        that the end of the process interrupts are given back without using up an attempt or crash
+        budget.
+        """
         ...
 
     async def identity(self) -> str:
-        """The name of this store, made when it was, and never another's."""
+        """Return the unique name of this store. It was made with the database."""
         ...
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict]:
-        """One verdict for each broker copy. Synced before it returns if one of them `lets_go`."""
+        """Decide about each received copy, in one transaction. Returns one verdict for each, in
+        order.
+
+        The transaction is synced before this returns if `lets_go(verdicts)`.
+        """
         ...
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
-        """Work that the store itself holds and that is due: retries, resumed, adopted, lane heads.
+        """Claim messages that the store holds and that are due: retries, resumed and adopted
+        messages, and the first of each conversation.
 
-        Only messages that belong into this `company`.
+        Only messages with this `company` are claimed.
         """
         ...
 
-    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]: ...
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        """Store the outcomes of runs, with their replies and follow-ups, in one transaction.
+
+        Returns one decision for each run, in order. A run whose token is stale is left out of the
+        transaction (FENCED). Repeating a call whose answer was lost does no harm (ALREADY).
+        """
+        ...
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
-        """Write the whole message into the store, so that its broker copy may go."""
+        """Store the whole messages, so that their broker copies can be acknowledged."""
         ...
 
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict] | None:
-        """Write an ordered batch into its lanes; None: another worker is this source's fetcher."""
+        """Store a batch of an ordered queue, each message behind its conversation.
+
+        Returns None if another worker reads this queue.
+        """
         ...
 
     async def next_due_s(self, sub: Subscription) -> float | None:
-        """Seconds until the next waiting task of this subscription is due; None: none waits."""
+        """Return the seconds until the subscription's next waiting task is due. None: no task
+        waits."""
         ...
 
     expiry_paused: bool
-    """True while a jump of the clock makes times to live doubtful: nothing expires."""
+    """True after a jump of the clock, while times to live are doubtful. No message expires."""
 
     @property
     def clock_jumps(self) -> int:
-        """How often the store saw its clock set, where that is not this machine's clock."""
+        """How often somebody set the store's clock, if that is not this machine's clock."""
         ...
 
     governed: bool
-    """True: a run brings along what people answered about its message (`Run.approvals`)."""
+    """True: `Run.approvals` is filled in."""
 
     quotas_of: QuotasOf | None
-    """Asked at each claim under which quotas a run is counted; None: there are none.
+    """Called at each claim for the quotas that the run uses. None: there are no quotas.
 
-    A unit of `runs` is taken in the claim's transaction; what else the run used, and a unit that it
-    did not need, in finish's. A message whose quota is used up waits, and spends nothing.
+    The claim's transaction takes one unit of `runs`. The finish's transaction takes what else the
+    run used, and returns a unit that it did not need. A message whose quota is exhausted waits
+    without using up an attempt.
     """
 
     def beat(self, worker: Worker) -> None:
-        """A sign of life. Called from the lease's own thread: may block, but not for long.
+        """Give a sign of life. Raises StoreError if that failed.
 
-        Raises StoreError if it could not be given."""
+        Called from the lease's own thread, so it may block, but not for long.
+        """
         ...
 
     def is_registered(self, worker: Worker) -> bool:
-        """False: declared dead, or gone. Called from the lease's own thread."""
+        """Return False if the worker was declared dead. Called from the lease's own thread."""
         ...
 
     async def reap(
@@ -371,122 +400,133 @@ class Claims(Protocol):
         crash_budget: int,
         ended: Mapping[str, int] | None = None,
     ) -> Reclaimed:
-        """Give back what dead workers were running.
+        """Declare workers dead whose lease is over, and give back the messages that they ran.
 
-        `ended`: children of this worker whose process has ended, by name, each with its exit code
-        (a signal as a negative number).
+        `ended`: child processes of this worker that have ended, by name, with their exit codes (a
+        signal as a negative number).
         """
         ...
 
     async def resolve(self, *, worker: Worker) -> int:
-        """The net under keys and lanes: end or wake everything that waits for what is over."""
+        """End or wake messages that wait for a key or a conversation that is free.
+
+        This is a safety net: normally the commit that frees them does it. Returns how many.
+        """
         ...
 
     async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
-        """Running messages of this worker that somebody wants stopped: tenant, subscription, id."""
+        """Return this worker's runs that somebody wants to cancel: tenant, subscription and id."""
         ...
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
-        """Messages of these types that were parked for want of a handler become ready."""
+        """Make messages of these types ready that were parked because no worker had a handler."""
         ...
 
     async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
-        """Count the due messages that must run in a child process, and that workers like this one
-        claim."""
+        """Count the due suspects that workers with the same offers as this one would claim."""
         ...
 
     async def paused(self) -> frozenset[str]:
-        """Subscriptions that are paused."""
+        """Return the names of paused subscriptions."""
         ...
 
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
-        """Take or keep a role that one worker of the fleet has at a time."""
+        """Take or keep a role that only one worker of the fleet has at a time. Returns False if
+        another worker has it."""
         ...
 
     def on_events(self, listener: Listener) -> None:
-        """`listener` hears, on the loop, what calls of this process wrote into the ledger."""
+        """Call `listener`, on the event loop, with the events that calls of this process wrote."""
         ...
 
     def subscribe(self) -> asyncio.Event:
-        """Set whenever there may be new work. Give it back with `unsubscribe`."""
+        """Return an event that is set whenever there may be new work, until `unsubscribe`."""
         ...
 
     def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
 class Fused(Protocol):
-    """Claims of a store that shares its database with the broker: receive + claim is one commit."""
+    """Claims of a store whose database also holds the queue: receive and claim are one commit."""
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        """Due work of the store and new messages of the queue, by priority, claimed."""
+        """Claim due messages of the store and new messages of the queue, by priority."""
         ...
 
 
 class Copies(Protocol):
-    """Messages that no worker runs and that only the broker holds (status `open`)."""
+    """Messages that no worker runs and whose body only the broker has (status `open`)."""
 
     async def waiting(
         self, subscription: str, *, for_s: float, limit: int
     ) -> Sequence[tuple[str, str]]:
-        """Tenant and id of those that have waited this long for their copy, the oldest first."""
+        """Return tenant and id of messages that have waited this long for their copy, oldest
+        first."""
         ...
 
     async def end(
         self, subscription: str, lost: Sequence[tuple[str, str]], *, for_s: float, worker: Worker
     ) -> int:
-        """End those that still wait as dead letters, `copy_lost`. Returns how many there were."""
+        """End messages that still wait as dead letters (`copy_lost`). Returns how many."""
         ...
 
 
 class EffectState(StrEnum):
+    """The state of an effect of `ctx.once`."""
+
     NEW = "new"
     DONE = "done"
     UNKNOWN = "unknown"
 
 
 class Effects(Protocol):
-    """The guard of external effects: intent before, result after."""
+    """External effects of `ctx.once`: the intent is stored before, the result after."""
 
     async def effect_begin(
         self, run: Run, name: str, *, again: bool = False
     ) -> tuple[EffectState, bytes | None]:
-        """Write the intent (fenced). DONE: the recorded result; UNKNOWN: begun, never recorded,
-        with what `effect_raised` wrote.
+        """Store the intent (fenced). Returns what is known about the effect.
 
-        `again`: this call is repeated, and its first answer was lost. An intent of the same run is
-        its own then, and NEW.
+        NEW: it has not begun. DONE: with its recorded result. UNKNOWN: an earlier attempt began it
+        and recorded no result; with the error that `effect_raised` stored, if any.
+
+        `again`: this call repeats one whose answer was lost, so an intent of the same run is NEW.
         """
         ...
 
-    async def effect_done(
-        self, run: Run, name: str, result: bytes, *, again: bool = False
-    ) -> None: ...
+    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
+        """Store the result of the effect (fenced)."""
+        ...
 
     async def effect_raised(self, run: Run, name: str, error: str) -> None:
-        """The effect raised, and nobody knows whether it happened: keep the error for people."""
+        """Store the error of an effect that may or may not have happened, for the operator."""
         ...
 
     async def effect_clear(self, run: Run, name: str) -> None:
-        """The effect certainly did not happen (it raised before acting): forget the intent."""
+        """Delete the intent of an effect that certainly did not happen."""
         ...
 
 
 class RunWrites(Protocol):
-    """Writes of a run before its end, each its own fenced transaction."""
+    """Writes of a run before its end. Each is a fenced transaction of its own."""
 
-    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None: ...
+    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
+        """Store the progress that the handler reports."""
+        ...
 
-    async def reply_now(self, run: Run, reply: Reply, n: int) -> str: ...
+    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
+        """Queue a reply before the run ends. `n` numbers the run's replies. Returns its id."""
+        ...
 
 
 class Store(Claims, Effects, RunWrites, Protocol):
-    """A store as those see it that put a worker together."""
+    """The store as the code sees it that puts a worker together."""
 
     @property
     def fused(self) -> bool:
-        """Does the broker's queue live in the same database?"""
+        """True if the broker's queue is in the same database."""
         ...
 
     async def open(self) -> None: ...
@@ -494,21 +534,21 @@ class Store(Claims, Effects, RunWrites, Protocol):
     async def close(self) -> None: ...
 
     async def hold_back(self, send: Send) -> None:
-        """A message that is not due yet, for the outbox to publish when it is."""
+        """Keep a delayed message. The outbox publishes it when it is due."""
         ...
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
-        """Nothing waits, runs or is due later (parked messages aside)."""
+        """Return True if no message waits, runs or is due later. Parked messages do not count."""
         ...
 
     async def stuck(self, subscriptions: Sequence[str]) -> int:
-        """How many messages are left, if no worker can do anything for any of them.
+        """Return how many messages are left, if no worker can make progress with any of them.
 
-        They wait behind a parked message, or for a copy that the broker would have to bring back.
-        0: something runs or will, or nothing is left.
+        They wait behind a parked message, or for a copy that the broker would have to redeliver.
+        Returns 0 if a message runs or will run, and if no message is left.
         """
         ...
 
     def look_again(self) -> None:
-        """Whoever waits for due work looks now: the clock was moved."""
+        """Wake everyone who waits for due work, because the clock was moved."""
         ...

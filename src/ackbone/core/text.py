@@ -1,5 +1,7 @@
-"""Text from outside, made safe to print, where nothing in it can move a cursor or forge a line, and
-to keep."""
+"""Text from outside, made safe to print and to store.
+
+Nothing in a printed text can move the cursor or imitate a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ _LINES = {code: text for code, text in _LINE.items() if code != 0x0A}
 
 
 def one_line(text: str) -> str:
-    """Control characters, line breaks and reordering marks as visible escapes."""
+    """Show control characters, line breaks and reordering marks as escapes."""
     return _encodable(text.translate(_LINE))
 
 
 def json_line(document: str) -> str:
-    """A JSON document of one line whose strings hold such characters only as JSON's own escapes."""
+    """Show such characters in a one-line JSON document as JSON's own escapes."""
     return document.translate(_JSON)
 
 
 def lines(text: str, indent: str = "    ") -> str:
-    """As `one_line`, but line breaks stay, and every line but the first is indented."""
+    """As `one_line`, but line breaks are kept, and every line after the first is indented."""
     unified = text.replace("\r\n", "\n")
     return _encodable(unified.translate(_LINES)).replace("\n", f"\n{indent}")
 
@@ -48,14 +50,15 @@ def _encodable(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """Text that every database takes: no lone surrogates, no NUL, not endless."""
+    """Return text that every database accepts: no lone surrogates, no NUL, at most 8,000
+    characters."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
-    """What to say to an option that does not exist: the nearest one, else all of them."""
+    """Describe an unknown option: name the nearest one, else all of them."""
     options = sorted(known)
     near = difflib.get_close_matches(name, options, 2, 0.6)
     if near:
         return f"unknown option {name!r}; did you mean {' or '.join(map(repr, near))}?"
-    return f"unknown option {name!r}; there are {', '.join(options)}"
+    return f"unknown option {name!r}; the options are {', '.join(options)}"

@@ -1,18 +1,17 @@
-"""One attempt, at one reply or at several by one call: what the channel did or raised, as results
-that can be stored."""
+"""One call of a channel, for one reply or several: what it did or raised becomes stored results."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from ackbone.core.breaker import Breaker, Passage
-from ackbone.core.delivery import (
+from ackbone.core.errors import FinalError, RateLimited, SendUnknown
+from ackbone.core.outbound.delivery import (
     Again,
     Channel,
     Failed,
@@ -24,63 +23,64 @@ from ackbone.core.delivery import (
     Sent,
     Splits,
 )
-from ackbone.core.errors import FinalError, RateLimited, SendUnknown
 
-from .waits import JITTER, asked_s, compute_backoff_ms
+from .backoff import asked_s, spread_s, wait_s
 
 log = logging.getLogger("ackbone.delivery")
 
 TIMEOUT_S = 60.0
-_SURE = "its channel must not repeat itself"
+_NO_REPEAT = "its channel must not send repeats"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How attempts are made."""
+    """How a channel's attempts are made."""
 
     timeout_s: float = TIMEOUT_S
-    """A call that takes longer is given up; whether it arrived is not known."""
+    """A call that takes longer is cancelled; it is then unknown whether the reply arrived."""
     wait_scale: float = 1.0
-    """Shortens the waits between attempts, for tests and for the impatient."""
+    """Multiplies the waits between attempts."""
     hold_unknown: bool = False
-    """What may have arrived is not sent again: a person decides."""
+    """A reply that may have arrived is not sent again until an operator decides."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The way of one reply."""
+    """The channel of one reply, and the limits and breaker of its destination."""
 
     channel: Channel
     policy: Policy
     splits: Splits | None
-    """The channel, if it is one that splits."""
+    """The channel, if it splits replies."""
     reconciles: Reconciles | None
-    """The channel, if it is one that knows what arrived."""
+    """The channel, if it can tell which replies arrived."""
     breaker: Breaker
-    """Of its destination."""
+    """The breaker of the destination."""
     destination: Limit
     """Blocked while the destination is down."""
     narrowest: Limit
     """Blocked when the channel says that it was called too often."""
     widest: Limit
-    """Blocked instead when that goes for all that it sends."""
+    """Blocked instead when the channel says so of all its replies."""
 
 
 class Attempted(NamedTuple):
-    """What became of each, and what is free again because of it."""
+    """The results of one call."""
 
     results: list[Result]
+    """One for each reply."""
     frees: Limit | None = None
+    """The limit of a destination that was down and answered this call."""
 
 
 async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -> Attempted:
-    """Make one call that sends `merged`, which says what these say, unless their destination is
-    down. Raises only CancelledError."""
+    """Make one call that sends `merged`, which stands for all `replies`, unless their destination
+    is down. Raises only CancelledError."""
     breaker = route.breaker
-    if breaker.is_open and any(reply.is_back for reply in replies):  # others know more than we do
+    if breaker.is_open and any(reply.is_back for reply in replies):  # it answered another process
         breaker.succeeded()
     if breaker.ask() is Passage.WAIT:
-        # Due at once, behind the gate: when that is lifted, all of them go.
+        # Due at once, but the limit of the destination is blocked: when it opens, all of them go.
         waits = Again(
-            error="its destination is down: it waits until that answers again",
+            error="its destination is down: it waits until the destination answers again",
             wait_s=0.0,
             costs=False,
             tried=False,
@@ -93,13 +93,13 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
     except asyncio.CancelledError:
         breaker.cancelled()
         raise
-    except RateLimited as error:  # it is there, and says so
-        told_s = asked_s(error) or wait_s(1, route.policy)
+    except RateLimited as error:  # the destination works, and asks us to wait
+        told_s = asked_s(error) or wait_s(1, route.policy.wait_scale)
         blocks = route.widest if error.whole_channel else route.narrowest
         result = Again(error=_said(error), wait_s=told_s, costs=False, blocks=blocks)
     except FinalError as error:
         result = Failed(error=_said(error))
-        if len(replies) > 1:  # which of them it was shows when each goes alone
+        if len(replies) > 1:  # sent alone, each shows whether it was the cause
             result = Again(error=f"refused together: {_said(error)}", wait_s=0.0, costs=False)
     except Exception as error:
         if breaker.failed():
@@ -110,7 +110,7 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
             )
         return Attempted([_after_failure(reply, error, route) for reply in replies])
     results = [result for _ in replies]
-    if isinstance(result, Held) and not result.called:  # nobody was asked, so nobody answered
+    if isinstance(result, Held) and not result.called:  # the destination was not called
         breaker.cancelled()
         return Attempted(results)
     if not breaker.succeeded():
@@ -120,15 +120,15 @@ async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -
 
 
 async def _unbroken(reply: Outbound, route: Route) -> Result:
-    """As `_call`. What a channel cancels inside of itself is its failure, and does not end us: a
-    reply of a worker that lives would be taken back by nobody."""
+    """As `_call`, but a cancellation inside the channel counts as its failure. Otherwise the reply
+    would stay `sending`: nobody takes it back from a worker that is alive."""
     try:
         return await _call(reply, route)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise SendUnknown("its channel broke the call off") from None
+        raise SendUnknown("its channel cancelled the call") from None
 
 
 async def _call(reply: Outbound, route: Route) -> Result:
@@ -141,7 +141,7 @@ async def _call(reply: Outbound, route: Route) -> Result:
         if arrived:
             return Sent(more=more, seen=True)
         if arrived is None and policy.hold_unknown and not reply.repeat_agreed:
-            return Held(error=f"it may have arrived, and {_SURE}", called=False)
+            return Held(error=f"it may have arrived, and {_NO_REPEAT}", called=False)
     try:
         async with asyncio.timeout(policy.timeout_s):
             receipt = await route.channel.send(parts[here])
@@ -160,10 +160,10 @@ async def _asked(reply: Outbound, route: Route) -> bool | None:
 def _parts(reply: Outbound, channel: Splits | None) -> Sequence[Outbound]:
     found = (reply,) if channel is None else channel.parts(reply)
     if len(found) <= len(reply.receipts):
-        # Somebody shortened its text after its first parts had arrived.
+        # The text was shortened after the first parts had arrived.
         raise FinalError(
             f"{len(reply.receipts)} parts arrived, and the text has only {len(found)} now:"
-            " nothing is left to be sent"
+            " nothing is left to send"
         )
     return found
 
@@ -172,7 +172,7 @@ def _after_failure(reply: Outbound, error: Exception, route: Route) -> Result:
     policy = route.policy
     unknown = isinstance(error, SendUnknown)
     if unknown and policy.hold_unknown and route.reconciles is None:
-        return Held(error=f"{_said(error)}; it may have arrived, and {_SURE}")
+        return Held(error=f"{_said(error)}; it may have arrived, and {_NO_REPEAT}")
     count = reply.retry_count + 1
     if count > reply.max_retries:
         maybe = "; it may have arrived" if unknown or reply.in_doubt else ""
@@ -181,26 +181,15 @@ def _after_failure(reply: Outbound, error: Exception, route: Route) -> Result:
     is_down = route.breaker.is_open
     return Again(
         error=_said(error),
-        wait_s=max(spread_s(reply, count, policy), asked_s(error)),
+        wait_s=max(spread_s(reply.id, count, policy.wait_scale), asked_s(error)),
         in_doubt=unknown,
         blocks=route.destination if is_down else None,
         block_s=route.breaker.next_probe_s if is_down else None,
     )
 
 
-def wait_s(count: int, policy: Policy) -> float:
-    """The wait after so many failures."""
-    return compute_backoff_ms(count) / 1000 * policy.wait_scale
-
-
-def spread_s(reply: Outbound, count: int, policy: Policy) -> float:
-    """The same and a little more: what failed together returns apart."""
-    share = zlib.crc32(f"{reply.id}/{count}".encode()) / 0xFFFFFFFF
-    return wait_s(count, policy) * (1 + JITTER * share)
-
-
 def _place(destination: Limit) -> str:
-    """Its gate's key, as people say it."""
+    """Return the destination as the log names it."""
     return destination.key.removesuffix(":at").replace(":at:", " at ", 1)
 
 

@@ -1,8 +1,8 @@
-"""The carrier: takes due replies out of the store, hands them to their channels, many at a time,
-and writes down what became of each.
+"""The carrier: takes due replies from the store, gives them to their channels, many at a time, and
+records the result of each.
 
-A step never waits for a channel: it settles what has ended, takes what there is room for, and
-returns. Whatever makes the next step worth while rings: a new reply, an answer, the end of a wait.
+A step never waits for a channel: it settles the calls that have ended, takes as many replies as
+there is room for, and returns. A new reply, an answer or the end of a wait wakes it again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ackbone.core.breaker import Breaker, BreakerPolicy
-from ackbone.core.delivery import (
+from ackbone.core.outbound.delivery import (
     MERGE_MOST,
     Again,
     Channel,
@@ -36,16 +38,16 @@ from ackbone.core.delivery import (
 from ackbone.core.store import Worker
 
 from .attempts import Policy, Route, attempt
-from .waits import compute_backoff_ms
+from .backoff import compute_backoff_ms
 
 log = logging.getLogger("ackbone.delivery")
 
 SLOTS = 200
 RECOVER_S = 1.0
-"""How often we look for replies whose sender died."""
+"""How often to look for replies whose sender died, in seconds."""
 LAST_S = 5.0
-"""What the last calls get when the process stops. New ones begin in the first half of it: what is
-begun should have its answer, or it is in doubt."""
+"""Time for the last calls when the process stops, in seconds. New calls begin only in the first
+half of it: a call without an answer leaves its reply in doubt."""
 MOST_BREAKERS = 10_000
 POLICY = Policy()
 _HANDED_BACK = Again(
@@ -54,7 +56,7 @@ _HANDED_BACK = Again(
 
 
 class Carried:
-    """A channel and how it is used. What it can do is asked once: that takes its time."""
+    """A channel and its policy. Its abilities are checked once, because the check is slow."""
 
     def __init__(self, channel: Channel, policy: Policy = POLICY) -> None:
         self.channel = channel
@@ -64,26 +66,21 @@ class Carried:
         asks = isinstance(channel, Reconciles) and getattr(channel, "reconciles", True)
         self.reconciles = channel if asks and isinstance(channel, Reconciles) else None
         merges = channel if isinstance(channel, Merges) and channel.merges else None
-        # Who is asked whether a reply arrived knows nothing of one that went under another's id.
+        # Channels that reconcile by id cannot confirm a reply that was merged into another one.
         self.merges = merges if self.reconciles is None else None
 
 
 class _Ended(NamedTuple):
-    """A reply whose call has an answer."""
+    """A reply whose call has ended."""
 
     worker: Worker
-    reply: Outbound
-    result: Result
+    settled: Settled
     at: float
-    """By the loop's clock."""
-    counts: bool
-    """The call was its own, or it was the first of those that shared it."""
-    frees: Limit | None
-    """Its destination was down, and answered this call."""
+    """When the answer came, by the loop's clock."""
 
 
 class Carrier:
-    """Carries replies of one process. A relay's two steps, `step` and `finish`, and its bell."""
+    """Sends the replies of one process. A relay runs its `step`, and `finish` at the end."""
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class Carrier:
         self._calls: set[asyncio.Task[list[_Ended]]] = set()
         self._takes: set[asyncio.Task[float | None]] = set()
         self._begins_until = float("inf")
-        """By the loop's clock; what is taken later is handed back."""
+        """By the loop's clock. Replies that are taken later are handed back."""
         self._ended: list[_Ended] = []
         self._recovered_at = float("-inf")
         self._bell: asyncio.Event | None = None
@@ -124,25 +121,25 @@ class Carrier:
         self._deliveries.unsubscribe(event)
 
     async def step(self, worker: Worker) -> None:
-        """Settle what has ended, take and begin what there is room for."""
+        """Settle the calls that have ended; take and begin as many replies as there is room for."""
         await self._recover(worker)
-        # Together, so that they share a commit; both come to their end, whatever one of them meets.
+        # At the same time, so that they share a commit. Both finish, even if one of them fails.
         settling = asyncio.ensure_future(self._settle())
         try:
             next_s = await self._take(worker)
         finally:
             waits_s = await settling
-        # The take did not see what was put off in the same moment.
+        # The take did not see replies that were put off at the same moment.
         self._wake_in(min((each for each in (next_s, waits_s) if each is not None), default=None))
 
     async def finish(self, worker: Worker) -> None:
-        """The process stops: send what is due now, begin nothing that would have to wait for long
-        or could not end in time, and leave the rest to whoever comes next."""
+        """Send what is due now, because the process stops. Replies that would have to wait, or
+        whose call could not end in time, are left to the next process."""
         begun = asyncio.get_running_loop().time()
         self._begins_until = begun + LAST_S / 2
         try:
             async with asyncio.timeout_at(begun + LAST_S):
-                # What has ended and is not settled yet may hold up the next of its conversation.
+                # A reply that is not settled yet holds up the next one of its conversation.
                 while await self._take(worker) == 0 or not self.is_idle:
                     under_way = self._calls | self._takes
                     if under_way:
@@ -157,19 +154,19 @@ class Carrier:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way, nothing waits to be written down."""
+        """True if no call is in progress and every result is recorded."""
         return not self._calls and not self._takes and not self._ended
 
     # -- taking -----------------------------------------------------------------------------------
 
     async def _take(self, worker: Worker) -> float | None:
-        """Returns in how many seconds there is more to do, as far as is known.
+        """Return the seconds until there is more to do, if known.
 
-        Cancelled, it goes on all the same: what the store gives to us nobody else would send.
+        If this is cancelled, the take continues: no other process would send what it takes.
         """
         free = self._slots - len(self._calls)
         if free <= 0 or self._takes or asyncio.get_running_loop().time() >= self._begins_until:
-            return None  # the next answer rings; one that was cancelled has the slots
+            return None  # the next answer wakes us; a take that was cancelled has the slots
         take = asyncio.create_task(self._take_and_begin(worker, free), name="ackbone take")
         self._takes.add(take)
         take.add_done_callback(self._takes.discard)
@@ -180,7 +177,8 @@ class Carrier:
         now = asyncio.get_running_loop().time()
         for reply in taken.replies:
             if now >= self._begins_until:
-                self._ended.append(_Ended(worker, reply, _HANDED_BACK, now, True, None))
+                settled = Settled(reply=reply, result=_HANDED_BACK)
+                self._ended.append(_Ended(worker, settled, now))
                 continue
             call = asyncio.create_task(self._call(reply, worker), name=f"ackbone to {reply.id}")
             self._calls.add(call)
@@ -194,15 +192,18 @@ class Carrier:
         replies, merged = await self._merged(reply, worker)
         results, frees = await attempt(replies, merged, route)
         now = asyncio.get_running_loop().time()
-        return [
-            _Ended(worker, each, result, now, each is reply, frees if each is reply else None)
+        head, *followers = [
+            Settled(reply=each, result=result, counts=each is reply)
             for each, result in zip(replies, results, strict=True)
         ]
+        head = msgspec.structs.replace(head, frees=frees)
+        return [_Ended(worker, each, now) for each in (head, *followers)]
 
     async def _merged(self, head: Outbound, worker: Worker) -> tuple[Sequence[Outbound], Outbound]:
-        """What goes out by this call, and as what: the head, and what waits behind it by now."""
+        """Return the replies that this call sends, the head and those behind it that fit, and the
+        one reply that says all of it."""
         merges = self._carried[head.channel].merges
-        fitting = {1: head}  # by how many it says
+        fitting = {1: head}  # by the number of replies
 
         def fits(replies: Sequence[Outbound]) -> bool:
             merged = None if merges is None else merges.merged(replies)
@@ -216,7 +217,7 @@ class Carrier:
                 replies += await self._deliveries.follow(
                     head, fits, limit=MERGE_MOST - 1, worker=worker
                 )
-            except Exception as error:  # the head goes, whatever is wrong with the others
+            except Exception as error:  # the head is sent anyway
                 log.warning("[delivery] %s goes alone: %s", head.id[:8], error)
         return replies, fitting[len(replies)]
 
@@ -231,11 +232,11 @@ class Carrier:
         *_, destination = self._limits[reply.channel](reply)
         breaker = self._breakers.get(destination.key)
         if breaker is None:
-            if len(self._breakers) >= MOST_BREAKERS:  # forget the calm ones
+            if len(self._breakers) >= MOST_BREAKERS:  # forget those without failures
                 self._breakers = {key: b for key, b in self._breakers.items() if b.in_a_row}
             monotonic = asyncio.get_running_loop().time
             breaker = self._breakers[destination.key] = Breaker(self._breaker, monotonic)
-        # The channel's own: who is told to wait at one place must not stop all of a tenant.
+        # Only the channel's own limits: a wait at one place must not block all of a tenant.
         own = carried.limits(reply)
         return Route(
             channel=carried.channel,
@@ -249,7 +250,7 @@ class Carrier:
         )
 
     def _limits_of(self, name: str) -> Limits:
-        """Those of the channel, that of the tenant, and the gate of the destination."""
+        """Return the limits of the channel, of the tenant, and of the destination (last)."""
         channel, own = self._carried[name].channel, self._carried[name].limits
         gate = Limit(f"{name}:at", whole_channel=True)
         where = channel.destination if isinstance(channel, Destined) else None
@@ -267,19 +268,18 @@ class Carrier:
     # -- settling ---------------------------------------------------------------------------------
 
     async def _settle(self) -> float | None:
-        """In one write for each worker that we were: what cannot be written now is kept.
+        """Record the results, in one transaction for each worker id that this process had. Results
+        that cannot be written now are kept.
 
-        Returns in how many seconds the first of those is due that have to be tried again; 0 if a
-        destination is free again, for which others wait.
+        Returns the seconds until the first of these replies is due again; 0 if a destination is
+        back that others wait for.
         """
         ended, self._ended = self._ended, []
         batches: dict[int, tuple[Worker, list[Settled]]] = {}
         now = asyncio.get_running_loop().time()
-        for worker, reply, result, at, counts, frees in ended:
-            settled = Settled(
-                reply=reply, result=result, ago_s=now - at, counts=counts, frees=frees
-            )
-            batches.setdefault(worker.worker_id, (worker, []))[1].append(settled)
+        for worker, settled, at in ended:
+            aged = msgspec.structs.replace(settled, ago_s=now - at)
+            batches.setdefault(worker.worker_id, (worker, []))[1].append(aged)
         try:
             for worker, batch in batches.values():
                 await self._deliveries.settle(self._limits, batch, worker=worker)
@@ -287,11 +287,11 @@ class Carrier:
             self._ended = ended + self._ended
             raise
         for each in ended:
-            tell(each.reply, each.result)
-        waits = (each.result.wait_s for each in ended if isinstance(each.result, Again))
-        if any(each.frees is not None for each in ended):
+            log_result(each.settled.reply, each.settled.result)
+        if any(each.settled.frees is not None for each in ended):
             return 0.0
-        return min(waits, default=None)
+        results = [each.settled.result for each in ended]
+        return min((each.wait_s for each in results if isinstance(each, Again)), default=None)
 
     async def _recover(self, worker: Worker) -> None:
         now = asyncio.get_running_loop().time()
@@ -303,7 +303,7 @@ class Carrier:
             log.warning("[delivery] %d replies may have arrived: their sender died in mid-send", n)
 
     async def _give_up_calls(self) -> None:
-        """Whether these arrived is not known: whoever comes next finds them in doubt."""
+        """Cancel the calls in progress. The next process finds their replies in doubt."""
         calls = set(self._calls)
         for call in calls:
             call.cancel()
@@ -325,20 +325,20 @@ class Carrier:
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
 
 
-def tell(reply: Outbound, result: Result) -> None:
-    """One line for people, in the words that the file queue uses, too."""
+def log_result(reply: Outbound, result: Result) -> None:
+    """Log one line about a result, in the same words as `DeliveryRunner`."""
     name = reply.id[:8]
     if isinstance(result, Sent):
         count = reply.retry_count
         tries = f", after {count} {'retry' if count == 1 else 'retries'}" if count else ""
-        # The common end is worth a line only to who looks closely.
+        # A success at the first attempt is the common case, and is logged for debugging only.
         level = logging.INFO if count else logging.DEBUG
         if result.more:
             log.log(level, "[delivery] part %d: %s (ack%s)", len(reply.receipts) + 1, name, tries)
         else:
             log.log(level, "[delivery] sent: %s (ack%s)", name, tries)
     elif isinstance(result, Again) and not result.tried:
-        pass  # one line says that its destination is down, and that is enough
+        pass  # `attempt` has logged that its destination is down
     elif isinstance(result, Again) and not result.costs:
         log.warning("[delivery] waits: %s (%s), %.0fs", name, result.error, result.wait_s)
     elif isinstance(result, Again):

@@ -1,8 +1,8 @@
-"""Natural batching: what arrives while a flush is in flight becomes the next flush.
+"""Natural batching: items that arrive while a flush is in flight become the next flush.
 
-No waiting for more: an idle system adds no latency, a busy one makes large batches by itself.
-One flush at a time: where callers and flush share the interpreter's lock, a second one in flight
-only makes each wait for the other (64 senders on SQLite, in two halves: no faster).
+There is no timer: an idle system adds no latency, and a busy one makes large batches by itself.
+There is one flush at a time. Callers and flush share the interpreter's lock, so a second flush in
+flight would only make both wait (measured with 64 senders on SQLite, in two halves: no faster).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class _Batch(Generic[Item, Answer]):
-    """Items that are flushed together, with those who wait for them."""
+    """Items that are flushed together, and the futures of their callers."""
 
     __slots__ = ("deadlines", "futures", "items", "loop", "whole")
 
@@ -26,17 +26,17 @@ class _Batch(Generic[Item, Answer]):
         self.items: list[Item] = []
         self.futures: list[asyncio.Future[Any]] = []
         self.deadlines: list[float] = []
-        """One for each future, or none at all where nobody times out."""
+        """One for each future. Empty if the batcher has no timeout."""
         self.whole = False
-        """All of it is one caller's, who gets all the answers at once."""
+        """True: the batch belongs to one caller, who gets all the answers at once."""
 
 
 class Batcher(Generic[Item, Answer]):
     """Collects items and hands them to `flush` in batches; each caller gets its own answer.
 
     A cancelled caller does not cancel the flush: others share it. `flush` returns one answer per
-    item, in order; an answer that is an exception is raised at its caller. With `timeout_s` a
-    caller gets TimeoutError after so long; what it asked for may still happen.
+    item, in order; an answer that is an exception is raised at its caller. After `timeout_s` a
+    caller gets TimeoutError, but its item may still be flushed.
     """
 
     def __init__(
@@ -52,29 +52,29 @@ class Batcher(Generic[Item, Answer]):
         self._in_flight: _Batch[Item, Answer] | None = None
         self._waiting: deque[_Batch[Item, Answer]] = deque()
         self._collecting: _Batch[Item, Answer] | None = None
-        """The last of those that wait, as long as it takes more."""
+        """The last waiting batch, as long as it has room."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
-        """Resolved when the item's batch was flushed."""
+        """Add an item. The future is resolved when the item's batch was flushed."""
         batch = self._collecting
         if batch is None:
             batch = self._begin()
-        loop = batch.loop  # asking which one runs is a system call
+        loop = batch.loop  # asking for the running loop is a system call
         future: asyncio.Future[Answer] = loop.create_future()
         batch.items.append(item)
         batch.futures.append(future)
         if self._timeout_s is not None:
             batch.deadlines.append(loop.time() + self._timeout_s)
-            if self._timer is None:  # it rang for all others of the batch
+            if self._timer is None:  # it fired for the earlier items of this batch
                 self._timer = loop.call_later(self._timeout_s, self._time_out)
         if len(batch.items) >= self._limit:
             self._collecting = None
         return future
 
     def add_all(self, items: Sequence[Item]) -> asyncio.Future[Sequence[Answer | BaseException]]:
-        """A batch of the caller's own, up to the limit; resolved with one answer for each item."""
+        """Add a batch of its own, up to the limit. Resolved with one answer for each item."""
         batch = self._begin()
         loop = batch.loop
         future: asyncio.Future[Sequence[Answer | BaseException]] = loop.create_future()
@@ -83,7 +83,7 @@ class Batcher(Generic[Item, Answer]):
         batch.futures.append(future)
         if self._timeout_s is not None:
             batch.deadlines.append(loop.time() + self._timeout_s)
-        self._collecting = None  # what comes later is flushed later
+        self._collecting = None  # later items go into a later batch
         return future
 
     async def drain(self) -> None:
@@ -137,9 +137,10 @@ class Batcher(Generic[Item, Answer]):
                 future.set_result(answer)
 
     def _time_out(self) -> None:
-        """All callers wait equally long, so the first to come is the first to time out: one timer.
+        """Fail the callers whose time is over.
 
-        It is left alone when answers come in time, and looks then for whom it should ring next.
+        One timer is enough: all callers wait equally long, so the first one times out first. An
+        answer in time does not stop the timer. It fires, and is set for the next caller.
         """
         self._timer = None
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a handler sees: the message, and the ways to answer that commit together with its run."""
+"""The context of a run: the message, and the replies and sends that commit together with it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ackbone.core.delivery import DIRECT, SCHEDULED, check_recipient
-from ackbone.core.effects import proves_not_done
-from ackbone.core.errors import EffectUnknown, InvalidMessage
-from ackbone.core.json_text import dumps, is_model
+from ackbone.core.codecs.json_text import dumps, is_model
+from ackbone.core.errors import EffectUnknown, InvalidMessage, proves_not_done
 from ackbone.core.message import Message
+from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, check_recipient
 from ackbone.core.retry import describe
 from ackbone.core.secret import mask_line
 from ackbone.core.store import Effects, EffectState, Reply, Run, RunWrites, Send, Usage
@@ -27,11 +26,11 @@ ON_UNKNOWN = ("park", "again", "skip")
 
 
 class RunStore(Effects, RunWrites, Protocol):
-    """What a run may write before its end."""
+    """The writes that a run may make before its end."""
 
 
 class MakeSend(Protocol):
-    """Builds a follow-up message; the composition root knows codecs and limits."""
+    """Builds a follow-up message. The app does it, because it knows codecs and limits."""
 
     def __call__(
         self, parent: Message, type: str, payload: Any, options: Mapping[str, Any]
@@ -39,7 +38,7 @@ class MakeSend(Protocol):
 
 
 class Context:
-    """One run. `reply` and `send` are kept aside and committed with the run's outcome (P5)."""
+    """One run, as its handler sees it. Replies and sends are committed with its outcome (P5)."""
 
     __slots__ = (
         "_begun",
@@ -66,9 +65,9 @@ class Context:
         self._usage: Usage | None = None
         self._now_replies = 0
         self._begun: set[str] = set()
-        """Effects whose functions this run has called."""
+        """Names of the effects whose functions this run has called."""
         self._without_dedup = False
-        """Nobody could say whether its key was done: its end tells so."""
+        """True: the dedup store could not be asked. The final event records that."""
 
     @property
     def message(self) -> Message:
@@ -95,12 +94,12 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same text over all retries and reclaims of this message: give it to what you call."""
+        """The same text in all attempts of this message. Give it to the services that you call."""
         return self._run.message.idempotency_key or self._run.message.id
 
     @property
     def focus(self) -> str | None:
-        """The skills that the run is limited to, as the queue's trigger says; None: all."""
+        """The skills that the queue's trigger limits the run to. None: all."""
         return self._focus
 
     async def reply(
@@ -113,10 +112,10 @@ class Context:
         options: Mapping[str, Any] | None = None,
         expires_s: float | None = None,
     ) -> None:
-        """Answer where the message came from. `now=True` leaves at once, whatever follows.
+        """Answer where the message came from. `now=True` sends at once, however the run ends.
 
-        A dataclass, a msgspec struct or a pydantic model is sent as JSON text. `options`: what
-        else the channel understands; after `expires_s` it is not sent any more.
+        A dataclass, a msgspec struct or a pydantic model is sent as JSON text. `options` are for
+        the channel. `expires_s`: do not send the reply after this many seconds.
         """
         message = self._run.message
         metadata = message.metadata
@@ -144,8 +143,7 @@ class Context:
         options: Mapping[str, Any] | None = None,
         expires_s: float | None = None,
     ) -> None:
-        """Write to somebody else. `scheduled`: no answer to a person, who would wait for it; it
-        lets answers go first."""
+        """Write to another recipient. `scheduled`: nobody waits for it, so replies go first."""
         reply = Reply(
             channel=channel,
             recipient=check_recipient(recipient),
@@ -166,7 +164,7 @@ class Context:
             self._replies.append(reply)
 
     async def send(self, type: str, payload: Any = None, **options: Any) -> str:
-        """A follow-up message, published when this run commits. Returns its id.
+        """Send a follow-up message, published when this run commits. Returns its id.
 
         Options: queue, id, idempotency_key, ordering_key, priority, delay_s, ttl_s, headers,
         metadata.
@@ -176,7 +174,7 @@ class Context:
         return send.outgoing.id
 
     def usage(self, *, llm_calls: int = 0, tokens: int = 0, cost: float = 0.0) -> None:
-        """Count what this run used; adds up over several calls."""
+        """Count what this run used. Several calls add up."""
         before = self._usage or Usage()
         self._usage = Usage(
             llm_calls=before.llm_calls + llm_calls,
@@ -185,7 +183,7 @@ class Context:
         )
 
     async def heartbeat(self, data: Mapping[str, Any] | None = None) -> None:
-        """Tell people that a long run is alive, and how far it is. Raises LeaseLost if it lost."""
+        """Record that a long run is alive, and how far it is. Raises LeaseLost."""
         await self._store.heartbeat(self._run, dict(data or {}))
 
     async def once(
@@ -196,22 +194,22 @@ class Context:
         on_unknown: str = "park",
         not_done: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """Call `fn` for an effect outside the store at most once over all attempts of this message.
+        """Call `fn`, an effect outside the store, at most once over all attempts of this message.
 
-        The intent is written before, the result after; a later attempt gets the recorded result.
-        An intent without a result means that nobody knows: `on_unknown` says what then. `park` sets
-        the message aside for a person, `again` calls `fn` again (for effects that take an
-        idempotency key), `skip` returns None. `fn` may take one argument: an
-        idempotency key for this effect.
-        An error of `fn` leaves it unknown, unless it proves that nothing happened: `NotDone`, a
-        refused connection, a name that DNS does not know, or one of `not_done`. Then a later
-        attempt calls `fn` again. The result must be a JSON value.
+        The intent is written before, the result after. A later attempt gets the recorded result.
+        An intent without a result means that the effect is unknown, and `on_unknown` decides:
+        `park` sets the message aside for a person, `again` calls `fn` again (for effects that take
+        an idempotency key), `skip` returns None. `fn` may take one argument: an idempotency key for
+        this effect.
+        An error of `fn` leaves the effect unknown, unless it proves that nothing happened:
+        `NotDone`, a refused connection, a name that DNS does not know, or one of `not_done`. Then a
+        later attempt calls `fn` again. The result must be a JSON value.
         """
         if on_unknown not in ON_UNKNOWN:
             raise ValueError(f"on_unknown is one of {', '.join(ON_UNKNOWN)}, not {on_unknown!r}")
         state, recorded = await self._store.effect_begin(self._run, name)
         if state is EffectState.NEW and name in self._begun:
-            state = EffectState.UNKNOWN  # an intent of this very run, and not of this call
+            state = EffectState.UNKNOWN  # the intent is of an earlier call in this run
         if state is EffectState.DONE:
             return msgspec.json.decode(recorded or b"null")
         if state is EffectState.UNKNOWN:
@@ -236,7 +234,7 @@ class Context:
         return result
 
     def _keep(self, replies: Sequence[Reply], sends: Sequence[Send], usage: Usage | None) -> None:
-        """What a handler in a child process had for this run."""
+        """Take over replies, sends and usage of a handler in a child process."""
         self._replies.extend(replies)
         self._sends.extend(sends)
         if usage is not None:
@@ -297,7 +295,7 @@ class SyncContext:
         self._wait(self._inner.heartbeat(data))
 
     def once(self, name: str, fn: Callable[..., Any], **options: Any) -> Any:
-        """As `Context.once`; a plain `fn` runs in this thread's place, off the loop."""
+        """As `Context.once`. A plain `fn` runs in a thread."""
 
         async def effect(key: str) -> Any:
             return await asyncio.to_thread(_call_plain, fn, key)
@@ -313,7 +311,7 @@ class SyncContext:
 
 
 def _text(content: Any) -> str:
-    """Models become JSON text; any other value that is not a text is refused."""
+    """Return models as JSON text. Any other value that is not a text is refused."""
     if isinstance(content, str):
         return content
     if not is_model(content):
@@ -325,7 +323,7 @@ def _text(content: Any) -> str:
 
 
 def _options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Checked here: once the run has ended, nobody could be told of a mistake."""
+    """Check the options now: after the run has ended, a mistake could not be reported."""
     if options is None:
         return {}
     if not isinstance(options, Mapping):

@@ -1,4 +1,4 @@
-"""One timer heap for all timeouts: a timer per run costs more than the run."""
+"""One timer heap for all timeouts, because a timer per run costs more than the run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Callable
 
 _FEW = 64
-"""So many met deadlines may stay in the heap before it is cleaned."""
+"""Cancelled deadlines that may stay in the heap before it is cleaned."""
 
 
 class Deadline:
-    """An entry; cancel it when the run is over."""
+    """One deadline. Cancel it when the run is over."""
 
     __slots__ = ("_home", "call")
 
@@ -23,11 +23,11 @@ class Deadline:
     def cancel(self) -> None:
         if self.call is not None:
             self.call = None
-            self._home._met()
+            self._home._cancel_one()
 
 
 class Deadlines:
-    """Calls back when a moment (loop time) has come."""
+    """Calls back at given times of the event loop's clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Deadline]] = []
@@ -36,7 +36,7 @@ class Deadlines:
         self._cancelled = 0
 
     def __len__(self) -> int:
-        """Entries held, met ones included."""
+        """Return the number of entries, with cancelled ones."""
         return len(self._heap)
 
     def add(self, at: float, call: Callable[[], None]) -> Deadline:
@@ -52,8 +52,9 @@ class Deadlines:
             self._timer = None
         self._heap.clear()
 
-    def _met(self) -> None:
-        """Runs are far shorter than their timeouts: without this the heap would hold them all."""
+    def _cancel_one(self) -> None:
+        """Clean the heap now and then. Runs are far shorter than their timeouts, and the heap would
+        grow with each of them."""
         self._cancelled += 1
         if self._cancelled > _FEW and self._cancelled > len(self._heap) // 2:
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
@@ -78,5 +79,5 @@ class Deadlines:
                 call, entry.call = entry.call, None
                 if call is not None:
                     call()
-        finally:  # an error of one is the loop's to report; the others still have their time
+        finally:  # the loop reports the error of one call; the other deadlines stay armed
             self._arm()

@@ -1,16 +1,16 @@
-"""Decode: a delivery becomes a candidate; what cannot be read is a value, never an exception."""
+"""Decode: a delivery becomes a candidate, with a message or with the error why it has none."""
 
 from __future__ import annotations
 
 from ackbone.core.broker import Delivery, Subscription
-from ackbone.core.codec import CODECS
+from ackbone.core.codecs.codec import CODECS
+from ackbone.core.codecs.json_text import hash_payload
 from ackbone.core.errors import DecodeError
-from ackbone.core.json_text import hash_payload
 from ackbone.core.store import Candidate, Decode
 
 
 def decoder(sub: Subscription, *, max_bytes: int | None = None) -> Decode:
-    """The decode step of one subscription."""
+    """Return the function that decodes the deliveries of one subscription. It never raises."""
     codec = CODECS[sub.codec]
     name = codec.name
     read = codec.decode

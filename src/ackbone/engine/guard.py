@@ -1,4 +1,4 @@
-"""Asking the guard: its decision becomes an outcome, or the run goes on."""
+"""Ask the guard before a run. Its decision lets the run go on or ends the attempt."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ackbone.core.codecs.json_text import hash_payload
 from ackbone.core.errors import HandlerFailed
 from ackbone.core.guard import Ask, Decision, Guard, PromptGuard
-from ackbone.core.json_text import hash_payload
 from ackbone.core.outcome import Outcome, Park, ParkKind, Question, Rejected
 from ackbone.core.store import Run
 
 __all__ = ["Ask", "AskGuard", "Decision", "Guard", "asking"]
 
 AskGuard = Callable[[Run], Awaitable[Outcome | None]]
-"""None: allowed. A guard that raises or hangs never means allow: that is raised."""
+"""Returns None if the run is allowed. Raises if the guard raises or hangs: that never allows."""
 
 
 def asking(guard: Guard, *, timeout_s: float) -> AskGuard:
-    """How to ask this guard about a run."""
+    """Return the function that asks this guard about a run."""
     prompt: object = guard
     if isinstance(prompt, PromptGuard):
         decide = prompt.decision
 
-        async def ask_at_once(run: Run) -> Outcome | None:  # a time limit costs more than rules do
+        # Without a time limit, which would cost more than the rules.
+        async def ask_at_once(run: Run) -> Outcome | None:
             return _outcome(decide(_context(run)), run)
 
         return ask_at_once
@@ -38,7 +39,7 @@ def asking(guard: Guard, *, timeout_s: float) -> AskGuard:
 
 
 def _outcome(decision: Decision, run: Run) -> Outcome | None:
-    if decision.allowed is True:  # nothing else that looks like a yes
+    if decision.allowed is True:  # only True itself, nothing that is merely truthy
         return None
     if decision.ask is None:
         return Rejected(reason=decision.reason, policies=tuple(decision.policies))
@@ -64,7 +65,8 @@ def _context(run: Run) -> dict[str, Any]:
 
 
 def _approved(run: Run) -> frozenset[str]:
-    """Rules that a person said yes to for exactly this payload: another one is asked about anew."""
+    """Return the rules that a person approved for exactly this payload. Another payload needs
+    another approval."""
     if not run.approvals:
         return frozenset()
     digest = hash_payload(run.message.payload)
@@ -72,10 +74,10 @@ def _approved(run: Run) -> frozenset[str]:
 
 
 def _asked(ask: Ask, reason: str, run: Run) -> Outcome:
-    if ask.rule in _approved(run):  # it would ask for ever
+    if ask.rule in _approved(run):  # it would ask again after each approval
         raise HandlerFailed(
             f"the guard asks for an approval of {ask.rule!r}, which this message has: "
-            "a guard finds what was approved in context['approved']"
+            "a guard finds the approved rules in context['approved']"
         )
     question = Question(
         rule=ask.rule,

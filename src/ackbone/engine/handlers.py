@@ -1,18 +1,43 @@
-"""Who handles what: the registry of handlers by queue and message type."""
+"""Handlers: the registry by queue and message type, and the meaning of what a handler returns."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ackbone.core.errors import ConfigError
-from ackbone.core.retry import RetryPolicy
+from ackbone.core.codecs.json_text import is_model
+from ackbone.core.errors import ConfigError, HandlerFailed
+from ackbone.core.outcome import (
+    Dead,
+    Done,
+    Duplicate,
+    Outcome,
+    Park,
+    Rejected,
+    Released,
+    Retry,
+)
+from ackbone.core.retry import RetryPolicy, describe
+
+if TYPE_CHECKING:
+    from .context import SyncContext
 
 ANY_TYPE = "*"
+"""The type of a handler for every message type of its queue that has no other handler."""
+_OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
+_DONE = Done()
+
+
+class _Lost(msgspec.Struct, frozen=True):
+    """No outcome: the claim is lost, and nothing of this run may be written."""
+
+
+LOST: Any = _Lost()
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,16 +49,17 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float | None = None
     isolation: str = "none"
-    """`none`: in this process (sync ones in a thread); `process`: in a child that can be killed."""
+    """`none`: in this process, plain functions in a thread. `process`: in a child process that can
+    be killed."""
     on_parked: str = "wait"
     focus: str | None = None
-    """Of its queue's trigger, if there is one: the skills that the run is limited to."""
+    """The skills that the run is limited to, if the trigger of its queue names some."""
 
     @property
     def is_async(self) -> bool:
         try:
             return _is_async(self.call)
-        except TypeError:  # an object that cannot be hashed, as most dataclasses
+        except TypeError:  # an object that cannot be hashed, as most dataclasses cannot
             return _is_async.__wrapped__(self.call)
 
     @property
@@ -43,18 +69,18 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(maxsize=1024)
 def _is_async(call: Callable[..., Any]) -> bool:
-    """Asked for every run, and looking costs more than running."""
+    """Cached because every run asks, and inspecting costs more than running."""
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
         getattr(call, "__call__", None)  # noqa: B004 - an object whose call is async
     )
 
 
 def _check_call(handler: Handler) -> None:
-    """Found here, and not by the first message."""
+    """Refuse a handler that cannot be called, before the first message finds out."""
     try:
-        # As it is called: a decorator may fill in arguments of the function that it wraps.
+        # Not the wrapped function: a decorator may fill in arguments of the one that it wraps.
         signature = inspect.signature(handler.call, follow_wrapped=False)
-    except (TypeError, ValueError):  # some built-in callables do not tell
+    except (TypeError, ValueError):  # some built-in callables have no signature
         if callable(handler.call):
             return
         raise ConfigError([f"the handler for {handler.type!r} is not a function"]) from None
@@ -76,13 +102,14 @@ def _place(call: Callable[..., Any]) -> str:
 
 
 class Handlers:
-    """Handlers by (queue, type); `*` takes every type of its queue that has no other handler."""
+    """The handlers of an app, by queue and type."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], Handler] = {}
 
     def add(self, handler: Handler) -> None:
-        """Raises ConfigError if it cannot be called with a context."""
+        """Raises ConfigError if it cannot be called with a context, and ValueError if its queue has
+        a handler for its type already."""
         _check_call(handler)
         key = (handler.queue, handler.type)
         if key in self._by_key:
@@ -97,12 +124,51 @@ class Handlers:
         return found if found is not None else self._by_key.get((queue, ANY_TYPE))
 
     def types(self, queue: str) -> list[str]:
-        """Types that have a handler here; `*` among them means all."""
+        """The types of a queue that have a handler. `*` among them means all."""
         return [t for q, t in self._by_key if q == queue]
 
     @property
     def queues(self) -> list[str]:
         return sorted({queue for queue, _ in self._by_key})
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Handler]:
         return iter(self._by_key.values())
+
+
+def outcome_of(result: Any) -> Outcome:
+    """A handler may return an outcome itself. Anything else is its result."""
+    if result is None:  # the usual case, and `isinstance` costs as much as the handler's call
+        return _DONE
+    return result if isinstance(result, _OUTCOMES) else Done(result)
+
+
+def run_id_of(result: Any) -> str | None:
+    """Return the id of the agent's run, if the result names one."""
+    if isinstance(result, dict):
+        found = result.get("run_id")
+    else:
+        found = getattr(result, "run_id", None) if is_model(result) else None
+    return None if found is None else str(found)
+
+
+def as_failure(error: BaseException) -> Exception:
+    """Return what a handler raised as an ordinary error, so that it cannot end the worker."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return HandlerFailed("the handler cancelled itself")
+    return HandlerFailed(f"the handler raised {describe(error)}")
+
+
+def call_plain(handler: Handler, context: SyncContext) -> Any:
+    """Call a plain handler. Runs in a thread."""
+    try:
+        result = handler.call(context)
+    except StopIteration as error:  # a future cannot carry it, and its caller would never wake up
+        raise RuntimeError(f"{handler.name} raised StopIteration") from error
+    except BaseException as error:  # a future would raise it in the engine's own coroutines
+        raise as_failure(error) from error.__cause__
+    if inspect.iscoroutine(result):
+        result.close()
+        raise HandlerFailed(f"{handler.name} returned a coroutine: define it with 'async def'")
+    return result

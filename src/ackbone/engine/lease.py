@@ -1,8 +1,8 @@
-"""The worker's lease: renewed from a thread of its own, given up when the loop stands still.
+"""The worker's lease: renewed from a thread of its own, given up when the event loop is stuck.
 
-A blocked loop loses nothing while the thread beats; a loop that is stuck for good must not hold its
-messages for ever, so the watchdog stops the beat after `stall_limit_s`. If the loop does not move
-in the grace after that, either, whoever owns the process is told: nothing but its end can help.
+A handler that blocks the loop for a moment does no harm, because the thread renews the lease. A
+loop that is stuck for good must not keep its messages: after `stall_limit_s` the thread stops
+renewing. If the loop does not move within the grace after that, only the end of the process helps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+import msgspec
+
 from ackbone.core.clock import Clock
 from ackbone.core.errors import AckboneError, StoreError
 from ackbone.core.store import Claims, Worker
@@ -26,20 +28,26 @@ log = logging.getLogger("ackbone.engine")
 BEAT = "giving a sign of life"
 
 
+class LeaseLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of a lease."""
+
+    lease_s: float
+    stall_limit_s: float
+    """How long the loop may stand still before the lease is given up."""
+    stuck_grace_s: float
+    """How long after that the process is given up, too."""
+
+
 class Lease:
-    """Beats every third of the lease; calls `lost` (on the loop) when it was declared dead.
+    """Gives a sign of life every third of the lease. Calls `lost`, on the loop, if the worker was
+    declared dead, and `stuck`, in the thread, if the loop does not move any more."""
 
-    `stuck` is called, from the thread, `stuck_grace_s` after the lease was given up.
-    """
-
-    def __init__(  # noqa: PLR0913 - wiring: each one is a port or a limit
+    def __init__(
         self,
         store: Claims,
         worker: Worker,
+        limits: LeaseLimits,
         *,
-        lease_s: float,
-        stall_limit_s: float,
-        stuck_grace_s: float,
         clock: Clock,
         lost: Callable[[], None],
         stuck: Callable[[], NoReturn] | None = None,
@@ -47,9 +55,8 @@ class Lease:
     ) -> None:
         self._store = store
         self._worker = worker
-        self._every_s = lease_s / 3
-        self._stall_limit_s = stall_limit_s
-        self._stuck_grace_s = stuck_grace_s
+        self._limits = limits
+        self._every_s = limits.lease_s / 3
         self._clock = clock
         self._lost = lost
         self._stuck = stuck
@@ -71,30 +78,30 @@ class Lease:
         self._ticker = self._loop.call_later(min(1.0, self._every_s), self._tick)
 
     def _run(self) -> None:
-        given_up = 0  # rounds of this loop ago
-        pause_s = 0.0  # the first beat at once: it may have taken long to be registered
+        given_up = 0  # so many rounds of this loop ago
+        pause_s = 0.0  # the first beat comes at once: registering may have taken long
         while not self._stop.wait(pause_s):
             pause_s = self._every_s
+            grace_s = self._limits.stuck_grace_s
             stalled = self._clock.monotonic() - self._ticked
-            if stalled > self._stall_limit_s:
+            if stalled > self._limits.stall_limit_s:
                 if not given_up:
                     self._give_up(stalled)
-                # In rounds: a process that was stopped (SIGSTOP) finds every clock ahead, and its
-                # loop must get the whole grace to move again.
-                elif self._stuck is not None and given_up * self._every_s >= self._stuck_grace_s:
+                # Counted in rounds: after a SIGSTOP every clock is ahead, and the loop must get the
+                # whole grace to move again.
+                elif self._stuck is not None and given_up * self._every_s >= grace_s:
                     self._stuck()
                 given_up += 1
-                continue  # a loop that moves again wants to know what became of its claims
+                continue  # a loop that moves again must learn whether it lost its lease
             given_up = 0
-            # From here on the beat is young, and the answer is about what happened before it.
             try:
                 self._store.beat(self._worker)
                 self._outages.worked(BEAT, STORE)
-            except StoreError as error:  # its last sign of life gets older: see below
+            except StoreError as error:  # the last sign of life gets older
                 self._outages.failed(BEAT, error)
                 continue
-            # Each time, though most often nothing happened: whatever made this worker look dead,
-            # one that does not hear of it is refused every claim for ever.
+            # Asked each time. A worker that was declared dead and does not know it is refused every
+            # claim. The beat comes first, so that the answer is about the time before it.
             if not self._still_ours():
                 self._call_lost()
                 return
@@ -102,8 +109,9 @@ class Lease:
     def _give_up(self, stalled: float) -> None:
         text = "the event loop stood still for %.0f s: worker %d gives up its lease"
         if self._stuck is not None:
-            text += f", and its process ends unless the loop moves within {self._stuck_grace_s:g} s"
-        # In a thread of its own: the loop may stand still inside a log handler, its lock held.
+            grace_s = self._limits.stuck_grace_s
+            text += f", and its process ends unless the loop moves within {grace_s:g} s"
+        # In a thread of its own: the loop may be stuck in a log handler, which holds a lock.
         threading.Thread(
             target=log.error,
             args=(text, stalled, self._worker.worker_id),
@@ -113,7 +121,7 @@ class Lease:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _still_ours(self) -> bool:
-        """False: we were declared dead."""
+        """Return False if this worker was declared dead."""
         try:
             return self._store.is_registered(self._worker)
         except AckboneError as error:
@@ -128,4 +136,4 @@ class Lease:
         try:
             self._loop.call_soon_threadsafe(self._lost)
         except RuntimeError:
-            return  # the loop is gone, and so is everything that it ran
+            return  # the loop is closed, and everything that it ran has ended

@@ -1,6 +1,6 @@
-"""Outages of the store and of the broker: one line when one begins, one line when it is over.
+"""Outages of the store and of the broker: one log line when one begins, one when it is over.
 
-Many loops of a worker notice the same outage, each with every attempt. They report here.
+All loops of a worker notice the same outage at each of their attempts. They report it here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ STORE, BROKER = "store", "broker"
 
 
 class _Outage:
-    """One side that is unavailable: since when, and for which callers that ask again and again."""
+    """The store or the broker being unavailable: since when, and which callers keep asking."""
 
     def __init__(self, since: float) -> None:
         self.since = since
         self.waiting: set[str] = set()
         self.denied = False
-        """The server answers and refuses the login: somebody has to act, so that is told, too."""
+        """The server answers and refuses the login. That is logged too: an operator has to act."""
 
 
 class Outages:
-    """What is unavailable for one worker. Called from the loop and from the lease's thread."""
+    """The outages that one worker sees. Called from the loop and from the lease's thread."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -41,10 +41,10 @@ class Outages:
         self._lock = threading.Lock()
 
     def failed(self, caller: str, error: AckboneError, *, asks_again: bool = True) -> None:
-        """A call failed. Errors that do not mean "unavailable" are logged as they are.
+        """Report a failed call. Errors that do not mean "unavailable" are logged as they are.
 
-        `asks_again`: the caller repeats the call until it succeeds and then says `worked`. The
-        outage is not over before all of those callers got through: a full disk can still be read.
+        `asks_again`: the caller repeats the call until it succeeds, then calls `worked`. The outage
+        is over when all such callers have succeeded: a full disk can still be read.
         """
         if isinstance(error, StoreUnavailable):
             side = STORE
@@ -68,8 +68,9 @@ class Outages:
             log.debug("%s: %s", caller, error)
 
     def worked(self, caller: str, side: str) -> None:
-        """A call succeeded, of a caller that asks again. `side`: what it surely has spoken to."""
-        if not self._away:  # nearly always, and asked with every batch
+        """Report that a caller that asks again has succeeded. `side`: store or broker, whichever
+        has certainly answered it."""
+        if not self._away:  # the usual case, checked with every batch
             return
         over: list[tuple[str, float]] = []
         with self._lock:

@@ -1,4 +1,4 @@
-"""Relays: small loops beside the work, in every worker; a role keeps those single that must be."""
+"""Relays: background loops of a worker. A role makes sure that only one worker runs a relay."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ackbone.core.store import Worker
 from .outages import Outages
 
 TO_THE_END_S = 2.0
-"""What a step in progress gets when its worker stops."""
+"""How long a step in progress may take when its worker stops."""
 
 Step = Callable[[Worker], Awaitable[object]]
 
 
 class Bell(Protocol):
-    """Rings when there may be something to do before the time is up."""
+    """Sends wake-ups: its events are set when there may be work before the time is up."""
 
     def subscribe(self) -> asyncio.Event: ...
 
@@ -28,30 +28,28 @@ class Bell(Protocol):
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
-    """One loop: `step` every `every_s`, and whenever its bell rings."""
+    """One loop: makes `step` every `every_s`, and at each wake-up."""
 
     name: str
     every_s: float
     step: Step
-    """Given the worker that it runs in: after a lost lease that is another one."""
+    """It gets the registration of its worker, which changes after a lost lease."""
     role: str | None = None
-    """Only the worker that holds it makes the step."""
+    """Only the worker that holds this role makes the step. None: every worker does."""
     due: Callable[[], Awaitable[bool]] | None = None
-    """Asked before the role is: False, and there is nothing to do."""
+    """Asked before the role. If it returns False, there is nothing to do."""
     bell: Bell | None = None
     at_end: bool = False
-    """Once more when the worker stops in order, after its last run was committed.
-
-    A step that the stop finds in progress is not cut in two either.
-    """
+    """Make one more step when the worker stops in order, after its last run was committed. A step
+    in progress is not cancelled at once, either."""
     channels: frozenset[str] = frozenset()
     """The channels by which it sends replies."""
     last: Step | None = None
-    """What is done at the end instead of one more step."""
+    """The step to make at the end, if it is another one."""
 
 
 class Host(Protocol):
-    """The worker, as its relays see it."""
+    """A worker as its relays see it."""
 
     @property
     def worker(self) -> Worker: ...
@@ -62,9 +60,8 @@ class Host(Protocol):
 async def run_relay(
     relay: Relay, host: Host, outages: Outages | None = None, *, after_s: float = 0.0
 ) -> None:
-    """Runs until cancelled. The store being away is waited out; any other error ends the worker.
-
-    `after_s`: when the first step is made.
+    """Run a relay until cancelled. It waits while the store is away. Any other error ends it, and
+    with it the worker. `after_s`: how long to wait before the first step.
     """
     outages = outages or Outages()
     if after_s:
@@ -86,7 +83,7 @@ async def run_relay(
 
 
 async def _whole_step(relay: Relay, host: Host, outages: Outages) -> None:
-    """Cancelled, it still goes on to its end, if that is not too far."""
+    """Make a step. If cancelled, give the step `TO_THE_END_S` to finish."""
     step = asyncio.create_task(step_once(relay, host, outages), name=f"ackbone step {relay.name}")
     try:
         await asyncio.shield(step)
@@ -98,7 +95,7 @@ async def _whole_step(relay: Relay, host: Host, outages: Outages) -> None:
 
 
 async def step_once(relay: Relay, host: Host, outages: Outages, *, last: bool = False) -> None:
-    """One step, if it is due and this worker's to make."""
+    """Make one step, if it is due and this worker holds the role."""
     step = relay.last if last and relay.last is not None else relay.step
     try:
         if relay.due is not None and not await relay.due():
@@ -106,5 +103,5 @@ async def step_once(relay: Relay, host: Host, outages: Outages, *, last: bool = 
         if relay.role is None or await host.hold_role(relay.role):
             await step(host.worker)
     except (StoreError, BrokerError) as error:
-        # The next step may be an hour away: others find out sooner that the outage is over.
+        # The next step may be an hour away. Other loops notice earlier that the outage is over.
         outages.failed(relay.name, error, asks_again=False)

@@ -1,4 +1,4 @@
-"""Send: a message is checked, encoded, and published together with all that is sent meanwhile."""
+"""The sender: checks and encodes messages, and publishes those sent meanwhile as one batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from ackbone.core.broker import FLAT, Broker, Durability, Outgoing, Result
-from ackbone.core.codec import CODECS, STANDARD, TASK
+from ackbone.core.codecs.codec import CODECS, STANDARD, TASK
+from ackbone.core.codecs.standard import FIELDS
 from ackbone.core.errors import AckboneError, InvalidMessage, MessageTooLarge, PublishUnknown
 from ackbone.core.ids import new_id
 from ackbone.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, Message, check_name
-from ackbone.core.standard_codec import FIELDS
 from ackbone.core.store import Send
 from ackbone.core.text import unknown_option
 
@@ -45,12 +45,12 @@ _OPTIONAL = ("idempotency_key", "ordering_key", "correlation_id", "source", "cha
 _MAPPINGS = ("headers", "metadata", "extra")
 _rest_of = operator.attrgetter("tenant_id", "priority", "expires_at", *_OPTIONAL, *_MAPPINGS)
 _NOTHING_SAID = _rest_of(Message(type=""))
-"""What most messages leave as it is need not be looked at piece by piece."""
+"""The defaults. A message that leaves all of them needs no check field by field."""
 _BREAKS = frozenset(b"\0\n\r")
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`send` said yes: the message is durable in this class (P1)."""
+    """Proof that `send` accepted the message, which is durable in this class (P1)."""
 
     id: str
     queue: str
@@ -66,7 +66,7 @@ class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sender:
-    """The way out to one broker: one batcher per queue."""
+    """Sends messages to one broker, with one batcher per queue."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class Sender:
         timeout_s: float,
         hold_back: Callable[[Send], Awaitable[None]] | None = None,
     ) -> None:
-        """`hold_back` keeps a message that is not due yet, for a broker that cannot."""
+        """`hold_back` keeps a message that is not due yet, if the broker cannot."""
         self._policy_of = policy_of
         self._policies: dict[str, SendPolicy] = {}
         self._usual: dict[str, str] = {}
-        """The codecs of queues, known to be good, whose policy asks for nothing else."""
+        """The codecs of checked queues that have no further policy."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._hold_back = hold_back
         self._batchers: dict[str, Batcher[Outgoing, Result]] = {}
 
     def outgoing(self, type: str, payload: Any, queue: str, options: Mapping[str, Any]) -> Send:
-        """The message as it would be sent, checked. Raises InvalidMessage."""
+        """Return the message as it would be sent, checked. Raises InvalidMessage."""
         if not options:
             if queue.__class__ is str and queue in self._usual:
                 return self._new(type, payload, queue)
@@ -112,7 +112,8 @@ class Sender:
         delay_s: float | None = None,
         ttl_s: float | None = None,
     ) -> Send:
-        """Refuses here what could not be read back unchanged: nothing was accepted then."""
+        """Encode a message. Raises InvalidMessage, before anything is accepted, if it could not be
+        read back unchanged."""
         policy = self._policies.get(queue) if type(queue) is str else None
         if policy is None:
             check_name("queue", queue)
@@ -147,7 +148,7 @@ class Sender:
         return Send(queue=queue, outgoing=outgoing, tenant_id=message.tenant_id)
 
     def _new(self, type: str, payload: Any, queue: str) -> Send:
-        """What `encoded` makes of a type and a payload: there is nothing else to check."""
+        """As `encoded`, for a message with a type and a payload alone: faster, fewer checks."""
         _printable("type", type)
         message_id = new_id()
         if self._usual[queue] == TASK.name:
@@ -168,7 +169,8 @@ class Sender:
             )
 
     async def publish(self, broker: Broker, send: Send) -> Receipt:
-        """Returns when the message is durable; a deadline passed means unknown, not failed."""
+        """Return when the message is durable. After the deadline the result is unknown, not
+        failed: PublishUnknown."""
         outgoing = send.outgoing
         if outgoing.delay_s > 0 and self._hold_back and not broker.capabilities.delay:
             await self._hold_back(send)
@@ -184,9 +186,9 @@ class Sender:
         return Receipt(id=outgoing.id, queue=send.queue, durability=durability)
 
     async def publish_many(self, broker: Broker, sends: Sequence[Send]) -> list[Receipt]:
-        """As `publish`, for many: a task for each would cost more than sending it.
+        """As `publish`, for many messages, without a task for each.
 
-        All are tried, whatever becomes of one; then the first failure is raised.
+        All of them are tried, even if one fails. Then the first failure is raised.
         """
         if any(send.outgoing.delay_s > 0 for send in sends):
             return list(await asyncio.gather(*(self.publish(broker, send) for send in sends)))
@@ -216,7 +218,7 @@ class Sender:
         sends: Sequence[Send],
         answer: asyncio.Future[Sequence[Result | BaseException]],
     ) -> dict[int, BaseException]:
-        """Of a batch: what was refused, or is not known, by its place in `sends`."""
+        """Return the errors of a batch, by place in `sends`: refused or unknown messages."""
         try:
             results = await answer
         except TimeoutError:
@@ -242,7 +244,7 @@ class Sender:
         return batcher
 
     async def drain(self) -> None:
-        """Wait until all that was sent is answered."""
+        """Wait until everything that was sent is answered."""
         for batcher in self._batchers.values():
             await batcher.drain()
         self._batchers.clear()
@@ -255,7 +257,7 @@ class Sender:
 
 
 def check_message(message: Message) -> None:
-    """Raises InvalidMessage for what no queue should have to carry."""
+    """Raise InvalidMessage if a field has a wrong type or form."""
     _printable("type", message.type)
     _printable("id", message.id)
     _moment("created_at", message.created_at)

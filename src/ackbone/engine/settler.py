@@ -1,72 +1,64 @@
-"""Finish and settle: everything that ended meanwhile goes to the store as one batch."""
+"""The settler: commits the runs that ended, then settles their broker copies.
+
+Steps 6 and 7 (`steps.py`) for everything that ended while the last batch was written. The broker
+settles one batch while the store commits the next.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ackbone.core.broker import Broker, Settlement, Subscription, Verb
-from ackbone.core.current import current_message
-from ackbone.core.errors import BrokerError, StoreError
+from ackbone.core.broker import Settlement, Subscription, Verb
+from ackbone.core.errors import StoreError
+from ackbone.core.message import current_message
 from ackbone.core.notices import Notice, success_notice
 from ackbone.core.outcome import UNSTORABLE, Dead, Done, Expired, Outcome, Released
-from ackbone.core.store import Claims, Commit, Finished, Run, Worker
+from ackbone.core.store import Commit, Finished, Run
 
-from .outages import STORE, Outages
-from .results import LOST
+from .handlers import LOST
+from .outages import STORE
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from .flow import Flow
 
 log = logging.getLogger("ackbone.engine")
 
 BATCH = 1000
 COMMITTING = "committing finished runs"
 _ACK = Verb.ACK
-"""Asked of its class, a member takes longer than a call (before Python 3.12), and this one is asked
-for with every message."""
+"""Used for every message. Before Python 3.12, reading a member from its enum costs more than a
+call."""
 
 
 class Settler:
-    """Takes ended runs, commits them, tells the broker, then reports.
+    """Takes ended runs, commits them, settles their copies, then reports.
 
-    While the store is away ended runs wait here (once a slot's worth waits, none are fetched), and
-    nothing is settled. The broker hears of one batch while the next is committed.
+    While the store is away ended runs wait here and nothing is settled. Once a slot's worth waits,
+    no further messages are fetched.
     """
 
-    def __init__(
-        self,
-        store: Claims,
-        broker: Broker | None,
-        worker: Callable[[], Worker],
-        *,
-        committed: Callable[[Sequence[Finished], Sequence[Commit]], None],
-        fenced: Callable[[Finished, Subscription], None],
-        failed: Callable[[Exception], None],
-        outages: Outages | None = None,
-    ) -> None:
-        """`failed` hears of an error that neither store nor broker know: whoever runs the settler
-        stops then. What is not committed is kept, for `drain` or the next end to try again."""
-        self._store = store
-        self._broker = broker
-        self._worker = worker
-        self._committed = committed
-        self._fenced = fenced
-        self._failed = failed
-        self._outages = outages or Outages()
+    def __init__(self, steps: Steps, flow: Flow) -> None:
+        self._steps = steps
+        self._flow = flow
         self._waiting: list[tuple[Finished, Subscription]] = []
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._flushing: Sequence[tuple[Finished, Subscription]] = ()
-        self._telling: asyncio.Task[None] | None = None
-        self._told_of: Sequence[tuple[Finished, Subscription]] = ()
-        """Committed; the broker is being told."""
+        self._settling: asyncio.Task[None] | None = None
+        self._committed: Sequence[tuple[Finished, Subscription]] = ()
+        """Runs whose copies are being settled."""
 
     @property
     def waiting(self) -> int:
-        """Runs that ended, of which store or broker do not know yet."""
-        return len(self._waiting) + len(self._flushing) + len(self._told_of)
+        """Runs that ended and are not committed or not settled yet."""
+        return len(self._waiting) + len(self._flushing) + len(self._committed)
 
     @property
     def behind(self) -> int:
@@ -75,8 +67,8 @@ class Settler:
 
     @property
     def unsettled(self) -> list[tuple[Run, Subscription]]:
-        """All that wait here, each run with its subscription."""
-        held = (*self._told_of, *self._flushing, *self._waiting)
+        """All runs that wait here, each with its subscription."""
+        held = (*self._committed, *self._flushing, *self._waiting)
         return [(item.run, sub) for item, sub in held]
 
     def add(self, finished: Finished, sub: Subscription) -> None:
@@ -85,17 +77,17 @@ class Settler:
             self._begin()
 
     async def drain(self) -> None:
-        """Wait until everything that ended is committed, and the broker knows; or until that
-        failed: see `waiting`."""
+        """Wait until everything that ended is committed and settled, or until that failed: then
+        `waiting` is not 0."""
         if self._waiting:
             self._begin()
         await self._idle.wait()
 
     def stop(self) -> int:
-        """Give up on what is not committed (its claim is lost anyway); returns how many."""
+        """Give up the runs that are not committed. Returns how many there are."""
         left = len(self._waiting) + len(self._flushing)
         self._waiting.clear()
-        for task in (self._task, self._telling):
+        for task in (self._task, self._settling):
             if task is not None:
                 task.cancel()
         return left
@@ -106,11 +98,11 @@ class Settler:
             self._task = asyncio.create_task(self._run(), name="ackbone-settler")
 
     async def _run(self) -> None:
-        current_message.set(None)  # the task was made by a run, and is nobody's
+        current_message.set(None)  # the task was made by a run, but belongs to no message
         again = True
         try:
-            # A turn of the loop later the fetcher, woken by the same ends, asks for the next ones:
-            # where queue and store are one file, both are then one transaction.
+            # One turn of the loop later the fetcher, woken by the same ends, asks for the next
+            # messages: where queue and store are one file, both become one transaction.
             await asyncio.sleep(0)
             while self._waiting:
                 self._flushing, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
@@ -121,9 +113,9 @@ class Settler:
                     raise
                 finally:
                     self._flushing = ()
-        except Exception as error:  # a task that nobody waits for would die without a word
+        except Exception as error:  # nobody awaits this task: its error must be reported
             again = False
-            self._failed(error)
+            self._flow.failed(error)
         finally:
             self._task = None
             if self._waiting and again:
@@ -132,10 +124,11 @@ class Settler:
                 self._rest()
 
     def _rest(self) -> None:
-        if self._task is None and self._telling is None:
+        if self._task is None and self._settling is None:
             self._idle.set()
 
     async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
+        """Finish a batch, then begin to settle it."""
         alive, gone = batch, [(f, sub) for f, sub in batch if f.outcome is LOST]
         if gone:
             alive = [(f, sub) for f, sub in batch if f.outcome is not LOST]
@@ -162,23 +155,23 @@ class Settler:
                     known, (_, batch_of) = sub, settled.setdefault(sub.name, (sub, []))
                 batch_of.append(self._settlement(finished, sub))
         for finished, sub in gone:
-            self._fenced(finished, sub)
+            self._flow.fenced(finished, sub)
             if finished.run.delivery is not None:
-                # It needs no fence: whatever became of the message, the store knows its copies.
-                # Kept, the copy would come again only when the broker itself misses us, if ever.
+                # Released without a fence: the store recognizes the copy, whatever became of the
+                # message. Kept, it would come again only when the broker misses this worker.
                 _, batch_of = settled.setdefault(sub.name, (sub, []))
                 batch_of.append(Settlement(delivery=finished.run.delivery, verb=Verb.RELEASE))
-        if not settled:  # on one file there is nobody to tell
+        if not settled:  # queue and store are one file: the commit was the end
             if items:
-                self._committed(items, commits)
+                self._flow.committed(items, commits)
             return
-        if self._telling is not None:  # batches come to the broker one after the other
-            await asyncio.wait({self._telling})
-        self._told_of = batch
-        told = self._tell(settled.values(), items, commits)
-        self._telling = asyncio.create_task(told, name="ackbone-settler-broker")
+        if self._settling is not None:  # the broker gets one batch after the other
+            await asyncio.wait({self._settling})
+        self._committed = batch
+        settling = self._settle(settled.values(), items, commits)
+        self._settling = asyncio.create_task(settling, name="ackbone-settler-broker")
 
-    async def _tell(
+    async def _settle(
         self,
         settled: Iterable[tuple[Subscription, Sequence[Settlement]]],
         items: Sequence[Finished],
@@ -186,41 +179,31 @@ class Settler:
     ) -> None:
         try:
             for sub, settlements in settled:
-                await self.settle(sub, settlements)
+                await self._steps.settle(sub, settlements)
             if items:
-                self._committed(items, commits)
-        except Exception as error:  # as above; the copies come again, and are known
-            self._failed(error)
+                self._flow.committed(items, commits)
+        except Exception as error:  # as above. The copies come again, and the store knows them
+            self._flow.failed(error)
         finally:
-            self._telling, self._told_of = None, ()
+            self._settling, self._committed = None, ()
             self._rest()
 
     async def _commit(self, items: Sequence[Finished]) -> Sequence[Commit]:
-        """Ask until the store answers: a repeat after an unknown commit is ALREADY."""
-        pause = 0.05
+        """Ask until the store answers. A repeat after a commit without an answer is ALREADY."""
+        outages, pause = self._steps.outages, 0.05
         while True:
             try:
-                commits = await self._store.finish(items, worker=self._worker())
-                self._outages.worked(COMMITTING, STORE)
+                commits = await self._steps.finish(items)
+                outages.worked(COMMITTING, STORE)
                 return commits
             except StoreError as error:
-                self._outages.failed(COMMITTING, error)
+                outages.failed(COMMITTING, error)
                 await asyncio.sleep(pause)
                 pause = min(2.0, pause * 2)
 
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
-        """Tell the broker. A failure is harmless: the copy comes back and is known."""
-        if self._broker is None or not batch:
-            return
-        try:
-            await self._broker.settle(sub, batch)
-        except BrokerError as error:
-            caller = f"settling {len(batch)} messages of {sub.queue}"
-            self._outages.failed(caller, error, asks_again=False)
-
     def _settlement(self, finished: Finished, sub: Subscription) -> Settlement:
         delivery = finished.run.delivery
-        assert delivery is not None  # noqa: S101 - asked for only then
+        assert delivery is not None  # noqa: S101 - the caller has checked
         notices = self._notices(finished, sub) if finished.told_on_ack else ()
         if type(finished.outcome) is Done:
             return Settlement(delivery=delivery, verb=_ACK, notices=notices)
@@ -228,21 +211,24 @@ class Settler:
         return Settlement(delivery=delivery, verb=verb, reason=reason, notices=notices)
 
     def _verb(self, outcome: Outcome, sub: Subscription) -> tuple[Verb, str]:
-        """What the broker is told of a run that did not succeed, and why."""
+        """Return how to settle the copy of a run that did not succeed, and the reason to give."""
         if isinstance(outcome, Released):
-            # With a wait the store keeps it: no broker is asked to hold a message back.
+            # A message that must wait is held by the store, never by a broker.
             return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
         if isinstance(outcome, Dead | Expired):
-            if sub.ack_policy == "nack" and self._can_reject:
+            broker = self._steps.broker
+            can_reject = broker is not None and broker.capabilities.reject
+            if sub.ack_policy == "nack" and can_reject:
                 return Verb.REJECT, getattr(outcome, "reason", "expired")
             if sub.ack_policy == "requeue":
                 return Verb.RELEASE, ""
         return Verb.ACK, ""
 
     def _notices(self, finished: Finished, sub: Subscription) -> Sequence[Notice]:
-        """A success is told with its acknowledgement: that spares it the way through the outbox."""
+        """Return the notices that the broker publishes together with the acknowledgement. That
+        spares a success the way through the outbox."""
         run = finished.run
-        assert sub.notices is not None  # noqa: S101 - it said that it is told
+        assert sub.notices is not None  # noqa: S101 - told_on_ack says so
         if sub.notices.results is None:
             return ()
         message = run.message
@@ -252,17 +238,13 @@ class Settler:
             run.failures,
             message.idempotency_key,
             finished.finished_at_us,
-            self._worker().name,
+            self._steps.worker.name,
         )
         return ((sub.notices.results, told),)
 
-    @property
-    def _can_reject(self) -> bool:
-        return self._broker is not None and self._broker.capabilities.reject
-
 
 def _as_kept(finished: Finished, commit: Commit) -> Finished:
-    """The end that the store has, which is not the run's own if that was buried."""
+    """Return the run as the store recorded it: a dead letter if its outcome was unstorable."""
     if commit is not Commit.BURIED:
         return finished
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The traceback of a failed attempt, short enough to keep and to read: the user's frames."""
+"""Tracebacks of failed attempts, shortened to the frames of the user's code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ackbone.core.retry import describe
 LONGEST = 4000
 """Characters that are kept of one traceback."""
 UNMASKED = 10 * LONGEST
-"""Characters that are masked. The text is cut to what is kept only after that: a cut through a
-secret would leave a part of it."""
+"""Characters that are masked. The text is shortened to `LONGEST` after that, because a cut through
+a secret would leave a part of it."""
 _CARRIED = "_ackbone_trace"
 """Attribute of an error that came from a child process: the traceback it had there."""
 
 
 def user_trace(error: BaseException) -> str:
-    """The traceback of an error with the frames of the user's code, to be masked and bounded.
+    """Return the traceback of an error with the frames of the user's code, not masked yet.
 
-    Frames of ackbone are left out. Frames of libraries are left out, too, except for the one that
-    raised; if no frame is the user's, they are all shown.
+    Frames of ackbone are left out. Frames of libraries are left out as well, except for the one
+    that raised. If there are no frames of the user, all frames of libraries are shown.
     """
     carried = getattr(error, _CARRIED, None)
     if isinstance(carried, str):
@@ -38,12 +38,12 @@ def user_trace(error: BaseException) -> str:
 
 
 def carry(error: BaseException, trace: str) -> None:
-    """Give an error that was made here the traceback that it had in its own process."""
+    """Attach the traceback that an error had in another process."""
     setattr(error, _CARRIED, trace)
 
 
 def bounded(text: str, longest: int = LONGEST) -> str:
-    """At most so many characters: the beginning, and the end, where the error is named."""
+    """Shorten a text in the middle: its end names the error."""
     if len(text) <= longest:
         return text
     cut, head = "\n  [...]\n", longest // 4
@@ -51,7 +51,7 @@ def bounded(text: str, longest: int = LONGEST) -> str:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """File, line and function of the innermost frame of the user's code; empty if there is none."""
+    """Return file, line and function of the innermost frame of the user's code, or nothing."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return f'"{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
@@ -60,7 +60,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def warn(log: logging.Logger, text: str, *args: object, trace: str, trace_id: str) -> None:
-    """Log a warning with a traceback that is already text, as if it had been formatted there."""
+    """Log a warning with a traceback that is already text."""
     if not log.isEnabledFor(logging.WARNING):
         return
     code = sys._getframe(1)
@@ -102,4 +102,4 @@ def _chosen(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]
 
 
 Mask = Callable[[str], str]
-"""Takes secrets out of a text."""
+"""Removes secrets from a text."""

@@ -1,8 +1,8 @@
 """Names the handler that blocks the event loop.
 
-An async handler that computes or waits without `await` holds up every other message of its worker.
-A thread looks a few times a second whether the loop moves. If it does not, the thread reads which
-task the loop is at: a run's task is its handler. The loop itself only moves a number.
+An async handler that computes or waits without `await` stops every other message of its worker.
+A thread checks a few times a second whether the loop moves. If it does not, the thread reads which
+task the loop is running: the task of a run names its handler. The loop itself only counts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LOOK_S = 0.25
 LIMIT_S = 1.0
 """A handler that holds the loop for longer than this is named."""
 STOOD_STILL_S = 1.0
-"""If this thread comes to look so late, it was not the handler that stopped the loop."""
+"""If this thread itself is late by this much, the whole process stood still, not one handler."""
 ENDLESS_S = 5.0
-"""It is named then, though its block is not over yet."""
+"""After this time the handler is named, although it still blocks the loop."""
 
 
 class _Block:
-    """One step of a task that has not returned to the loop yet."""
+    """A task that has not returned to the loop."""
 
     def __init__(self, ticks: int, task: asyncio.Task[Any], since: float) -> None:
         self.ticks = ticks
@@ -43,12 +43,12 @@ class _Block:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts: it began and ends somewhere between two looks."""
+        """How long it has lasted. It began and ended somewhere between two looks."""
         return self.seen - self.since + LOOK_S
 
 
 class Watchdog:
-    """Watches the loop that it is made in, until it is closed."""
+    """Watches the event loop in which it was made, until it is closed."""
 
     def __init__(
         self, active: Callable[[], Iterable[Active]], clock: Clock, *, limit_s: float = LIMIT_S
@@ -65,7 +65,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Called on the loop, which waits for nothing: the thread may be writing to the log."""
+        """Stop watching. Called on the loop, so it does not wait for the thread."""
         self._stop.set()
         self._ticker.cancel()
 
@@ -83,7 +83,7 @@ class Watchdog:
             same = block is not None and block.ticks == ticks and block.task is task
             if block is not None and not same:
                 self._tell(block)
-            if now - before > STOOD_STILL_S:  # this thread, too: the process was suspended
+            if now - before > STOOD_STILL_S:  # the process was suspended
                 block = None
             elif block is None or not same:
                 block = None if task is None else _Block(ticks, task, now)
@@ -91,7 +91,7 @@ class Watchdog:
                 self._look_at(block, now)
 
     def _current(self) -> asyncio.Task[Any] | None:
-        """The task whose step the loop is at; None while it waits."""
+        """Return the task that the loop is running. None: the loop waits."""
         try:
             return asyncio.current_task(self._loop)
         except RuntimeError:
@@ -99,7 +99,7 @@ class Watchdog:
 
     def _look_at(self, block: _Block, now: float) -> None:
         block.seen = now
-        if not block.name and block.seconds > self._limit_s / 2:  # known while it lasts
+        if not block.name and block.seconds > self._limit_s / 2:  # read it while it lasts
             block.name = self._name_of(block.task)
             block.place = user_line(sys._current_frames().get(self._loop_thread))
         if block.seconds > ENDLESS_S:

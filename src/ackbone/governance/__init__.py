@@ -1,5 +1,5 @@
-"""Governance: rules decide before a run whether it may happen, waits for a person, or must wait.
+"""Governance: rules that allow, deny or delay a run, or ask a person first.
 
-`rules.py` the values and the decision · `expression.py` conditions on the payload · `reading.py`
-entries of a rule file become rules · `rulebook.py` the rules in force. Imports core only.
+`rules.py` has the rules and the decision, `expression.py` the conditions on a payload, `reading.py`
+reads a rule file, and `rulebook.py` has the rules in force. It imports core only.
 """

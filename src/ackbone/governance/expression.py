@@ -3,9 +3,9 @@
     amount > 1000 and currency in ["EUR", "USD"]
     not exists(order.items[0].approved_by) or order["odd key"] == true
 
-A name is a field of the payload, `$` the payload itself. Logic has three values: a field that is
-not there, and an order between things that have none, is unknown (None). `and`, `or` and `not`
-carry it on as Kleene's do: `false and unknown` is false, `true and unknown` is unknown.
+A name is a field of the payload, and `$` is the payload itself. Logic has three values: a missing
+field, and a comparison of values that have no order, is unknown (None). `and`, `or` and `not`
+follow Kleene: `false and unknown` is false, `true and unknown` is unknown.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ LONGEST = 4000
 DEEPEST = 32
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
-"""What a path leads to where there is nothing."""
+"""The value of a path that leads nowhere."""
 
 Truth = bool | None
 """None: unknown."""
 
 
 class ExpressionError(ValueError):
-    """The text is no condition; says where, and what to write instead."""
+    """The text is not a condition. The error says where, and what to write instead."""
 
 
 class Path(msgspec.Struct, frozen=True):
-    """Where a value is inside the payload: keys and places in lists."""
+    """The place of a value in the payload: keys and positions in lists."""
 
     steps: tuple[str | int, ...]
 
@@ -67,7 +67,7 @@ Operand = Path | Constant
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two values and what is asked of them."""
+    """Two values and a comparison."""
 
     sign: str
     left: Operand
@@ -81,7 +81,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Exists(msgspec.Struct, frozen=True):
-    """Is there anything at this place? null is something."""
+    """True if the path leads to a value. null is a value."""
 
     path: Path
 
@@ -90,7 +90,7 @@ class Exists(msgspec.Struct, frozen=True):
 
 
 class Not(msgspec.Struct, frozen=True):
-    """The opposite; of the unknown, the unknown."""
+    """`not`: unknown stays unknown."""
 
     inner: Condition
 
@@ -145,7 +145,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def compare(sign: str, left: Any, right: Any) -> Truth:
-    """One comparison of values that are there. None where the two have no order."""
+    """Compare two values that exist. None if they have no order."""
     match sign:
         case "==":
             return equal(left, right)
@@ -159,7 +159,7 @@ def compare(sign: str, left: Any, right: Any) -> Truth:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """As JSON has it: 1 is 1.0, and neither is true or "1"."""
+    """Compare as JSON does: 1 equals 1.0, and neither equals true or "1"."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):
@@ -211,7 +211,7 @@ class _Token(NamedTuple):
 
 
 def parse(text: str) -> Condition:
-    """The condition that a text says. Raises ExpressionError."""
+    """Parse a condition. Raises ExpressionError."""
     if len(text) > LONGEST:
         raise ExpressionError(f"longer than {LONGEST} characters; split the rule in two")
     return _Parser(text).whole()
@@ -306,7 +306,9 @@ class _Parser:
                 self._expect(",")
             item = self._operand()
             if not isinstance(item, Constant) or isinstance(item.content, list):
-                self._fail("a list holds numbers, texts, true, false and null; put texts in quotes")
+                self._fail(
+                    "a list contains numbers, texts, true, false and null; put texts in quotes"
+                )
             items.append(item.content)
         return items
 

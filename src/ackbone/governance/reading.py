@@ -1,4 +1,4 @@
-"""From the entries of a rule file to rules: every mistake is said, with its path and a hint."""
+"""Reads the entries of a rule file. It reports every mistake, with its path and a hint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .expression import Condition, ExpressionError, parse
 from .rules import Action, Match, Matcher, Names, Numbers, Rule, Rules
 
 Say = Callable[[str, str], None]
-"""Takes down a mistake: its path in the file, and what to do about it."""
+"""Records a mistake: its path in the file, and what to do about it."""
 
 _YEAR = 31_536_000
 Count = Annotated[int, Meta(gt=0, le=1_000_000_000_000)]
@@ -26,11 +26,11 @@ WINDOWS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}\Z")
 _SIDE = re.compile(r"(==|!=|<=|>=|<|>)\s*(\S+)\Z")
 _ANY_TEXT = ("channel", "user")
-"""A message may have none of these: the empty text stands for that."""
+"""Facts that a message may lack. An empty text matches then."""
 
 
 class MatchEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`match:` as it is written."""
+    """`match:` as the file has it."""
 
     tenant: Any = UNSET
     queue: Any = UNSET
@@ -52,7 +52,7 @@ class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule as it is written."""
+    """A rule as the file has it."""
 
     name: str = ""
     match: MatchEntry = MatchEntry()
@@ -65,14 +65,14 @@ class RuleEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What may stand in a rule file."""
+    """The contents of a rule file."""
 
     rules: tuple[RuleEntry, ...] | None = None
     default: Literal["allow", "deny"] = "allow"
 
 
 def rules_of(document: RuleDocument, say: Say) -> Rules:
-    """The rules. If anything was said they are not to be used."""
+    """Return the rules. They must not be used if a mistake was recorded."""
     if document.rules is None:
         say("rules", "there are none; write `rules:` and a list below it, or `rules: []`")
     seen: dict[str, int] = {}
@@ -96,7 +96,7 @@ def rules_of(document: RuleDocument, say: Say) -> Rules:
 
 
 class _Reading:
-    """One entry."""
+    """Reads one entry."""
 
     def __init__(self, entry: RuleEntry, path: str, say: Say) -> None:
         self._entry = entry
@@ -132,7 +132,8 @@ class _Reading:
         self._say_to(f"{self._path}.{field}", text)
 
     def _only(self, action: str, *fields: str) -> None:
-        """Fields that mean nothing to other actions: somebody meant something by them."""
+        """Report fields that the rule's action does not use, because they are probably a
+        mistake."""
         if self._entry.then in (action, None):
             return
         for field in fields:

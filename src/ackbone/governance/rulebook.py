@@ -1,4 +1,4 @@
-"""The rules in force: a guard that answers by them, and the file that they are read from again."""
+"""The rules in force: a guard that applies them, and a watcher that reloads their file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .rules import Action, Rules, Ruling, changes, decide, facts_in, facts_of, q
 log = logging.getLogger("ackbone.governance")
 
 Stamp = tuple[int, int, int]
-"""Which file it is, how long, and when it was written."""
+"""Identity, size and modification time of a file."""
 
 
 class RuleBook:
-    """Rules that may be exchanged while they are in force. What was decided stays decided."""
+    """Rules that can be replaced while they are in force. Earlier decisions stay."""
 
     def __init__(self, rules: Rules) -> None:
         self.put_in_force(rules)
@@ -34,11 +34,11 @@ class RuleBook:
         self._counted = Rules(rules=counted)
 
     async def __call__(self, context: Mapping[str, Any]) -> Decision:
-        """The guard."""
+        """Decide about a run, as a guard."""
         return self.decision(context)
 
     async def check_permission(self, context: Mapping[str, Any]) -> Decision:
-        """The governance port of queue triggers. What needs a person is not permitted there."""
+        """Decide for a queue trigger. A message that needs a person's approval is refused there."""
         return self.decision(context)
 
     def decision(self, context: Mapping[str, Any]) -> Decision:
@@ -46,7 +46,7 @@ class RuleBook:
         return _decision(ruling)
 
     def quotas_of(self, run: Run) -> Sequence[Quota]:
-        """For the store, at the claim: what the rules allow is counted, and nothing else."""
+        """Return the quotas of a run, for the store. Only allowed runs have any."""
         rules, counted = self.rules, self._counted
         if not counted.rules:
             return ()
@@ -60,7 +60,7 @@ class RuleBook:
 
 
 async def ask_in_turn(guards: Sequence[Guard], context: dict[str, Any]) -> Decision:
-    """Every guard must say yes; the first that does not is the answer."""
+    """Combine guards: all must allow the run. The first refusal is the answer."""
     decision = Decision(allowed=False, reason="there is no guard to say yes")
     for guard in guards:
         decision = await guard(context)
@@ -74,7 +74,7 @@ def _decision(ruling: Ruling) -> Decision:
     policies = (*ruling.passed, *((rule.name,) if rule is not None else ()))
     reason = ruling.reason
     if ruling.unsure:
-        reason += " (what it asks for cannot be known of this message)"
+        reason += " (its condition cannot be evaluated for this message)"
     if ruling.action is Action.ALLOW:
         return Decision(allowed=True, reason=reason, policies=policies)
     ask = None
@@ -84,15 +84,15 @@ def _decision(ruling: Ruling) -> Decision:
 
 
 class RuleFile:
-    """Keeps a rule book at what its file says.
+    """Keeps a rule book up to date with its file.
 
-    `step` is called again and again. A file that has changed is read once it has stood still from
-    one step to the next: half of it, while somebody writes it, may be good rules, too. One that is
-    broken or gone is refused, and the rules stay.
+    `step` is called periodically. A changed file is read when it did not change from one step to
+    the next, because a half-written file may contain valid rules. A broken or missing file is
+    refused, and the old rules stay in force.
     """
 
     def __init__(self, path: Path, load: Callable[[], Rules]) -> None:
-        """Reads it. Raises ConfigError."""
+        """Reads the file. Raises ConfigError."""
         self.path = path
         self._load = load
         self._read = self._stamp()
@@ -100,7 +100,7 @@ class RuleFile:
         self.book = RuleBook(load())
 
     async def step(self) -> bool:
-        """True: other rules are in force now."""
+        """Look at the file. Returns True if other rules are in force now."""
         stamp = self._stamp()
         stands_still, self._seen = stamp == self._seen, stamp
         if stamp == self._read or not stands_still:
@@ -110,13 +110,13 @@ class RuleFile:
         except ConfigError as error:
             self._read = stamp
             log.error(
-                "the changed rules of %s are refused, the ones before stay in force: %s",
+                "refused the changed rules of %s; the old ones stay in force: %s",
                 self.path,
                 "; ".join(error.problems),
             )
             return False
         if self._stamp() != stamp:
-            return False  # written to meanwhile: next time
+            return False  # it changed meanwhile: wait for the next step
         self._read = stamp
         said = changes(self.book.rules, rules)
         if not said:

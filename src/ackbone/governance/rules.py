@@ -1,14 +1,14 @@
 """Rules as values, and the decision that they make.
 
 Order of evaluation:
-1. `allow`, `deny` and `approve` rules are looked at from top to bottom, and the first that matches
-   decides. If none does, `default` does.
-2. An `approve` rule that a person has answered with yes, for exactly this payload, is passed over.
-   If nothing below it decides, the yes stands, whatever the default is.
-3. `quota` rules decide nothing: the quotas of all that match apply to what is allowed.
+1. `allow`, `deny` and `approve` rules are evaluated from top to bottom. The first one that matches
+   decides. If none matches, `default` decides.
+2. An `approve` rule is skipped if a person has approved exactly this payload. If no rule below it
+   decides, the approval counts, whatever the default is.
+3. `quota` rules decide nothing. All quotas that match apply to messages that are allowed.
 
-What a rule asks for and cannot be known (a missing field, a number compared with a text) counts
-against the message: `deny`, `approve` and `quota` match, `allow` does not.
+A condition that cannot be evaluated (a missing field, a number compared with a text) counts against
+the message: `deny`, `approve` and `quota` match, `allow` does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .expression import MISSING, Condition, Truth, compare
 
 
 class Action(StrEnum):
-    """What a rule does with what it matches."""
+    """The action of a rule for messages that it matches."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What rules may look at. MISSING: whoever asked did not say."""
+    """The facts that rules can use. MISSING: the caller did not give the fact."""
 
     tenant: Any = MISSING
     queue: Any = MISSING
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(message: Message, *, queue: str, attempt: int) -> Facts:
-    """A message's facts; one without a channel or a user has the empty text there."""
+    """Return the facts of a message. A missing channel or user is the empty text."""
     user = message.metadata.get("user_id")
     return Facts(
         tenant=message.tenant_id,
@@ -64,7 +64,7 @@ def facts_of(message: Message, *, queue: str, attempt: int) -> Facts:
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Names and globs (`*`: any characters, `?`: one); one that fits is enough."""
+    """Names and globs (`*`: any characters, `?`: one). One match is enough."""
 
     exact: frozenset[str]
     globs: tuple[str, ...]
@@ -81,7 +81,8 @@ class Names(msgspec.Struct, frozen=True):
 
 
 def fits(glob: str, text: str) -> bool:
-    """Does the text fit? Only the last `*` ever gives way: no text makes this slow."""
+    """Return True if the text matches. Only the last `*` is extended, so no text makes this
+    slow."""
     at = here = 0
     star, mark = -1, 0
     while at < len(text):
@@ -97,7 +98,7 @@ def fits(glob: str, text: str) -> bool:
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """One of some numbers, or all on one side of a number (`>= 2`)."""
+    """A set of numbers, or all numbers on one side of a limit (`>= 2`)."""
 
     sign: str
     values: tuple[int, ...]
@@ -114,7 +115,7 @@ Matcher = Names | Numbers | Condition
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What a rule is about: a matcher for each fact that it names, all of which must hold."""
+    """The conditions of a rule: a matcher for each fact that it names. All must match."""
 
     wanted: tuple[tuple[str, Matcher], ...] = ()
 
@@ -142,18 +143,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     match: Match = Match()
     reason: str = ""
     expires_s: float = EXPIRES_S
-    """approve: no answer by then is a no."""
+    """For approve: after this many seconds, no answer means no."""
     four_eyes: bool = False
-    """approve: two different people must say yes."""
+    """For approve: two different people must approve."""
     quota: Quota | None = None
-    """quota: how much of what, in which time."""
+    """For quota: the limits and their window."""
 
     def matches(self, facts: Facts) -> Truth:
-        """None: it cannot be known."""
+        """Return whether the rule matches. None: unknown."""
         return self.match.holds(facts)
 
     def applies(self, facts: Facts) -> bool:
-        """What cannot be known counts against the message."""
+        """Return whether the rule applies. An unknown match counts against the message."""
         matched = self.matches(facts)
         return self.action is not Action.ALLOW if matched is None else matched
 
@@ -166,21 +167,21 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules say about one message."""
+    """The decision about one message."""
 
     action: Action
     """allow, deny or approve"""
     rule: Rule | None = None
-    """The rule that decided; None: the default, or a person's yes."""
+    """The rule that decided. None: the default, or a person's approval."""
     reason: str = ""
     unsure: bool = False
-    """It decided because what it asks for cannot be known."""
+    """True if the rule decided because its condition is unknown."""
     passed: tuple[str, ...] = ()
-    """approve rules that a person has answered with yes."""
+    """The approve rules that a person has approved."""
 
 
 def decide(rules: Rules, facts: Facts, *, approved: Collection[str] = ()) -> Ruling:
-    """Total: any message gets a ruling. `approved`: names of rules that a person said yes to."""
+    """Decide about a message. `approved`: names of rules that a person has approved."""
     passed: list[str] = []
     for rule in rules.rules:
         if rule.action is Action.QUOTA:
@@ -205,14 +206,14 @@ def decide(rules: Rules, facts: Facts, *, approved: Collection[str] = ()) -> Rul
 
 
 def quotas_for(rules: Rules, facts: Facts) -> tuple[Quota, ...]:
-    """The quotas of all rules that match."""
+    """Return the quotas of all rules that match."""
     return tuple(
         rule.quota for rule in rules.rules if rule.quota is not None and rule.applies(facts)
     )
 
 
 def changes(before: Rules, after: Rules) -> list[str]:
-    """What is different, rule by rule, in words."""
+    """Describe the differences, rule by rule."""
     old = {rule.name: rule for rule in before.rules}
     new = {rule.name: rule for rule in after.rules}
     said = [f"{name} is new ({new[name].action})" for name in new if name not in old]
@@ -256,7 +257,7 @@ def _in_words(quota: Quota | None) -> str:
 
 
 def facts_in(context: Mapping[str, Any]) -> Facts:
-    """The facts that a guard is given; what is not in there is MISSING."""
+    """Return the facts of a guard's context. Facts that it does not contain are MISSING."""
     told = context.get
     return Facts(
         tenant=told("tenant_id", MISSING),

@@ -1,1 +1,1 @@
-"""Metrics and logs: what people and machines see of a running worker."""
+"""Metrics and logs of a running process."""

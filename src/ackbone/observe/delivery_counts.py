@@ -1,10 +1,10 @@
-"""What one process counts of replies, by channel, heard from the ledger like everything else.
+"""Counts of replies in one process, by channel, taken from the ledger's events.
 
 | name                    | labels          | kind    | what                                       |
 |-------------------------|-----------------|---------|--------------------------------------------|
 | delivery_replies_total  | channel, status | counter | replies that ended                         |
 | delivery_retries_total  | channel         | counter | failed attempts, tried again               |
-| delivery_waits_total    | channel         | counter | told to wait, or the place was down: free  |
+| delivery_waits_total    | channel         | counter | delayed without using up an attempt        |
 | delivery_resent_total   | channel         | counter | sent again although it may have arrived    |
 
 `status` is sent, failed, unknown or discarded.
@@ -44,15 +44,15 @@ Grew = Callable[[str, str, str, str], None]
 
 
 class DeliveryCounts:
-    """A listener of the store."""
+    """A listener of the store's events."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
-        """By metric, channel and status; the status is empty where there is none."""
+        """Counts by metric, channel and status. The status is empty for metrics without one."""
         self._channels: dict[str, None] = {}
 
     def hear(self, entries: Sequence[events.Entry], grew: Grew) -> None:
-        """Count them. `grew` is called for each with tenant, metric, channel and status."""
+        """Count events. `grew` is called for each with tenant, metric, channel and status."""
         for tenant_id, _subscription, _task, kind, data in entries:
             if kind not in COUNTED:
                 continue
@@ -68,7 +68,7 @@ class DeliveryCounts:
             grew(tenant_id, name, channel, status)
 
     def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Every value: name, labels, number."""
+        """Yield every value: name, labels, number."""
         for channel in list(self._channels):
             for status in STATUSES:
                 number = self._counts[REPLIES, channel, status]
@@ -77,7 +77,7 @@ class DeliveryCounts:
                 yield name, {"channel": channel}, self._counts[name, channel, ""]
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """Return the metric families for Prometheus."""
         from prometheus_client.core import CounterMetricFamily
 
         values = list(self.values())

@@ -1,7 +1,6 @@
-"""Rows for `queue_metrics`: what this process counted since its last export, by tenant.
+"""Rows for `queue_metrics`: the counts of this process since its last export, by tenant.
 
-Every process writes its own rows, tagged with its worker's number, so that none has to know of the
-others, and whoever reads adds them up:
+Every process writes its own rows, tagged with its worker id, and readers add them up:
 
 | kind      | rows                                     | value                     | to read    |
 |-----------|------------------------------------------|---------------------------|------------|
@@ -9,12 +8,12 @@ others, and whoever reads adds them up:
 | histogram | `<name>_sum` and `<name>_count`          | growth since the last one | sums       |
 | gauge     | one for each queue, always               | the value at that moment  | latest one |
 
-What is counted by channel stands under the channel's name in place of the queue's. Gauges, further
-copies and waits for a dedup memory belong to no tenant; their rows have the tenant `default`.
+Counts by channel have the channel's name instead of the queue's. Gauges, recognized copies and
+waits for a dedup store have no tenant; their rows have the tenant `default`.
 
-A count that did not move writes no row; the gauge tells an idle process from a dead one. What a
-killed process had not exported yet is lost with it, one interval at most: the exact count of ends
-is the ledger's.
+A count that did not change writes no row. The gauge distinguishes an idle process from a dead one.
+A killed process loses at most the counts of one interval. For exact numbers, count the ledger's
+events.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ def every_queue(queue: str) -> bool:
 
 
 class Exporter:
-    """One step writes what was counted since the one before. A failed one loses nothing."""
+    """Exports counts. Each step writes the counts since the last one. A failed step loses
+    nothing."""
 
     def __init__(
         self,
@@ -43,9 +43,8 @@ class Exporter:
         channels: bool = True,
         off: Collection[str] = (),
     ) -> None:
-        """`queues`: those that it exports; `channels`: it exports replies, too.
-
-        `off`: queues of its own that get no rows.
+        """`queues`: the queues to export. `channels`: export replies, too. `off`: queues of this
+        process that get no rows.
         """
         self._metrics = metrics
         self._rows = rows
@@ -55,7 +54,7 @@ class Exporter:
         metrics.keep_growth()
 
     async def step(self, worker: Worker) -> int:
-        """Returns how many rows were written."""
+        """Write the rows. Returns how many."""
         tag: dict[str, str | int] = {"worker": worker.worker_id}
         rows = [
             MetricRow(queue=queue, name=ACTIVE, value=number, tags=tag)

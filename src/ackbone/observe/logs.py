@@ -1,7 +1,7 @@
 """Log lines: text on a terminal, JSON elsewhere, secrets masked and control characters escaped.
 
-Every line has the process's number, the worker's once it is known, and the trace of the message
-that the code was working for, if any. What callers give as `extra` is shown beside the message.
+Every line has the process id, the worker id once it is known, and the trace of the message that the
+code works for, if any. Values that callers give as `extra` are shown after the message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from ackbone.core.current import current_message
+from ackbone.core.message import current_message
 from ackbone.core.origin import is_users
 from ackbone.core.text import json_line, lines, one_line
 
@@ -32,7 +32,7 @@ _worker: Callable[[], int] = lambda: 0  # noqa: E731 - nobody is registered yet
 
 
 def identify(worker: Callable[[], int]) -> None:
-    """From now on lines name this process's worker; 0: not registered yet."""
+    """Set the worker id for the lines of this process. 0: not registered yet."""
     global _worker  # noqa: PLW0603 - one process, one worker
     _worker = worker
 
@@ -40,9 +40,9 @@ def identify(worker: Callable[[], int]) -> None:
 def configure_logs(
     *, level: str | None = None, format: Form = "auto", users_info: bool = False
 ) -> logging.Handler:
-    """Set up logging of this process, on standard error. May be called again.
+    """Set up logging of this process, on standard error. It may be called again.
 
-    `users_info`: lines of the user's own code are shown from info on, whatever the level.
+    `users_info`: lines of the user's own code are shown from level info on, whatever `level` is.
     """
     handler = make_handler(sys.stderr, format)
     least = logging.getLevelNamesMapping()[(level or "info").upper()]
@@ -60,7 +60,7 @@ def configure_logs(
 
 
 def make_handler(stream: TextIO, format: Form = "auto") -> logging.Handler:
-    """A handler that writes to `stream`; auto: text if that is a terminal."""
+    """Return a handler that writes to `stream`. auto: text if that is a terminal, else JSON."""
     handler = _Handler(stream)
     as_text = format == "text" or (format == "auto" and stream.isatty())
     handler.setFormatter(TextLines() if as_text else JsonLines())
@@ -69,19 +69,19 @@ def make_handler(stream: TextIO, format: Form = "auto") -> logging.Handler:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that a second call finds it."""
+    """A handler of ackbone. Its class lets a second call find it."""
 
 
 class Redaction(logging.Filter):
-    """Rewrites a record before anyone formats it: the text whole, its arguments gone.
+    """Masks a record before it is formatted. The record keeps the whole text and no arguments.
 
-    Handlers that come after this one see the masked record, too.
+    Handlers that come after this one get the masked record, too.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
             self._rewrite(record)
-        except Exception as error:  # a line that cannot be masked must not be written
+        except Exception as error:  # a line that cannot be masked must not be logged
             record.msg = f"<a line that cannot be shown: {type(error).__name__}>"
             for name in set(record.__dict__) - _STANDARD:
                 del record.__dict__[name]
@@ -100,7 +100,7 @@ class Redaction(logging.Filter):
             record.exc_text = _FORMATTER.formatException(record.exc_info)
         if record.exc_text:
             record.exc_text = redact(record.exc_text)
-        # The exception itself must not be formatted again by another handler.
+        # Another handler must not format the exception again.
         record.exc_info = None
         if record.stack_info:
             record.stack_info = redact(record.stack_info)
@@ -130,7 +130,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """For people: a short time, the message, and what else is known of it."""
+    """Lines for people: a short time, the message, and its other values."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -154,7 +154,8 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def _text_of(record: logging.LogRecord) -> str:
-    """The message with its arguments, which are masked one by one: names are known only here."""
+    """Return the message with its arguments, each masked by its name, which only this place
+    knows."""
     args = record.args
     if not args:
         return str(record.msg)
@@ -165,12 +166,12 @@ def _text_of(record: logging.LogRecord) -> str:
         masked = redact_value(args)
     try:
         return str(str(record.msg) % masked)
-    except Exception:  # a slip of the caller's: what was meant can still be read
+    except Exception:  # the caller's arguments do not fit the text: show both
         return f"{record.msg} {masked!r}"
 
 
 def _argument(value: Any) -> Any:
-    """Containers are masked by their names; what only has a text is masked within the line."""
+    """Mask a container by the names in it. Other values are masked within the line."""
     return redact_value(value) if isinstance(value, _CONTAINERS) else value
 
 
@@ -179,7 +180,7 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _safe(value: Any) -> Any:
-    """Encodable, and nothing in it that a terminal would obey when the file is read there."""
+    """Escape characters that cannot be encoded or that a terminal would obey."""
     if isinstance(value, str):
         return value if value.isascii() else "\n".join(map(one_line, value.split("\n")))
     if isinstance(value, dict):
@@ -202,7 +203,7 @@ def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread is not None else "?"
     if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
         logging.getLogger("ackbone").critical(
-            "uncaught in thread %s",
+            "uncaught exception in thread %s",
             name,
             exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
         )

@@ -1,4 +1,4 @@
-"""The counts of one process, under the names that dashboards and alerts know.
+"""The metrics of one process, under the names that dashboards and alerts use.
 
 | name                                   | labels        | kind      | what                        |
 |----------------------------------------|---------------|-----------|-----------------------------|
@@ -7,18 +7,18 @@
 | queue_consume_delay_seconds            | queue         | histogram | created until first claimed |
 | queue_active_workers                   | queue         | gauge     | slots that take messages    |
 | queue_dedup_hits_total                 | queue         | counter   | duplicates, further copies  |
-| queue_dedup_unavailable_total          | queue         | counter   | waited: nobody could say    |
+| queue_dedup_unavailable_total          | queue         | counter   | dedup store gave no answer  |
 | queue_llm_calls_total                  | queue         | counter   | as `ctx.usage` said         |
 | queue_llm_tokens_total                 | queue         | counter   | as `ctx.usage` said         |
 | queue_retries_total                    | queue         | counter   | failed, runs again          |
 | queue_reclaimed_total                  | queue         | counter   | taken from a dead worker    |
 | queue_dead_lettered_total              | queue         | counter   | kept as a dead letter       |
 
-`status` is success, failed, rejected, duplicate, expired or discarded. What is counted of replies
-stands in `delivery_counts`.
+`status` is success, failed, rejected, duplicate, expired or discarded. Replies are counted in
+`delivery_counts`.
 
-How messages end is heard from the ledger, so that each final event counts once, whoever brought it
-about. The hot path adds to plain numbers; Prometheus' objects are made when somebody asks for them.
+The ends of messages are taken from the ledger's events, so that each counts once, whatever caused
+it. The hot path adds to plain numbers. Objects of Prometheus are made only when it asks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     3600.0,
 )  # fmt: skip
-"""From a no-op to an agent that thinks for an hour."""
+"""Bucket limits in seconds, from a no-op to an agent that runs for an hour."""
 _BUCKETS_US = tuple(round(limit * 1e6) for limit in BUCKETS)
 
 _STATUS_OF_EVENT = {events.EVENT_OF_STATUS[status]: word for status, word in RECORD_WORDS.items()}
@@ -98,7 +98,7 @@ _NOT_BEGUN = frozenset({Park, Released})
 
 
 class Histogram:
-    """Counts by bucket, and the sum."""
+    """A histogram: counts by bucket, and the sum."""
 
     __slots__ = ("buckets", "sum")
 
@@ -107,8 +107,8 @@ class Histogram:
         self.sum = 0.0
 
     def observe_us(self, values: list[int]) -> None:
-        """Microseconds. They are put in order: most batches fall into one or two buckets, and are
-        counted there as a whole."""
+        """Add values, in microseconds. They are sorted first, because most batches fall into one or
+        two buckets and are counted there at once."""
         values.sort()
         counted = 0
         for bucket, limit in enumerate(_BUCKETS_US):
@@ -126,20 +126,20 @@ class Histogram:
 
 
 class Place(NamedTuple):
-    """A tenant's part of a queue or channel, for rows of `queue_metrics`."""
+    """A tenant's share of a queue or channel, for rows of `queue_metrics`."""
 
     tenant_id: str
     label: str
-    """What `name` is: `queue` or `channel`."""
+    """The kind of `name`: `queue` or `channel`."""
     name: str
 
 
 Growth = dict[Place, dict[tuple[str, str], float]]
-"""What was counted at each place, by metric and status; empty where a metric has no status."""
+"""Counts of each place, by metric and status. The status is empty for metrics without one."""
 
 
 class QueueCounts:
-    """Everything that is counted for one queue."""
+    """The metrics of one queue."""
 
     __slots__ = ("consumed", "counters", "delay", "duration")
 
@@ -151,24 +151,24 @@ class QueueCounts:
 
 
 class Metrics:
-    """A meter of the engine and a listener of the store; `registry` is for Prometheus."""
+    """A meter for the engine and a listener of the store. `registry` is for Prometheus."""
 
     def __init__(self, *, queue_of: Mapping[str, str] | None = None) -> None:
         self._queues: dict[str, QueueCounts] = {}
         self._replies = DeliveryCounts()
         self._queue_of = dict(queue_of or {})
-        """Queues by subscription, where the two differ."""
+        """Queues by subscription, where their names differ."""
         self._serving: list[Callable[[], Mapping[str, int]]] = []
         self._registry: CollectorRegistry | None = None
         self._growth: Growth | None = None
-        """What was counted since the last export, by tenant; None: nobody exports it. Prometheus
-        gets no tenants: a label with thousands of values is too much for it."""
+        """Counts since the last export, by tenant. None: they are not exported. Prometheus gets no
+        tenants, because it does not cope with labels of thousands of values."""
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- counting ---------------------------------------------------------------------------------
 
     def hear(self, entries: Sequence[events.Entry]) -> None:
-        """Events of the ledger, committed."""
-        kinds = {entry[3] for entry in entries}  # sooner known than each is looked at
+        """Count committed events of the ledger."""
+        kinds = {entry[3] for entry in entries}  # faster than looking at each
         if not kinds.isdisjoint(delivery_counts.COUNTED):
             self._replies.hear(entries, self._reply_grew)
         if kinds.isdisjoint(_COUNTED):
@@ -208,7 +208,7 @@ class Metrics:
     def _ran(
         self, queue: str, tenant_id: str, items: Sequence[Finished]
     ) -> tuple[list[int], list[int]]:
-        """Count what one tenant's runs used; return their durations and delays."""
+        """Count the usage of one tenant's runs. Returns their durations and delays."""
         durations: list[int] = []
         delays: list[int] = []
         calls = tokens = 0
@@ -255,14 +255,15 @@ class Metrics:
 
     def _grown(self, place: Place) -> dict[tuple[str, str], float]:
         growth = self._growth
-        assert growth is not None  # noqa: S101 - whoever calls has looked
+        assert growth is not None  # noqa: S101 - the caller has checked it
         found = growth.get(place)
         if found is None:
             found = growth[place] = defaultdict(float)
         return found
 
     def watch(self, serving: Callable[[], Mapping[str, int]]) -> None:
-        """Ask this for `queue_active_workers`: slots that take messages, by queue."""
+        """Set the function that returns `queue_active_workers`: slots that take messages, by
+        queue."""
         self._serving.append(serving)
 
     def _of(self, queue: str) -> QueueCounts:
@@ -271,15 +272,17 @@ class Metrics:
             counts = self._queues[queue] = QueueCounts()
         return counts
 
-    # -- what is asked ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def read(self, name: str, **labels: str) -> float:
-        """The value now, over all labels that are not given; 0 if it was never counted.
+        """Return the value now, summed over labels that are not given. 0 if it was never counted.
 
         A histogram is read as `<name>_count` and `<name>_sum`.
         """
         if name not in NAMES:
-            raise KeyError(f"there is no metric {name!r}; there are {', '.join(sorted(NAMES))}")
+            raise KeyError(
+                f"there is no metric {name!r}; the metrics are {', '.join(sorted(NAMES))}"
+            )
         return sum(
             value
             for found, of, value in self.values()
@@ -287,7 +290,7 @@ class Metrics:
         )
 
     def values(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Every value: name, labels, number. Histograms as their sum and count."""
+        """Yield every value: name, labels, number. Histograms yield their sum and count."""
         for queue, number in self.active().items():
             yield ACTIVE, {"queue": queue}, number
         for queue, counts in list(self._queues.items()):
@@ -302,7 +305,7 @@ class Metrics:
         yield from self._replies.values()
 
     def keep_growth(self) -> None:
-        """Count by tenant from now on, for `take_growth`; what was counted before has none."""
+        """Count by tenant from now on, for `take_growth`. Earlier counts have no tenant."""
         if self._growth is None:
             self._growth = {}
             for name, labels, value in self.values():
@@ -312,19 +315,19 @@ class Metrics:
                     self._grown(place)[name, labels.get("status", "")] += value
 
     def take_growth(self, mine: Callable[[Place], bool]) -> Growth:
-        """What was counted since it was last taken."""
+        """Return the counts since the last call, and start over."""
         growth = self._growth or {}
         return {place: growth.pop(place) for place in list(growth) if mine(place)}
 
     def give_back(self, growth: Growth) -> None:
-        """It could not be exported: the next one takes it."""
+        """Put counts back that could not be exported, for the next export."""
         for place, counted in growth.items():
             grown = self._grown(place)
             for key, value in counted.items():
                 grown[key] += value
 
     def active(self) -> dict[str, int]:
-        """Slots that take messages, by queue."""
+        """Return the slots that take messages, by queue."""
         found: dict[str, int] = {}
         for serving in self._serving:
             for queue, number in serving().items():
@@ -333,7 +336,7 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """For Prometheus: `prometheus_client.generate_latest(metrics.registry)`."""
+        """The registry for Prometheus: `prometheus_client.generate_latest(metrics.registry)`."""
         if self._registry is None:
             from prometheus_client import CollectorRegistry
 
@@ -342,7 +345,7 @@ class Metrics:
         return self._registry
 
     def collect(self) -> Iterator[Metric]:
-        """Prometheus asks for the families; see `registry`."""
+        """Yield the metric families. Prometheus calls this; see `registry`."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,

@@ -1,4 +1,4 @@
-"""Observers: functions that are told of every event of this process, after its commit."""
+"""Observers: functions that are called with every event of this process, after its commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("ackbone.observe")
 
 
 class Observers:
-    """A listener of the store. What an observer raises is logged and goes no further."""
+    """A listener of the store. Errors that an observer raises are only logged."""
 
     def __init__(self) -> None:
         self._all: list[Observer] = []

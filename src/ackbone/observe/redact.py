@@ -1,8 +1,8 @@
-"""Secrets taken out of whatever is about to be logged: texts, values, whole records.
+"""Masking of secrets in texts, values and whole records before they are logged.
 
-Three nets, each of which would do for most: values under a name that says secret, forms that
-secrets come in (passwords in URLs, bearer tokens, `password=…`), and the secrets that this process
-knows, in every spelling they get on their way into a text.
+There are three methods, each of which finds most secrets: values under a name such as `password`;
+typical forms (passwords in URLs, bearer tokens, `password=…`); and the secrets that this process
+knows, in every encoding that a text may contain.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SEQUENCES = (list, tuple, set, frozenset)
 
 
 def redact(text: str) -> str:
-    """The text with every secret masked that can be told."""
+    """Return the text with all recognizable secrets masked."""
     return mask_line(_without_known(text))
 
 
 def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
-    """The value with secrets masked inside, whatever it is built of."""
+    """Return the value with secrets masked inside it."""
     if _is_secret(name, value) or isinstance(value, Secret):
         return MASK
     if value is None or isinstance(value, bool | int | float):
@@ -84,7 +84,7 @@ def _without_known(text: str) -> str:
 
 
 def _spellings(secret: str) -> set[str]:
-    """How it looks in a URL, inside quotes, in JSON, in a header."""
+    """Return the encodings of a secret: in a URL, inside quotes, in JSON, in a header."""
     raw = secret.encode("utf-8", "surrogatepass")
     in_repr = repr(secret)[1:-1]
     return {

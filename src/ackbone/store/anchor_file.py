@@ -1,5 +1,5 @@
-"""The anchor file: outside the database on purpose. A table that was cut back to an earlier anchor
-lacks what the file names.
+"""The anchor file. It is outside the database on purpose: if somebody cuts the table back to an
+earlier anchor, the file still names the later ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAIL = 64 * 1024
 
 
 class AnchorFile:
-    """One JSON line per anchor, synced. A line that a crash tore is taken off again."""
+    """One JSON line per anchor, synced. A line that a crash cut short is removed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,11 +42,11 @@ class AnchorFile:
         try:
             return seals.read_anchor(line).n if line else 0
         except msgspec.MsgspecError:
-            log.error("the last line of %s is no anchor", self.path)
+            log.error("the last line of %s is not an anchor", self.path)
             return 0
 
     def append(self, anchors: Sequence[Anchor]) -> None:
-        """Those that are not there yet; two processes may try at once."""
+        """Append the anchors that the file lacks. Two processes may do so at once."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,14 +67,14 @@ class AnchorFile:
             raise StoreUnavailable(f"the anchor file {self.path}: {error.strerror}") from error
 
     def size(self) -> int:
-        """Bytes that it has by now."""
+        """The size of the file, in bytes."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def read(self, upto: int | None = None) -> Iterator[bytes]:
-        """Its lines, whole ones and a torn last one alike; as far as a `size` of before."""
+        """The lines of the file, also a last one that was cut short; up to an earlier `size`."""
         at = 0
         with self.path.open("rb") as file:
             for line in file:

@@ -23,7 +23,7 @@ from ackbone.core.store import Finished
 from ackbone.core.text import storable
 
 from . import parked
-from .seen import text_id, uuid_text
+from .record_rows import text_id, uuid_text
 from .unit import Change, Identity, Tx
 
 BATCH = 200
@@ -31,20 +31,20 @@ BATCH = 200
 
 
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers, and when."""
+    """One answer: the person who gives it, the note and the time."""
 
     by: str
     note: str
     now_us: int
     expiry_us: int
-    """What expires up to here is over; 0 while the clock is in doubt."""
+    """Questions that expire up to this time are over; 0 while the clock is in doubt."""
 
 
 # ── asked ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def ask(tx: Tx, item: Finished, question: Question, now_us: int) -> Entry:
-    """The question of a run that was just set aside for it; returns its event."""
+    """Write the question of a run that was just parked for it; return its event."""
     run, message = item.run, item.run.message
     approval_id = str(uuid.UUID(bytes=uuid7_bytes()))
     expires_us = now_us + int(question.expires_s * 1e6)
@@ -80,7 +80,7 @@ def ask(tx: Tx, item: Finished, question: Question, now_us: int) -> Entry:
 
 
 async def approve(tx: Tx, change: Change, approval_id: str, answer: Answering) -> Approval:
-    """A yes; with four eyes the first of two. Raises NotFound or Conflict."""
+    """Record a yes; with four eyes it is the first of two. Raises NotFound or Conflict."""
     values = _values(approval_id, answer)
     rows = await tx.rows(tx.sql.approvals.approve, *values)
     if rows:
@@ -101,7 +101,7 @@ async def approve(tx: Tx, change: Change, approval_id: str, answer: Answering) -
 
 
 async def reject(tx: Tx, change: Change, approval_id: str, answer: Answering) -> Approval:
-    """A no: the message ends. Raises NotFound or Conflict."""
+    """Record a no and end the message. Raises NotFound or Conflict."""
     rows = await tx.rows(tx.sql.approvals.reject, *_values(approval_id, answer))
     if not rows:
         raise await _why_not(tx, approval_id, answer)
@@ -115,7 +115,7 @@ async def reject(tx: Tx, change: Change, approval_id: str, answer: Answering) ->
 
 
 async def expire(tx: Tx, change: Change) -> int:
-    """Questions that nobody answered in time are a no; returns how many, at most `BATCH`."""
+    """Reject questions that were not answered in time; return how many, at most `BATCH`."""
     rows = await tx.rows(tx.sql.approvals.expire, await tx.moment(), BATCH)
     for *columns, keep in rows:
         approval = of_row(columns)
@@ -130,7 +130,7 @@ async def expire(tx: Tx, change: Change) -> int:
 
 
 async def withdraw(tx: Tx, change: Change, task: Identity, *, by: str) -> None:
-    """The message is discarded: nobody need answer any more."""
+    """Withdraw the question of a message that is discarded."""
     note = "the message was discarded"
     found = await tx.rows(tx.sql.approvals.withdraw, *task, by, await tx.moment(), note)
     for blob, rule in found:
@@ -139,7 +139,7 @@ async def withdraw(tx: Tx, change: Change, task: Identity, *, by: str) -> None:
 
 
 async def pending_of(tx: Tx, task: Identity) -> str | None:
-    """The question that a parked message waits for."""
+    """Return the id of the question that a parked message waits for, if there is one."""
     found = await tx.rows(tx.sql.approvals.pending, *task)
     return text_id(found[0][0]) if found else None
 
@@ -172,7 +172,7 @@ def _values(approval_id: str, answer: Answering) -> tuple[str | int | None, ...]
 
 
 def why_not(found: Approval | None, approval_id: str, answer: Answering) -> Exception:
-    """Who was first, and with what."""
+    """Return the error that says why this answer does not count."""
     if found is None:
         return NotFound(f"there is no approval {approval_id}")
     if found.state == ApprovalState.PENDING and found.expires_at_us <= answer.expiry_us:
@@ -190,7 +190,7 @@ def why_not(found: Approval | None, approval_id: str, answer: Answering) -> Exce
 
 
 def answer_data(approval: Approval, answer: Answering) -> dict[str, Any]:
-    """What every answer's event holds."""
+    """Return the fields that the event of every answer has."""
     return {
         "approval_id": approval.id,
         "rule": approval.rule,
@@ -228,10 +228,10 @@ def of_row(row: Sequence[Any]) -> Approval:
 
 
 def identity_of(approval: Approval) -> tuple[str, str, str]:
-    """Of the message that was asked about."""
+    """Return the identity of the message that the question is about."""
     return approval.tenant_id, approval.subscription, approval.message_id
 
 
 def moment_text(us: int) -> str:
-    """For people."""
+    """Return a time as text for people."""
     return f"{from_us(us):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""The hash chain of the ledger: the same record and the same hash in every dialect."""
+"""The hash chain of the ledger. Every dialect hashes the same record to the same value."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Record = tuple[int, str, str, str, str, str, int, int]
 
 
 _EMPTY = hashlib.sha256()
-"""To copy it takes OpenSSL less time than to look for the algorithm again, once for each event."""
+"""Copied for each event: OpenSSL takes longer to look the algorithm up again."""
 
 
 def link(previous: bytes, record: Record) -> bytes:
-    """The hash of one event: covers everything in its row, and the hash before it."""
+    """The hash of one event. It covers its whole row and the previous hash."""
     return hashlib.sha256(previous + _encode(record)).digest()
 
 
 def links(previous: bytes, records: Iterable[Record]) -> list[bytes]:
-    """`link` of each, one after the other."""
+    """The hashes of several events of one chain, in order."""
     begin, encode = _EMPTY.copy, _encode
     found: list[bytes] = []
     for record in records:

@@ -1,15 +1,20 @@
-"""A message that the broker lost while it held the only copy: what is kept of it and reported."""
+"""Messages that wait for the broker to bring their copy back, and the end of those whose copy the
+broker lost: a dead letter without a body."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ackbone.core import events
 from ackbone.core.events import Entry
-from ackbone.core.outcome import Status
-from ackbone.store.letters import Letter
-from ackbone.store.outcomes import final_data
-from ackbone.store.stored import decode_history
+from ackbone.core.outcome import Identity, Status
+from ackbone.core.store import Worker
+
+from .letters import Letter, bury
+from .outcomes import final_data
+from .tasks import decode_history
+from .unit import WORK, Change, Tx, UnitOfWork
 
 REASON = "copy_lost"
 ERROR = (
@@ -20,7 +25,7 @@ ERROR = (
 
 
 class Lost(NamedTuple):
-    """A row that ended because its copy is gone, in the order of the columns that are read."""
+    """A task that ended because its copy is gone; the fields are in the order of the columns."""
 
     tenant_id: str
     subscription: str
@@ -58,3 +63,43 @@ class Lost(NamedTuple):
             retry_count=max(0, self.attempt - self.crashes),
             history=decode_history(self.history),
         )
+
+
+class StoreCopies:
+    """`Copies` of a store."""
+
+    def __init__(self, store: UnitOfWork) -> None:
+        self._store = store
+
+    async def waiting(self, subscription: str, *, for_s: float, limit: int) -> Sequence[Identity]:
+        statement = self._store.sql.maintenance.copies_due
+        found = await self._store.read_due(statement, subscription, int(for_s * 1e6), limit)
+        return [(tenant_id, message_id) for tenant_id, message_id in found]
+
+    async def end(
+        self, subscription: str, lost: Sequence[Identity], *, for_s: float, worker: Worker
+    ) -> int:
+        async def op(tx: Tx, change: Change) -> int:
+            now_us = await tx.moment()
+            before_us = now_us - int(for_s * 1e6)
+            ended = 0
+            # Sorted: two workers that end the same tasks lock their rows in one order.
+            for tenant_id, message_id in sorted(lost):
+                task = (tenant_id, subscription, message_id)
+                values = (*task, now_us, ERROR, before_us)
+                for row in await tx.rows(tx.sql.maintenance.end_copy, *values):
+                    _end(tx, change, Lost(*row), now_us)
+                    ended += 1
+            if ended:
+                change.topics.add(WORK)
+            return ended
+
+        return await self._store.write(op, worker_id=worker.worker_id)
+
+
+def _end(tx: Tx, change: Change, task: Lost, now_us: int) -> None:
+    change.entries += [task.failed(), bury(tx, task.letter(), now_us)]
+    if task.key is not None:
+        key = (task.tenant_id, task.subscription, task.key)
+        tx.before_end(tx.sql.operations.free_key, *key, task.message_id)
+    change.let_go(task.tenant_id, task.subscription, task.key, None)

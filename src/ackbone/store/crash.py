@@ -1,11 +1,11 @@
 """Deaths of workers: which ones count, where a message runs after a crash, and when it ends.
 
-A death counts for the messages of a worker only if something of that machine outlived it, so that a
-power cut, the end of a container and an announced stop count for nobody. A message with two crashes
-runs in a small group in a child process; after a crash in a small group it runs alone in one. Only
-crashes in which it ran alone can end it: the first one that its parent process explains by an exit
-code or a signal, or the `crash_budget`th that nobody explains (SIGKILL is also what an operator and
-the kernel send).
+A death counts for the messages of a worker only if another process of that machine outlived it, so
+that a power cut, the end of a container and an announced stop do not count. A message with two
+crashes runs in a small group in a child process; after a crash in a small group it runs alone in
+one. Only crashes in which it ran alone can end it: the first one that its parent process explains
+by an exit code or a signal, or the `crash_budget`th without an explanation (SIGKILL does not count
+as one: an operator and the kernel send it, too).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from ackbone.core import events
 from ackbone.core.events import Entry
-from ackbone.core.exit_code import fate
+from ackbone.core.machine import fate
 from ackbone.core.outcome import Status
 from ackbone.core.store import PARENT_WORKER, Company, Worker
 from ackbone.store.letters import Letter
@@ -32,16 +32,16 @@ _decode = msgspec.json.Decoder().decode
 SUSPECT_AT = 2
 """Crashes after which a message runs in a child process, in a small group."""
 ALONE_AT = SUSPECT_AT + 1
-"""Crashes after which it runs alone there."""
+"""Crashes after which a message runs alone in a child process."""
 ANY_CRASHES = 1_000_000
 _UNEXPLAINED = (-signal.SIGKILL, -signal.SIGTERM)
-"""Ends that come from outside as a rule, and say nothing about the message."""
+"""Signals that usually come from outside, and say nothing about the message."""
 
 
 def crashes_of(company: Company, *, isolates: bool) -> tuple[int, int]:
-    """The fewest and the most crashes of messages that run in this company.
+    """Return the fewest and the most crashes of messages that run in this company.
 
-    `isolates`: somebody starts child processes. Where nobody does, all messages run together.
+    `isolates`: a supervisor starts child processes. Without one, all messages run together.
     """
     if not isolates:
         return (0, ANY_CRASHES) if company is Company.ANY else (ANY_CRASHES, ANY_CRASHES)
@@ -53,31 +53,31 @@ def crashes_of(company: Company, *, isolates: bool) -> tuple[int, int]:
 
 
 class Gone(NamedTuple):
-    """A worker that gives no sign of life, and what is known of its machine."""
+    """A worker whose lease is over, and what is known about its machine."""
 
     worker_id: int
     state: str
     name: str
     parent: str | None
     parent_lives: bool
-    """It is the child of a worker that is alive."""
+    """True if its parent is a worker that is alive."""
     machine_lives: bool
-    """A worker of the same boot of the same machine is alive."""
+    """True if another worker of the same boot of the same machine is alive."""
     sibling_lives: bool
-    """One of these has the same parent."""
+    """True if such a worker has the same parent."""
     outlived: bool
-    """One of these was there before this one died."""
+    """True if such a worker was there before this one died."""
 
 
 class Judgement(StrEnum):
-    """What a reaper does about a worker that is gone."""
+    """The decision about a worker that is gone."""
 
     COUNT = "count"
     """Its messages go back with one crash more each."""
     HAND_BACK = "hand back"
     """Its messages go back as if they had not run."""
     LEAVE = "leave"
-    """Its parent, which knows how it ended, decides."""
+    """The parent of the worker knows how it ended, and decides."""
 
 
 def judge(gone: Gone, me: Worker, ended: Mapping[str, int]) -> Judgement:
@@ -91,7 +91,7 @@ def judge(gone: Gone, me: Worker, ended: Mapping[str, int]) -> Judgement:
         return Judgement.COUNT if gone.name in ended else Judgement.LEAVE
     if gone.parent is not None and gone.parent.startswith(PARENT_WORKER):
         return Judgement.LEAVE if gone.parent_lives else Judgement.HAND_BACK
-    if gone.parent is None:  # whatever restarts such a process is not ours: the machine must do
+    if gone.parent is None:  # no supervisor of ours started it, so any worker of the machine counts
         outlived = gone.machine_lives
     else:
         outlived = gone.sibling_lives or gone.outlived
@@ -99,7 +99,7 @@ def judge(gone: Gone, me: Worker, ended: Mapping[str, int]) -> Judgement:
 
 
 def silent_children(gone: Iterable[Gone], me: Worker, ended: Mapping[str, int]) -> list[str]:
-    """Names of children of this worker that give no sign of life, and have not ended."""
+    """Return the names of children of this worker whose lease is over and that have not ended."""
     return [each.name for each in gone if each.parent == me.as_parent and each.name not in ended]
 
 
@@ -167,11 +167,11 @@ class Crash:
 
     @property
     def history(self) -> str:
-        """As the row keeps it."""
+        """The history as the row stores it."""
         return _encode(self._history).decode()
 
     def lost(self, me: Worker) -> Entry:
-        """The event that says whose death was found, and by whom."""
+        """Return the event that names the dead worker and the worker that found it."""
         data = {
             "worker": self._worker.worker_id,
             "by": me.worker_id,
@@ -181,7 +181,7 @@ class Crash:
         return (*self.identity, events.LOST, data)
 
     def failed(self) -> Entry:
-        """The final event, once the budget is spent."""
+        """Return the final event, once the budget is spent."""
         task = self.task
         final = final_data(
             task.queue,

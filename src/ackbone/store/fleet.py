@@ -110,11 +110,11 @@ class Fleet:
         return Suspects(few=sum(few for *_, few, _ in mine), none=sum(none for *_, none in mine))
 
     def of(self, worker: Worker, subscription: str) -> Choice:
-        """What a worker claims of this subscription."""
+        """Return which messages of this subscription a worker claims."""
         return self.choice(subscription, handled_by(worker, subscription))
 
     def choice(self, subscription: str, mine: frozenset[str] | None) -> Choice:
-        """What a worker claims that handles `mine` (None: all types).
+        """Return which messages a worker claims that handles `mine` (None: all types).
 
         It leaves out what only others handle. A type that no worker handles is claimed by any of
         them, which then parks the message: so the types of a worker that is gone do not wait

@@ -1,5 +1,5 @@
-"""The key that signs the ledger's anchors. It lives outside the database: who can write the one
-should not be able to read the other.
+"""The key that signs the ledger's anchors. It is kept outside the database: somebody who can write
+the database should not be able to read the key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ackbone.core.errors import ConfigError
-from ackbone.sqlite.faults import translate
+from ackbone.sqlitefile.faults import translate
 
 log = logging.getLogger("ackbone.ledger")
 
@@ -24,9 +24,9 @@ SHORTEST = 16
 def ledger_key(
     path: Path, *, environ: Mapping[str, str] | None = None, create: bool = False
 ) -> bytes:
-    """`$ACKBONE_LEDGER_KEY`, else the bytes of the file; `create` makes the file if it is absent.
+    """`$ACKBONE_LEDGER_KEY`, else the bytes of the file. With `create`, a missing file is made.
 
-    Raises ConfigError if there is no key, or one that is too short to sign anything.
+    Raises ConfigError if there is no key, or if it is too short.
     """
     text = (os.environ if environ is None else environ).get(VARIABLE)
     if text:
@@ -42,7 +42,7 @@ def ledger_key(
         raise ConfigError(
             [
                 f"there is no ledger key: {path} does not exist and {VARIABLE} is not set. "
-                "It is made by the first worker; give its path as ledger.key_file"
+                "The first worker makes it; ledger.key_file says where it is"
             ]
         ) from None
     except OSError as error:
@@ -59,7 +59,7 @@ def _long_enough(key: bytes, place: str) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Whole or not at all, and only once: of two processes that start together one wins."""
+    """Make the file whole or not at all. Of two processes that start together, one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -15,7 +15,7 @@ from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Run
 from ackbone.core.text import storable
 
-from .stored import run_info
+from .tasks import run_info
 from .unit import Tx
 
 _encode = msgspec.json.Encoder().encode

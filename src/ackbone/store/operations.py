@@ -1,7 +1,7 @@
 """What an operator does, each act one transaction with its ledger event.
 
 Every change is a compare-and-set on the state that the operator saw: two people who act on one
-thing at once cannot both win, and the loser is told what it is now.
+thing at once cannot both succeed: the second one gets an error with the present state.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ackbone.core.outcome import Status
 from ackbone.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
 from ackbone.core.text import storable
 
-from . import approvals, delivery_desk, orchestration, parked
+from . import approvals, delivery_operations, orchestration, parked
 from .approvals import Answering
 from .operator import (
     Operator,
-    Roll,
+    Registry,
     effects_are_unknown,
     letter_is_settled,
     no_such_effect,
     waits_for_an_answer,
 )
-from .seen import uuid_text
+from .record_rows import uuid_text
 from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx, UnitOfWork
 
 T = TypeVar("T")
 
 
-class Desk(UnitOfWork, Roll, Protocol):
+class Desk(UnitOfWork, Registry, Protocol):
     """A store at which operators act."""
 
 
@@ -201,7 +201,7 @@ class StoreOperations(Operator):
                 changed = await tx.rows(sql.unpause_queue, queue)
             if not changed:
                 return False
-            # An act on a queue belongs to no message: its events stand under an empty task id.
+            # An act on a queue belongs to no message: its events have an empty task id.
             kind = events.QUEUE_PAUSED if on else events.QUEUE_RESUMED
             data = {"queue": queue, "by": self._by}
             change.entries.append((DEFAULT_TENANT, queue, "", kind, data))
@@ -216,8 +216,8 @@ class StoreOperations(Operator):
         async def op(tx: Tx, change: Change) -> list[AckboneError | None]:
             now = await tx.hold_deliveries()
             change.topics.add(OUTGOING)
-            return await delivery_desk.each(
-                ids, lambda each: delivery_desk.retry(tx, change, each, self._by, now)
+            return await delivery_operations.each(
+                ids, lambda each: delivery_operations.retry(tx, change, each, self._by, now)
             )
 
         return await self._write(op)
@@ -225,7 +225,7 @@ class StoreOperations(Operator):
     async def edit_delivery(self, delivery_id: str, *, content: str) -> None:
         async def op(tx: Tx, change: Change) -> None:
             await tx.hold_deliveries()
-            await delivery_desk.edit(tx, change, delivery_id, content, self._by)
+            await delivery_operations.edit(tx, change, delivery_id, content, self._by)
 
         await self._write(op)
 
@@ -235,8 +235,9 @@ class StoreOperations(Operator):
         async def op(tx: Tx, change: Change) -> list[AckboneError | None]:
             now = await tx.hold_deliveries()
             change.topics.add(OUTGOING)
-            return await delivery_desk.each(
-                ids, lambda each: delivery_desk.discard(tx, change, each, reason, self._by, now)
+            return await delivery_operations.each(
+                ids,
+                lambda each: delivery_operations.discard(tx, change, each, reason, self._by, now),
             )
 
         return await self._write(op)
@@ -251,7 +252,7 @@ class StoreOperations(Operator):
         async def op(tx: Tx, change: Change) -> bool:
             await tx.hold_deliveries()
             change.topics.add(OUTGOING)
-            return await delivery_desk.set_paused(tx, change, channel, self._by, on=on)
+            return await delivery_operations.set_paused(tx, change, channel, self._by, on=on)
 
         return await self._write(op)
 

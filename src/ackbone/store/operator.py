@@ -1,4 +1,4 @@
-"""An operator's stay at a store, and the words that both stores have for what one did."""
+"""An operator as a worker of the store, and the answers if an action is not possible."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ackbone.core.text import storable
 log = logging.getLogger("ackbone.store")
 
 LEAVE_S = 1.0
-"""How long an operator whose work is done, or interrupted, tries to give back its worker number."""
+"""How long an operator that is done or interrupted tries to give back its worker id (seconds)."""
 
 
-class Roll(Protocol):
-    """The part of a store that knows who is there."""
+class Registry(Protocol):
+    """The part of a store that registers workers."""
 
     async def register(self, name: str) -> Worker: ...
 
@@ -33,20 +33,20 @@ class Roll(Protocol):
 
 
 class Operator:
-    """A worker number of its own, which chains its events in the ledger, while `async with` lasts.
+    """An operator has a worker id while `async with` lasts. It chains the operator's events.
 
-    `by`: who acts; stands in every event.
+    `by`: the name of the operator, in every event.
     """
 
-    def __init__(self, roll: Roll, *, by: str, beat_every_s: float) -> None:
-        self._roll = roll
+    def __init__(self, registry: Registry, *, by: str, beat_every_s: float) -> None:
+        self._registry = registry
         self._by = by
         self._beat_every_s = beat_every_s
         self._worker: Worker | None = None
         self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._worker = await self._roll.register(self._by)
+        self._worker = await self._registry.register(self._by)
         self._beating = asyncio.create_task(self._beat(self._worker), name="ackbone operator")
         return self
 
@@ -63,18 +63,18 @@ class Operator:
             with contextlib.suppress(asyncio.CancelledError):
                 await beating
         if worker is not None:
-            # What was done is committed. A number that could not be given back is reaped.
+            # All actions are committed. A worker id that is not given back is reaped.
             with contextlib.suppress(StoreUnavailable, TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
-                    await self._roll.leave(worker)
+                    await self._registry.leave(worker)
 
     async def _beat(self, worker: Worker) -> None:
-        """A paced replay may take hours: stay alive, or the fleet declares this number dead."""
+        """Renew the lease. A paced replay may take hours, and must not be declared dead."""
         while True:
             try:
-                await asyncio.to_thread(self._roll.beat, worker)
+                await asyncio.to_thread(self._registry.beat, worker)
             except StoreUnavailable as error:
-                log.warning("no sign of life could be given: %s", error)
+                log.warning("could not renew the lease of this operator: %s", error)
             await asyncio.sleep(self._beat_every_s)
 
     @property
@@ -83,10 +83,10 @@ class Operator:
             raise RuntimeError("operations are not open: use 'async with'")
         return self._worker.worker_id
 
-    # -- what is told of an act -------------------------------------------------------------------
+    # -- events of actions ------------------------------------------------------------------------
 
     def _replayed(self, item: Replay) -> tuple[str, dict[str, Any]]:
-        """The type and the data of its event."""
+        """Return the type and the data of the event."""
         data: dict[str, Any] = {
             "dead_letter_id": item.letter_id,
             "replay_id": item.send.outgoing.id,
@@ -101,7 +101,7 @@ class Operator:
         return {"dead_letter_id": letter_id, "reason": storable(reason), "by": self._by}
 
 
-# ── why it cannot be done ────────────────────────────────────────────────────────────────────────
+# ── why an action fails ──────────────────────────────────────────────────────────────────────────
 
 
 def letter_is_settled(

@@ -16,7 +16,7 @@ from ackbone.core.records import Cancelled
 from ackbone.core.text import storable
 
 from . import approvals
-from .claimed import task_created
+from .claim_events import task_created
 from .outcomes import final_data, recorded
 from .unit import WORK, Change, Identity, Tx
 
@@ -84,7 +84,7 @@ async def _discard(tx: Tx, change: Change, identity: Identity, why: Mapping[str,
 async def record(tx: Tx, change: Change, ends: Sequence[End], worker_id: int) -> int:
     """Rows and final events of ends that nobody here knows of; returns how many they were.
 
-    Whoever ran them has told of them: nobody is told again.
+    The worker that ran them has published their ends, so no notice is written here.
     """
     new = 0
     now_us = await tx.moment()

@@ -1,8 +1,8 @@
-"""The outbox: messages that were committed with what made them, for a broker elsewhere.
+"""The outbox: messages for a broker elsewhere, committed together with the change that sends them.
 
-A row is published and then deleted: a crash between the two publishes it again under the same id,
-which the store recognizes. While the broker is away rows wait; one that it refuses waits alone, and
-one that can never be published becomes a dead letter.
+A row is published and then deleted. A crash between the two publishes it again under the same id,
+which the store recognizes. While the broker is away, rows wait. A row that the broker refuses waits
+by itself, and one that can never be published becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
 from ackbone.core.broker import Broker, Outgoing
-from ackbone.core.codec import CODECS, stored_form
+from ackbone.core.codecs.codec import CODECS, stored_form
 from ackbone.core.errors import AckboneError, InvalidMessage, StoreCorrupt
-from ackbone.core.store import Worker
+from ackbone.core.ids import uuid7_bytes
+from ackbone.core.store import Send, Worker
 from ackbone.store.letters import Letter
+
+from .letters import bury
+from .unit import OUTGOING, Change, Tx, UnitOfWork
 
 log = logging.getLogger("ackbone.outbox")
 
@@ -30,7 +34,8 @@ REFUSED_WAIT_S = 5.0
 class Row(msgspec.Struct, frozen=True):
     """One row that is due."""
 
-    id: bytes
+    id: str
+    """The text by which the dialect's statements find the row again."""
     tenant_id: str
     queue: str
     message_id: str
@@ -42,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     ttl_us: int | None
 
     def outgoing(self) -> Outgoing:
-        """Raises StoreCorrupt if the row is not what was written."""
+        """The message of the row. Raises StoreCorrupt if the row is not what was written."""
         if zlib.crc32(self.body) != self.crc:
             raise StoreCorrupt(f"message {self.message_id}: its body does not match its checksum")
         return Outgoing(
@@ -55,44 +60,48 @@ class Row(msgspec.Struct, frozen=True):
         )
 
 
-class OutboxRows(Protocol):
-    """The table."""
-
-    async def due(self, limit: int) -> Sequence[Row]:
-        """The oldest rows that may go now."""
-        ...
-
-    async def settle(
-        self,
-        *,
-        gone: Sequence[Row],
-        waiting: Sequence[Row],
-        letters: Sequence[Letter],
-        worker: Worker,
-    ) -> None:
-        """In one transaction: these are deleted, those wait `REFUSED_WAIT_S`, letters are kept."""
-        ...
-
-    def subscribe(self) -> asyncio.Event: ...
-
-    def unsubscribe(self, event: asyncio.Event) -> None: ...
+def outbox_row(send: Send, now_us: int) -> tuple[Any, ...]:
+    """Return a message as a row of `outbox`, its id as 16 bytes."""
+    out = send.outgoing
+    return (
+        uuid7_bytes(),
+        send.tenant_id,
+        send.queue,
+        out.id,
+        msgspec.json.encode(dict(out.headers)).decode(),
+        out.body,
+        zlib.crc32(out.body),
+        out.priority,
+        out.key,
+        None if out.ttl_s is None else int(out.ttl_s * 1e6),
+        now_us + int(out.delay_s * 1e6),
+        now_us,
+    )
 
 
 class Outbox:
-    """One step publishes all that is due. Run it under the role `outbox`."""
+    """One step publishes every row that is due. Run it under the role `outbox`."""
 
-    def __init__(self, rows: OutboxRows, broker: Broker, *, codec_of: Callable[[str], str]) -> None:
-        self._rows = rows
+    def __init__(
+        self, store: UnitOfWork, broker: Broker, *, codec_of: Callable[[str], str]
+    ) -> None:
+        """`codec_of` names the codec of a queue."""
+        self._store = store
         self._broker = broker
         self._codec_of = codec_of
 
     async def due(self) -> bool:
-        return bool(await self._rows.due(1))
+        return bool(await self.due_rows(1))
+
+    async def due_rows(self, limit: int) -> list[Row]:
+        """The oldest rows that are due."""
+        found = await self._store.read_due(self._store.sql.maintenance.outbox_due, limit)
+        return [Row(*values) for values in found]
 
     async def step(self, worker: Worker) -> int:
-        """Returns how many messages were published."""
+        """Publish; returns how many messages were published."""
         published = 0
-        while rows := await self._rows.due(min(BATCH, self._broker.capabilities.max_batch)):
+        while rows := await self.due_rows(min(BATCH, self._broker.capabilities.max_batch)):
             queues: dict[str, list[Row]] = {}
             for row in rows:
                 queues.setdefault(row.queue, []).append(row)
@@ -101,10 +110,10 @@ class Outbox:
         return published
 
     def subscribe(self) -> asyncio.Event:
-        return self._rows.subscribe()
+        return self._store.subscribe_to(OUTGOING)
 
     def unsubscribe(self, event: asyncio.Event) -> None:
-        self._rows.unsubscribe(event)
+        self._store.unsubscribe(event)
 
     async def _publish(self, queue: str, batch: Sequence[Row], worker: Worker) -> int:
         good: list[Row] = []
@@ -127,13 +136,26 @@ class Outbox:
             else:
                 log.warning("message %s for %s waits: %s", row.message_id, queue, result.error)
                 waiting.append(row)
-        await self._rows.settle(
-            gone=[*done, *(row for row, _ in dead)],
-            waiting=waiting,
-            letters=[self._letter(row, error) for row, error in dead],
-            worker=worker,
-        )
+        letters = [self._letter(row, error) for row, error in dead]
+        await self._settle([*done, *(row for row, _ in dead)], waiting, letters, worker)
         return len(done)
+
+    async def _settle(
+        self, gone: Sequence[Row], waiting: Sequence[Row], letters: Sequence[Letter], worker: Worker
+    ) -> None:
+        """Delete rows, let others wait `REFUSED_WAIT_S`, and keep dead letters: one transaction."""
+
+        async def op(tx: Tx, change: Change) -> None:
+            now_us = await tx.moment()
+            sql = tx.sql.maintenance
+            tx.before_end(sql.outbox_delete, sorted(row.id for row in gone))
+            if waiting:
+                again_us = now_us + int(REFUSED_WAIT_S * 1e6)
+                tx.before_end(sql.outbox_wait, sorted(row.id for row in waiting), again_us)
+            change.entries += [bury(tx, letter, now_us) for letter in letters]
+
+        # Not synced: a row that a crash brings back is published again, and recognized.
+        await self._store.write(op, worker_id=worker.worker_id, durable=bool(letters))
 
     def _letter(self, row: Row, error: AckboneError) -> Letter:
         codec = CODECS[self._codec_of(row.queue)]

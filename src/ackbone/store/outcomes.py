@@ -1,18 +1,116 @@
-"""What an outcome means for a message, its events and its next attempt, in every dialect."""
+"""Outcomes: what each one means for the row of a message, its events and its next attempt."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ackbone.core import events
 from ackbone.core.ids import derived_id
 from ackbone.core.notices import End
-from ackbone.core.outcome import RECORD_WORDS, Dead, Released, Retry, Status
+from ackbone.core.outcome import (
+    RECORD_WORDS,
+    Dead,
+    Discarded,
+    Done,
+    Duplicate,
+    Expired,
+    Park,
+    Rejected,
+    Released,
+    Retry,
+    Status,
+)
 from ackbone.core.store import Commit, Finished, Run
 from ackbone.core.text import storable
+
+_encode = msgspec.json.Encoder().encode
+HANDED_BACK = "handed back"
+"""Instead of a status: `ready` if the store holds the message, `open` if the broker does."""
+
+
+class Write(NamedTuple):
+    """What an outcome other than success writes into the row of its task. None: no change."""
+
+    status: str
+    hold: bool = False
+    """The row takes the whole message, if it has not got it."""
+    ended: bool = False
+    """The task is final; its body goes."""
+    wait_us: int | None = None
+    """It is due this long after now."""
+    duration_ms: int | None = None
+    failures: int | None = None
+    error: str | None = None
+    history: str | None = None
+    parked_kind: str | None = None
+    given_back: int = 0
+    """Attempts that this one did not use after all."""
+    crashed: int = 0
+    """Crashes that it adds."""
+    leave_lane: bool = False
+    """Its conversation goes on without it."""
+
+
+def write_of(item: Finished, now_us: int) -> Write:  # noqa: PLR0911 - one per outcome
+    """What the outcome of a run writes into its row. Successes are written by themselves."""
+    match item.outcome:
+        case Retry(after_s, reason, crashed):
+            history = _encode(history_after(item, reason, now_us)).decode()
+            error = storable(reason)
+            if not runs_again(item):
+                return Write("failed", ended=True, error=error, history=history, crashed=1)
+            return Write(
+                "ready",
+                hold=True,
+                wait_us=int(after_s * 1e6),
+                failures=failures_after(item),
+                error=error,
+                history=history,
+                crashed=int(crashed),
+            )
+        case Park(kind, reason):  # set aside is not failed: the attempt is given back
+            return Write(
+                "parked",
+                hold=True,
+                error=storable(reason),
+                parked_kind=kind,
+                given_back=1,
+                leave_lane=item.on_parked == "skip",
+            )
+        case Released(after_s):  # with a wait the store keeps it: a broker would not wait
+            waits = after_s > 0
+            status = "ready" if waits else HANDED_BACK
+            return Write(status, hold=waits, wait_us=int(after_s * 1e6), given_back=1)
+        case Dead(reason, error):
+            return _ended(Status.FAILED, error or reason, item)
+        case Expired():
+            return _ended(Status.EXPIRED, "expired before it could run", item)
+        case Rejected(reason):
+            return _ended(Status.REJECTED, reason, item)
+        case Discarded(reason):
+            return _ended(Status.DISCARDED, reason, item)
+        case Duplicate(of):
+            return _ended(Status.DUPLICATE, f"duplicate of {of}", item)
+        case Done():
+            raise AssertionError("successes are written by themselves")
+
+
+def _ended(status: Status, why: str, item: Finished) -> Write:
+    return Write(
+        status.value,
+        ended=True,
+        duration_ms=duration_ms(item),
+        failures=failures_after(item),
+        error=storable(why),
+    )
+
+
+def identity_of(run: Run) -> tuple[str, str, str]:
+    """tenant_id, subscription, message_id"""
+    return run.message.tenant_id, run.subscription, run.message.id
 
 
 def final_data(
@@ -23,7 +121,7 @@ def final_data(
     trace_id: str | None,
     status: Status,
 ) -> dict[str, Any]:
-    """What every final event's data holds."""
+    """The data that every final event holds."""
     return {
         "trace_id": trace_id or f"queue-{message_id}",
         "message_id": message_id,
@@ -37,11 +135,11 @@ def final_data(
 
 
 TRACEBACKS = 3
-"""Failed attempts of one message whose tracebacks are kept: the last ones."""
+"""How many failed attempts of one message keep their tracebacks: the latest ones."""
 
 
 def history_after(item: Finished, error: str, now_us: int) -> list[dict[str, Any]]:
-    """The failed attempts of a message, with this one."""
+    """The failed attempts of a message, including this one."""
     run = item.run
     failed: dict[str, Any] = {"attempt": run.attempt, "at": now_us, "error": storable(error)}
     if isinstance(item.outcome, Retry) and item.outcome.crashed:  # the handler's child process did
@@ -55,10 +153,11 @@ def history_after(item: Finished, error: str, now_us: int) -> list[dict[str, Any
 
 
 def runs_again(item: Finished) -> bool:
-    """Will this message be tried again by itself? Not if a crash spent the last of its budget.
+    """True if this message is tried again by itself, False if a crash spent its crash budget.
 
     Such a crash is one of a handler's own child process (`isolation="process"`). The message ran
-    alone in it each time, and its worker lost nothing: the budget is what it has beyond the first.
+    alone in it each time, and its worker lost nothing: the budget counts the crashes after the
+    first one.
     """
     outcome = item.outcome
     if isinstance(outcome, Retry):
@@ -67,32 +166,32 @@ def runs_again(item: Finished) -> bool:
 
 
 def _alone_before(run: Run) -> int:
-    """Crashes of child processes that ran this message alone, before this one."""
+    """How many child processes crashed before that ran this message alone."""
     return sum(line.get("alone") is True for line in run.history)
 
 
 def failures_after(item: Finished) -> int:
-    """Failed attempts so far, this one included; a crash spends no retry."""
+    """Failed attempts so far, including this one. A crash uses no retry."""
     outcome = item.outcome
     failed = isinstance(outcome, Dead) or (isinstance(outcome, Retry) and not outcome.crashed)
     return item.run.failures + int(failed)
 
 
 def repeated(item: Finished, status: str) -> Commit:
-    """The answer to a repeat, by the status of its row, which bears its token and runs no more."""
+    """The answer to a repeat whose token is on a row that does not run any more, by its status."""
     fails = isinstance(item.outcome, Dead | Retry) and not runs_again(item)
     buried = status == Status.FAILED and not fails
     return Commit.BURIED if buried else Commit.ALREADY
 
 
 def duration_ms(item: Finished) -> int:
-    """How long the run took."""
+    """How long the run took, in milliseconds."""
     took_us = item.finished_at_us - item.started_at_us
     return took_us // 1000 if took_us > 0 else 0
 
 
 def run_uuid(run_id: str | None) -> bytes | None:
-    """The column is a UUID: another form is mapped to a UUIDv5 and stands as it is in the event."""
+    """The column is a UUID. Another form is mapped to a UUIDv5; the event has it as it is."""
     if run_id is None:
         return None
     try:
@@ -102,7 +201,7 @@ def run_uuid(run_id: str | None) -> bytes | None:
 
 
 def bare(item: Finished, outcome: Dead) -> Finished:
-    """The same end without anything that might be what the database refused."""
+    """The same end without everything that the database might have refused."""
     return Finished(
         run=item.run,
         outcome=outcome,
@@ -142,7 +241,7 @@ def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events
 
 
 def recorded(end: End, *, is_created: bool) -> list[events.Entry]:
-    """The events of a task that somebody else's worker ended.
+    """The events of a task that a worker of another program ended.
 
     `is_created`: its `task.created` was written when it was submitted.
     """

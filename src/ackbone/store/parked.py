@@ -12,7 +12,7 @@ from ackbone.core.text import storable
 
 from .letters import Letter, bury
 from .outcomes import final_data
-from .stored import decode_history
+from .tasks import decode_history
 from .unit import WORK, Change, Identity, Row, Tx
 
 

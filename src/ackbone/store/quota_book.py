@@ -1,8 +1,11 @@
-"""Quotas: what a run is counted under, and what is left of it, in every dialect.
+"""Quotas: what a run is counted under, and what is left of it.
 
-At the claim a unit of `runs` is taken, since a run is sure to happen; what it uses besides is known
-when it ends, and is written then. A quota of tokens or cost can therefore be passed by what the
-runs that are on their way use: at most as many as there are slots.
+The claim takes a unit of `runs`, because the run is sure to happen. Tokens and cost are known when
+it ends, and are written then. A quota of tokens or cost can therefore be exceeded by the runs in
+progress: at most as many as there are slots.
+
+There is one row for each tenant and quota, written in the transactions of claim and finish. It is
+locked after tasks and keys, before the ledger.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ from ackbone.core.outcome import Duplicate, Park, Rejected, Released
 from ackbone.core.quota import UNITS, Quota, QuotaUse
 from ackbone.core.store import Finished, QuotasOf, Run
 
+from .outcomes import identity_of
+from .unit import Identity, Tx
+
 log = logging.getLogger("ackbone.store")
 
 ROOM = 100
-"""So many messages look again at a window's end, where no limit says how many may run."""
+"""Messages that are deferred to the same window, if no limit says how many may run."""
 BACKWARDS_US = 1_000_000
-"""A clock that is nudged back over a window's beginning is still in that window."""
+"""If the clock is set back by less than this over a window's beginning, the window goes on."""
 COLUMNS = "window_us, window_start, runs, llm_calls, tokens, cost, deferred_until, deferred"
 
 
 class _Page(msgspec.Struct):
-    """A row of `quotas`, while a transaction works on it."""
+    """A row of `quotas` while a transaction works on it."""
 
     window_us: int
     window_start: int
@@ -41,7 +47,7 @@ class _Page(msgspec.Struct):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """A message must wait: for which quota, of which unit, and until when."""
+    """A message must wait: the quota, its unit that is exhausted, and until when."""
 
     quota: str
     unit: str
@@ -49,16 +55,35 @@ class PutOff(msgspec.Struct, frozen=True):
 
 
 class QuotaBook:
-    """What tenants have used, for one transaction. A dialect finds the rows and writes them."""
+    """What tenants have used, for one transaction: `open_for`, `admit` or `correct`, `save`."""
 
-    def __init__(self, now_us: int, quotas_of: QuotasOf | None = None) -> None:
-        self._now_us = now_us
+    def __init__(self, tx: Tx, quotas_of: QuotasOf | None = None) -> None:
+        self._tx = tx
+        self._now_us = 0
         self._quotas_of = quotas_of
+        self._asked: dict[Identity, tuple[Quota, ...]] = {}
+        self._rows: dict[tuple[str, str], Sequence[Any]] = {}
         self._pages: dict[tuple[str, str], _Page] = {}
 
+    async def open_for(self, runs: Iterable[Run]) -> None:
+        """Lock the rows of all quotas that these runs are, or were, counted under.
+
+        They are locked from here to the commit, so that two claims at once cannot both take the
+        last unit.
+        """
+        wanted = {
+            (run.message.tenant_id, quota.name)
+            for run in runs
+            for quota in (run.quotas or self._quotas(run))
+        }
+        wanted.difference_update(self._rows, self._pages)
+        if wanted:
+            self._rows |= await self._tx.quotas.lock(sorted(wanted))
+        self._now_us = await self._tx.moment()
+
     def admit(self, run: Run) -> Run | PutOff:
-        """The run, counted under its quotas; or what it has to wait for."""
-        quotas = self.asked(run)
+        """The run, counted under its quotas; or the quota that it has to wait for."""
+        quotas = self._quotas(run)
         if not quotas:
             return run
         tenant = run.message.tenant_id
@@ -75,19 +100,22 @@ class QuotaBook:
             page.changed = True
         return msgspec.structs.replace(run, quotas=quotas)
 
-    def asked(self, run: Run) -> tuple[Quota, ...]:
+    def _quotas(self, run: Run) -> tuple[Quota, ...]:
         """The quotas that a run is counted under."""
         if self._quotas_of is None:
             return ()
-        try:
-            return tuple(self._quotas_of(run))
-        except Exception:  # the guard, asked next, fails for the same reason, and not for all
-            log.exception("message %s: its quotas cannot be told", run.message.id)
-            return ()
+        identity = identity_of(run)
+        if identity not in self._asked:
+            try:
+                self._asked[identity] = tuple(self._quotas_of(run))
+            except Exception:  # the guard, asked next, fails for the same reason, and not for all
+                log.exception("message %s: cannot work out its quotas", run.message.id)
+                self._asked[identity] = ()
+        return self._asked[identity]
 
     def correct(self, items: Iterable[Finished]) -> None:
-        """What ended runs really used. One that governance, a stop or a known result kept from
-        running is none."""
+        """Count what ended runs really used. A run that governance, a stop or a known result kept
+        from running does not count."""
         for item in items:
             run, usage = item.run, item.usage
             back = isinstance(item.outcome, Released | Park | Rejected | Duplicate)
@@ -101,19 +129,15 @@ class QuotaBook:
                     page.cost += usage.cost
                 page.changed = True
 
-    def taken(self) -> list[tuple[Any, ...]]:
-        """Rows that have changed since they were asked for, in order of their keys: tenant_id,
-        name, and COLUMNS."""
+    def save(self) -> None:
+        """Write the rows that have changed, in the order of their keys."""
         found = []
         for key, page in sorted(self._pages.items()):
             if page.changed:
                 found.append((*key, *msgspec.structs.astuple(page)[:-1]))
                 page.changed = False
-        return found
-
-    def find(self, tenant_id: str, name: str) -> Sequence[Any] | None:
-        """COLUMNS of a row, locked against everybody else; None: there is none."""
-        raise NotImplementedError
+        if found:
+            self._tx.quotas.write(found)
 
     def _page(self, tenant_id: str, quota: Quota) -> _Page:
         page = self._pages.get((tenant_id, quota.name))
@@ -123,10 +147,10 @@ class QuotaBook:
         return page
 
     def _read(self, tenant_id: str, quota: Quota) -> _Page:
-        """The page of the window that is running; an older one is turned over."""
+        """The page of the current window. A page of an older window is replaced by a new one."""
         window_us, now = quota.window_us, self._now_us
         start = now - now % window_us
-        found = self.find(tenant_id, quota.name)
+        found = self._rows.get((tenant_id, quota.name))
         if found is None:
             return _Page(window_us, start)
         page = _Page(*found)
@@ -134,14 +158,14 @@ class QuotaBook:
             return _Page(window_us, start)
         if page.window_start == start or start < page.window_start < now + BACKWARDS_US:
             return page
-        if page.window_start > start:  # the clock was set back: so far ahead nobody has to wait
+        if page.window_start > start:  # the clock was set back: nobody has to wait for that long
             return _Page(window_us, start)
         return _Page(window_us, start, deferred_until=page.deferred_until, deferred=page.deferred)
 
     def _put_off(self, page: _Page, quota: Quota) -> int:
-        """When a message looks again: at the end of a window, in the first that has room for it.
+        """When a deferred message is due: at the beginning of the first window with room for it.
 
-        Were all to come back at the end of this one, each window would move the whole backlog.
+        If all came back at the end of this one, each window would move the whole backlog.
         """
         end = page.window_start + page.window_us
         if page.deferred_until is None or page.deferred_until < end:
@@ -155,7 +179,7 @@ class QuotaBook:
 
 
 def _used_up(page: _Page, quota: Quota) -> str | None:
-    """The first unit of which nothing is left."""
+    """The first unit that is exhausted."""
     for unit in UNITS:
         limit = getattr(quota.limits, unit)
         if limit is not None and getattr(page, unit) >= limit:

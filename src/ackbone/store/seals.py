@@ -1,7 +1,9 @@
-"""What the ledger's key signs: anchors (what the chains held) and checkpoints (what was pruned).
+"""The two kinds of events that the ledger's key signs: anchors (where the chains ended) and
+checkpoints (up to where events were pruned).
 
 Both are events of the ledger itself, in chains of the tenant `_ledger`, a name that no tenant can
-have. Whoever can write the database can compute a chain anew; without the key nobody can sign it.
+have. Anybody who can write the database can compute a chain again, but cannot sign it without the
+key.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ Head = tuple[str, int, int, str]
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True):
-    """The chains that moved since the anchor before, as they stand where this event stands."""
+    """The ends of the chains that moved since the previous anchor."""
 
     n: int
     at: int
     """Microseconds since 1970."""
     chains: tuple[Head, ...]
     previous: str
-    """MAC of the anchor before; empty for the first one."""
+    """MAC of the previous anchor; empty for the first one."""
     key_id: str
     mac: str = ""
 
@@ -53,7 +55,7 @@ class Anchor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything before anchor `anchor` may be gone; `chains` is where they stood there."""
+    """Events before anchor `anchor` may be deleted; `chains` says where the chains ended there."""
 
     anchor: int
     at: int
@@ -74,9 +76,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 def next_anchor(
     key: bytes, previous: Anchor | None, *, filed: int, at_us: int, chains: tuple[Head, ...]
 ) -> Anchor:
-    """The anchor behind `previous`, signed. `filed`: the last number in the anchor file.
+    """The anchor after `previous`, signed. `filed` is the last number in the anchor file.
 
-    A number that the file knows is not given again, whatever became of the table.
+    A number that is in the file is not used again, even if the table lost its anchor.
     """
     number = 0 if previous is None else previous.n
     if filed > number:
@@ -102,7 +104,7 @@ read_checkpoint = msgspec.json.Decoder(Checkpoint).decode
 
 
 def key_id(key: bytes) -> str:
-    """Tells keys apart without telling anything about them."""
+    """A name for a key that reveals nothing about it."""
     return hashlib.sha256(b"ackbone ledger key\0" + key).hexdigest()[:16]
 
 
@@ -113,7 +115,7 @@ def _mac(key: bytes, kind: bytes, seal: Anchor | Checkpoint) -> str:
 
 
 def readable(read: Callable[[str], Seal], data: str, task: str) -> Seal:
-    """A seal of the ledger's own rows. Raises StoreCorrupt if it is none."""
+    """Decode an anchor or a checkpoint. Raises StoreCorrupt if ackbone did not write it."""
     try:
         return read(data)
     except (msgspec.MsgspecError, TypeError) as error:
@@ -124,7 +126,7 @@ def readable(read: Callable[[str], Seal], data: str, task: str) -> Seal:
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """Where a chain ends within the rows that were looked at."""
+    """The last event of a chain within the rows that were read."""
 
     seq: int
     hash: bytes
@@ -132,7 +134,7 @@ class Tip(msgspec.Struct, frozen=True):
 
 
 def heads_of(found: Mapping[Chain, Tip]) -> tuple[Head, ...]:
-    """In an order of their own, so that equal contents are equal bytes."""
+    """The ends of chains, sorted, so that equal contents are equal bytes."""
     return tuple(
         (tenant_id, worker_id, tip.seq, tip.hash.hex())
         for (tenant_id, worker_id), tip in sorted(found.items())

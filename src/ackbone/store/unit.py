@@ -1,4 +1,4 @@
-"""The unit of work: one transaction, and what it tells others once it is committed.
+"""The unit of work: one transaction, and what follows from it at its commit.
 
 A store operation is written once, as a coroutine over `Tx` and `Change`. Each dialect brings its
 own `Tx`. On SQLite it never suspends, so the writer thread runs the coroutine to its end in one
@@ -7,7 +7,8 @@ step (`run_now`); on PostgreSQL it waits for the server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -16,11 +17,15 @@ from ackbone.core.events import Entry
 from ackbone.core.store import Send
 
 if TYPE_CHECKING:
+    from .delivery_rows import DeliveryRows
     from .letters import Letter
     from .statements import Statements
+    from .tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Rows = Callable[..., Awaitable[list[Row]]]
+"""Runs a statement with its values, inside a transaction or by itself."""
 Identity = tuple[str, str, str]
 """tenant_id, subscription, message_id"""
 Key = tuple[str, str, str]
@@ -29,37 +34,47 @@ Lane = tuple[str, str, str]
 """tenant_id, subscription, ordering key"""
 
 NOTHING_EXPIRES = 0
-"""A moment before all others."""
+"""A time before all others."""
 WORK, OUTGOING = "w", "o"
 """Topics that processes wait for: messages to run; replies and follow-ups to carry out."""
 
 
 class Change(msgspec.Struct):
-    """What one attempt of an operation does beside its rows."""
+    """The consequences of one attempt of an operation. `ackbone.store.commit` carries them out."""
 
     entries: list[Entry] = msgspec.field(default_factory=list)
     """Events for the ledger, in order."""
     keys: set[Key] = msgspec.field(default_factory=set)
-    """Keys that were freed or are waited for."""
+    """Keys that became free, or that a message began to wait for."""
     lanes: set[Lane] = msgspec.field(default_factory=set)
     """Conversations whose first message may have ended."""
     topics: set[str] = msgspec.field(default_factory=set)
-    """Whom to wake after the commit."""
+    """Topics of the processes to wake after the commit."""
+    deliveries: list[Row] = msgspec.field(default_factory=list)
+    """Deliveries to write, as rows of `store.delivery_rows`. A row whose id exists is skipped."""
     sends: list[Send] = msgspec.field(default_factory=list)
     """Messages to publish: into the queue where it is in the same file, else by the outbox."""
     told: set[Identity] = msgspec.field(default_factory=set)
-    """Tasks whose end is published by somebody else."""
+    """Tasks whose result is published together with the broker ack, so they need no notice."""
     again: set[Identity] = msgspec.field(default_factory=set)
     """Successes whose broker copy came back: their notice may be missing."""
     durable: bool = False
-    """The commit must be synced, even if the operation was started without that."""
+    """True if the commit must be synced although the operation was started without that."""
 
     def let_go(self, tenant_id: str, sub: str, key: str | None, lane: str | None) -> None:
-        """A message that ended holds neither its key nor its conversation."""
+        """Free the key and the conversation of a message that ended."""
         if key is not None:
             self.keys.add((tenant_id, sub, key))
         if lane is not None:
             self.lanes.add((tenant_id, sub, lane))
+
+
+class OutgoingRows(Protocol):
+    """The tables of what leaves the store."""
+
+    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+        """Write messages with the commit. Return True if they wait in the outbox for a relay."""
+        ...
 
 
 class Tx(Protocol):
@@ -73,13 +88,45 @@ class Tx(Protocol):
     """Dead letters that this transaction writes, by their ids."""
     repeated: bool
     """An earlier attempt of this call may have been committed, its answer lost."""
+    if_unknown: Callable[[], None] | None
+    """Called if it is not known whether this transaction was committed."""
+    exclusive: bool
+    """True if no other transaction is committed before this one ends."""
+
+    @property
+    def tasks(self) -> TaskRows: ...
+
+    @property
+    def keys(self) -> KeyRows: ...
+
+    @property
+    def lanes(self) -> LaneRows: ...
+
+    @property
+    def quotas(self) -> QuotaRows: ...
+
+    @property
+    def queue(self) -> QueueRows | None:
+        """The broker's queue, if it is in the store's database."""
+        ...
+
+    @property
+    def granted(self) -> GrantedRuns: ...
+
+    @property
+    def deliveries(self) -> DeliveryRows:
+        """Writes of many deliveries."""
+        ...
+
+    @property
+    def outgoing(self) -> OutgoingRows: ...
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         """Run a statement and return its rows."""
         ...
 
     async def send(self, statement: str, *values: Any) -> None:
-        """Run a statement whose answer nobody needs."""
+        """Run a statement whose answer is not needed."""
         ...
 
     def before_end(self, statement: str, *values: Any) -> None:
@@ -94,8 +141,21 @@ class Tx(Protocol):
         """The time of this transaction (µs)."""
         ...
 
+    async def look_at_clock(self) -> None:
+        """Move `moment` on to now: this transaction has seen what others committed since it was
+        begun, and its events must not seem to be older."""
+        ...
+
+    async def require_alive(self, worker_id: int, *, or_leaving: bool = False) -> None:
+        """Raise StoreUnavailable if this worker was declared dead or left, or if it is leaving
+        and that is not allowed.
+
+        Call it after the first statement of a claim: PostgreSQL answers both at once.
+        """
+        ...
+
     async def hold_deliveries(self) -> int:
-        """Wait until nobody else changes where deliveries are; returns the time after that."""
+        """Wait until no other transaction moves deliveries, and return the time after that."""
         ...
 
 
@@ -104,6 +164,8 @@ Operation = Callable[[Tx, Change], Awaitable[T]]
 
 class UnitOfWork(Protocol):
     """The store as its operations use it."""
+
+    sql: Statements
 
     @property
     def expiry_paused(self) -> bool:
@@ -114,14 +176,26 @@ class UnitOfWork(Protocol):
         """One statement by itself."""
         ...
 
+    async def read_due(self, statement: str, *values: Any) -> list[Row]:
+        """As `read`, for rows whose time has come by the clock that the rows were written by.
+
+        Nothing is due after the clock was set until the waiting rows have moved with it.
+        """
+        ...
+
     async def write(self, op: Operation[T], *, worker_id: int, durable: bool = True) -> T:
-        """One transaction. At its commit, in this order: notices of ended tasks, deliveries to
-        subscribers, events of the ledger; after it, whoever waits is woken."""
+        """Run one transaction. `ackbone.store.commit` says what happens at its commit."""
         ...
 
     async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
         """As `write`, for an operation that would fail if it were repeated after it succeeded."""
         ...
+
+    def subscribe_to(self, *topics: str) -> asyncio.Event:
+        """An event that is set after each commit that wakes one of these topics."""
+        ...
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
 def run_now(work: Awaitable[T]) -> T:

@@ -1,8 +1,8 @@
-"""Tools for testing what is built on ackbone, and brokers of your own.
+"""Tools for testing what you build on ackbone, and brokers of your own.
 
-`BrokerConformance` is the suite that every broker passes; `FaultyBroker` fails on purpose;
-`FakeClock` stands still until it is moved; a `Signal` is waited for instead of a time. The mocks
-are what a queue trigger is tested with: agent runtime, governance, ledger, dedup memory.
+`BrokerConformance` is the suite that every broker passes. A `FakeClock` stands still until a test
+moves it. A `Signal` lets a test wait for an event instead of a time. The mocks replace the parts
+around a queue trigger: agent runtime, governance, ledger and dedup store.
 """
 
 from .agents import (
@@ -15,7 +15,6 @@ from .agents import (
 )
 from .clock import FakeClock
 from .conformance import BrokerConformance
-from .faulty import Fault, FaultyBroker, Plan, chaos
 from .harness import BrokerHarness, Check, Trial, run_check
 from .signals import Signal, SignalTimeout
 
@@ -24,18 +23,14 @@ __all__ = [
     "BrokerHarness",
     "Check",
     "FakeClock",
-    "Fault",
-    "FaultyBroker",
     "GovernanceResult",
     "MockAgentRuntime",
     "MockGovernanceLayer",
     "MockIdempotencyStore",
     "MockLedger",
-    "Plan",
     "Signal",
     "SignalTimeout",
     "Trial",
     "TriggeredEvent",
-    "chaos",
     "run_check",
 ]

@@ -1,4 +1,4 @@
-"""Stand-ins for what a queue trigger talks to: an agent runtime, governance, a ledger, a memory."""
+"""Mocks for a queue trigger: agent runtime, governance, ledger, dedup store."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Behaviour = Callable[[TriggeredEvent], Awaitable[Mapping[str, Any]]]
 
 
 class MockAgentRuntime:
-    """Succeeds at once unless told otherwise. `events` can be waited for.
+    """An agent runtime that succeeds at once by default. A test can wait for `events`.
 
-    `fail(error, times=2)` makes the next two calls fail, `results` are given out in turn, `block`
-    holds every run until its event is set, and a `behaviour` takes the whole call over.
+    `fail(error, times=2)` makes the next two calls fail. `results` are returned one after the
+    other. `block` holds every run until its event is set. A `behaviour` replaces the whole call.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class MockAgentRuntime:
         self._for_message: dict[str, deque[Answer]] = defaultdict(deque)
 
     def fail(self, error: BaseException, *, times: int = 1, message_id: str | None = None) -> None:
-        """The next `times` calls raise this, or the next ones for one message."""
+        """Make the next `times` calls raise an error: all calls, or those for one message."""
         answers = self._answers if message_id is None else self._for_message[message_id]
         answers.extend([error] * times)
 
     def answer(self, result: Mapping[str, Any], *, message_id: str | None = None) -> None:
-        """The next call returns this, or the next one for one message."""
+        """Set the result of the next call: any call, or one for this message."""
         answers = self._answers if message_id is None else self._for_message[message_id]
         answers.append(result)
 
     def block(self) -> asyncio.Event:
-        """Every run waits until the returned event is set."""
+        """Make every run wait until the returned event is set."""
         self.gate = asyncio.Event()
         return self.gate
 
     def get_triggered_events(self) -> list[TriggeredEvent]:
-        """Every call so far, in order, failed ones too."""
+        """Every call so far, in order, also the failed ones."""
         return self.events.seen
 
     async def trigger_event(
@@ -104,7 +104,7 @@ class MockAgentRuntime:
 
 @dataclass
 class GovernanceResult:
-    """What governance says."""
+    """The answer of governance."""
 
     allowed: bool = True
     reason: str = ""
@@ -112,7 +112,7 @@ class GovernanceResult:
 
 
 class MockGovernanceLayer:
-    """Allows everything, except what `deny` names. `checks` are the contexts it was asked about."""
+    """Allows everything except what `deny` names. `checks` lists the contexts of all questions."""
 
     def __init__(self) -> None:
         self.checks: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ class MockGovernanceLayer:
     def deny(
         self, reason: str, policies: Iterable[str] = (), *, message_id: str | None = None
     ) -> None:
-        """Refuse one message, or every one."""
+        """Refuse one message, or all."""
         self._denied[message_id] = GovernanceResult(False, reason, list(policies))
 
     async def check_permission(self, context: dict[str, Any]) -> GovernanceResult:
@@ -134,7 +134,7 @@ class MockGovernanceLayer:
 
 
 class MockLedger:
-    """Keeps what it is told."""
+    """A ledger that keeps its records in memory."""
 
     def __init__(self) -> None:
         self.records: Signal[dict[str, Any]] = Signal("ledger records")
@@ -151,7 +151,7 @@ class MockLedger:
 
 
 class MockIdempotencyStore(IdempotencyStore):
-    """Results in memory, with their times to live. `error` makes every call fail."""
+    """A dedup store in memory, with times to live. `error` makes every call fail."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.error: Exception | None = None

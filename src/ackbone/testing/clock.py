@@ -11,7 +11,7 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Implements `core.clock.Clock`. Whoever waits for a due time registers with `on_advance`."""
+    """Implements `core.clock.Clock`. Code that waits for a due time registers with `on_advance`."""
 
     def __init__(self, start: datetime = _START, *, monotonic: float = 1000.0) -> None:
         self._wall_us = to_us(start)
@@ -25,7 +25,7 @@ class FakeClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Time goes on: both clocks move. Never backwards."""
+        """Let time pass: both clocks move forward."""
         if seconds < 0:
             raise ValueError("time does not go backwards; jump_wall() moves the wall clock alone")
         self._monotonic += seconds
@@ -33,12 +33,12 @@ class FakeClock:
         self._tell()
 
     def jump_wall(self, seconds: float) -> None:
-        """Somebody set the wall clock, forwards or backwards; the monotonic one stays."""
+        """Set the wall clock, forward or back. The monotonic clock stays."""
         self._wall_us += round(seconds * 1_000_000)
         self._tell()
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each move. Returns a function that ends that."""
+        """Call `callback` after each move. Returns a function that removes it."""
         self._callbacks.append(callback)
 
         def forget() -> None:

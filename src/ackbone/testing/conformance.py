@@ -7,16 +7,16 @@
             return MyBroker("my://localhost")              # a real server; not yet open
 
         async def second_client(self, first: MyBroker) -> MyBroker:
-            return MyBroker("my://localhost")              # as a second process has one
+            return MyBroker("my://localhost")              # as a second process would
 
         async def restart(self, broker: MyBroker) -> None:
             await my_server.stop()
             await my_server.start()
 
 pytest with pytest-asyncio runs it (`asyncio_mode = auto`, or mark the class). The settings are
-those of `BrokerHarness`. Every flag of the broker's `Capabilities` is checked both ways: what is
-claimed must work, and what is not claimed must be refused or have no effect. The checks are plain
-functions in `ackbone.testing.checks`; `run_check(harness, check)` runs one without pytest.
+those of `BrokerHarness`. Every flag of the broker's `Capabilities` is checked both ways: a claimed
+feature must work, and one that is not claimed must be refused or have no effect. The checks are
+plain functions in `ackbone.testing.checks`. `run_check(harness, check)` runs one without pytest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .harness import BrokerHarness, Check, run_check
 
 
 class BrokerConformance(BrokerHarness):
-    """Subclass it under a name that begins with `Test` and define `make_broker`."""
+    """The suite. Subclass it under a name that begins with `Test`, and define `make_broker`."""
 
     async def check(self, check: Check) -> None:
-        """Run one check; a subclass may wrap it."""
+        """Run one check. A subclass may wrap it."""
         await run_check(self, check)
 
     async def test_round_trip(self) -> None:

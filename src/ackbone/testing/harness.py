@@ -1,4 +1,4 @@
-"""What a broker's author provides to the conformance suite, and what its checks work with."""
+"""The part of the conformance suite that a broker's author fills in, and tools of the checks."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from ackbone.core.ids import new_id
 from .clock import FakeClock
 
 AWAY = (BrokerError, StoreUnavailable)
-"""What a broker raises while its server, or the file that it shares with a store, is away."""
+"""Errors of a broker while its server, or the file that it shares with a store, is unavailable."""
 _SHOWN = 5
 
 
 class BrokerHarness:
-    """How the suite gets at a broker. Only `make_broker` must be written."""
+    """How the suite creates and controls a broker. Only `make_broker` is required."""
 
     clock: FakeClock | None = None
-    """The clock given to the broker, where it takes one: the suite moves it instead of waiting."""
+    """The clock that the broker uses, if it takes one. The suite moves it instead of waiting."""
     quiet_s: float = 0.1
-    """How long silence must last to count as "nothing comes"."""
+    """Seconds without a message after which none is expected any more."""
     patience_s: float = 10.0
-    """How long a message that must come may take before it counts as lost."""
+    """Seconds after which an expected message counts as lost."""
     tolerance_s: float = 1.0
-    """How late a delay, a wait or a wake-up may be. Never early."""
+    """Seconds that a delay, a wait or a wake-up may be late. It must never be early."""
     delay_s: float = 1.0
-    """The delay, lifetime and so on that is tried; real time unless there is a `clock`."""
+    """Seconds of the delays and lifetimes in the checks. Real time, unless there is a `clock`."""
     counts_deliveries: bool = True
     """Whether `Delivery.count` grows with each redelivery."""
     bulk: int = 1000
-    """Messages of the check with many consumers."""
+    """Number of messages in the check with many consumers."""
     restart_messages: int = 600
     restart_publishers: int = 6
 
     async def make_broker(self) -> Broker:
-        """A broker, not open, that talks to the real server (or is the real thing)."""
+        """Return a broker, not open, that uses the real server."""
         raise NotImplementedError("a conformance class must define make_broker()")
 
     async def second_client(self, first: Broker) -> Broker:
-        """Another connection to the same queues as `first`, not open, as a second process has."""
-        raise SkipTest("second_client() is not defined: nothing is known about two processes")
+        """Return another client of the same queues, not open, as a second process would have."""
+        raise SkipTest("second_client() is not defined: two processes were not tested")
 
     async def restart(self, broker: Broker) -> None:
-        """Stop and start the server; for an embedded broker close it and open it again.
+        """Stop and start the server. Close and open an embedded broker.
 
-        Returns when the server is up; `broker` has to find its way back by itself.
+        Return when the server is up. `broker` must reconnect by itself.
         """
         raise NotImplementedError(
-            "a broker with a durability class must define restart(): the suite counts what is left"
+            "a durable broker must define restart(): the suite counts the messages that are left"
         )
 
     async def prepare_queue(self, broker: Broker, queue: str) -> None:
-        """Create `queue`, where the server does not do so by itself."""
+        """Create `queue`, if the server does not do so by itself."""
 
     async def dead_letters(self, broker: Broker, queue: str) -> Sequence[bytes] | None:
-        """Bodies in the broker's own dead-letter place for `queue`; None: cannot be read."""
+        """Return the bodies in the broker's dead-letter queue for `queue`. None: cannot be read."""
         return None
 
     async def pass_time(self, seconds: float) -> None:
@@ -81,16 +81,16 @@ class BrokerHarness:
             self.clock.advance(seconds)
 
     def now_us(self) -> int:
-        """Wall time as the broker sees it."""
+        """Return the wall clock that the broker uses."""
         return self.clock.now_us() if self.clock is not None else time.time_ns() // 1000
 
 
 Check = Callable[["Trial"], Awaitable[None]]
-"""One check of the suite; raises AssertionError with what it saw."""
+"""One check of the suite. It raises AssertionError."""
 
 
 async def run_check(harness: BrokerHarness, check: Check) -> None:
-    """Run one check on a fresh broker and clean up behind it."""
+    """Run one check on a new broker and clean up after it."""
     trial = Trial(harness)
     try:
         await check(trial)
@@ -123,7 +123,7 @@ class Trial:
         return other
 
     async def queue(self, broker: Broker, hint: str = "q") -> Subscription:
-        """A queue that nobody has used before."""
+        """Return a new queue."""
         name = f"suite-{hint}-{new_id()[-12:]}"
         await self.harness.prepare_queue(broker, name)
         return Subscription(name=name, queue=name)
@@ -135,7 +135,7 @@ class Trial:
     async def publish(
         self, broker: Broker, sub: Subscription, batch: Sequence[Outgoing]
     ) -> Sequence[Result]:
-        """Publish in pieces that the broker takes; every item must be accepted."""
+        """Publish, in batches that the broker accepts. Every message must be accepted."""
         size = broker.capabilities.max_batch
         results: list[Result] = []
         for start in range(0, len(batch), size):
@@ -148,7 +148,7 @@ class Trial:
     async def receive(
         self, broker: Broker, sub: Subscription, n: int, *, ack: bool = False
     ) -> list[Delivery]:
-        """Receive exactly `n` deliveries, or fail when the queue falls silent before."""
+        """Receive exactly `n` deliveries. Fail if no more come before that."""
         got: list[Delivery] = []
         while len(got) < n:
             batch = await broker.receive(sub, limit=n - len(got), wait=self.harness.patience_s)
@@ -166,7 +166,7 @@ class Trial:
         verb: Verb,
         delay_s: float = 0.0,
     ) -> Sequence[Result]:
-        """Settle; every item must be accepted."""
+        """Settle. Every item must be accepted."""
         asked = [Settlement(delivery=d, verb=verb, reason="suite", delay_s=delay_s) for d in batch]
         results = await broker.settle(sub, asked)
         expect(len(results) == len(asked), f"{len(asked)} settled, {len(results)} results")
@@ -175,13 +175,13 @@ class Trial:
         return results
 
     async def expect_silence(self, broker: Broker, sub: Subscription, why: str) -> None:
-        """Nothing may come for `quiet_s`."""
+        """Fail if a message comes within `quiet_s`."""
         came = await broker.receive(sub, limit=10, wait=self.harness.quiet_s)
         expect(not came, f"{why}, and yet {len(came)} came: {bodies(came)[:_SHOWN]}")
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """`assert` that python -O leaves in."""
+    """As `assert`, but also with `python -O`."""
     if not condition:
         fail(otherwise)
 
@@ -191,7 +191,7 @@ def fail(text: str) -> NoReturn:
 
 
 def expect_same(sent: Iterable[bytes], came: Iterable[bytes], what: str = "messages") -> None:
-    """Each one exactly once, in any order."""
+    """Check that each body came exactly once, in any order."""
     before, after = Counter(sent), Counter(came)
     lost, extra = before - after, after - before
     expect(
@@ -206,7 +206,7 @@ def bodies(batch: Iterable[Delivery]) -> list[bytes]:
 
 
 def outgoing(n: int, prefix: str = "m") -> list[Outgoing]:
-    """`n` messages with ids of their own and a body that tells them apart."""
+    """Return `n` messages with different ids and bodies."""
     return [Outgoing(id=new_id(), body=f"{prefix}-{i:05d}".encode()) for i in range(n)]
 
 

@@ -1,4 +1,4 @@
-"""Wait for what happens, never for how long it usually takes."""
+"""Signals: a test waits for an event, not for a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN = 5
 
 
 class SignalTimeout(AssertionError):
-    """What a test waited for did not happen in time; the text says what did."""
+    """The expected event did not happen in time. The text says what happened."""
 
 
 class Signal(Generic[T]):
-    """Collects payloads; `wait` returns the n-th one, at once if it is here already.
+    """Collects payloads. `wait` returns the n-th one, at once if it has already come.
 
-    `emit` may be called from any thread and by several event loops; `wait` from any loop.
+    `emit` may be called from any thread and by several event loops, `wait` from any loop.
     """
 
     def __init__(self, name: str = "signal") -> None:
@@ -46,7 +46,7 @@ class Signal(Generic[T]):
                     loop.call_soon_threadsafe(event.set)
 
     async def wait(self, n: int = 1, *, timeout: float = PATIENCE_S) -> T:
-        """The payload of the n-th occurrence, counted from 1 and from the beginning."""
+        """Wait for the n-th payload, counted from 1 and from the beginning, and return it."""
         if n < 1:
             raise ValueError("occurrences are counted from 1")
         await self._until(lambda seen: len(seen) >= n, f"occurrence {n}", timeout)
@@ -55,7 +55,7 @@ class Signal(Generic[T]):
     async def wait_for(
         self, matches: Callable[[T], bool], *, timeout: float = PATIENCE_S, what: str = "a match"
     ) -> T:
-        """The first payload, past or to come, that `matches`."""
+        """Wait for the first payload, past or future, for which `matches` is true."""
         await self._until(lambda seen: any(map(matches, seen)), what, timeout)
         return next(payload for payload in self._seen if matches(payload))
 

@@ -1,6 +1,6 @@
-"""Queue triggers: foreign messages come in, agent runs start.
+"""Queue triggers: messages of foreign queues start agent runs.
 
-`QueueTrigger` itself is `ackbone.QueueTrigger`: it names the store, which nothing here may.
+`QueueTrigger` itself is in `ackbone/queue_trigger.py`, because it names a concrete store.
 """
 
 from ackbone.core.errors import ParseError

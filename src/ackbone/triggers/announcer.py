@@ -1,4 +1,4 @@
-"""Tells the queue and the ledger how each message ended, once the store says that it has."""
+"""Reports the end of each message to the queue and the ledger, once the store has it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from ackbone.core.broker import Subscription
-from ackbone.core.endings import Ending, Endings, Identity
 from ackbone.core.errors import ParseError, StoreError
-from ackbone.core.outcome import RECORD_WORDS, Status
+from ackbone.core.outcome import RECORD_WORDS, Ending, Endings, Identity, Status
 from ackbone.core.secret import mask_line
 from ackbone.core.store import Answer, Decode
 
@@ -25,11 +24,11 @@ from .ports import Ledger, QueueAdapter
 log = logging.getLogger("ackbone.trigger")
 
 LOOK_EVERY_S = 0.5
-"""How often to look for ends that nobody here brought about: another process ran the message."""
+"""How often to look for messages that another process has ended."""
 
 
 class Announcer:
-    """One loop that settles the copies of ended messages by the trigger's `ack_policy`."""
+    """A loop that settles the copies of ended messages by the trigger's `ack_policy`."""
 
     def __init__(
         self,
@@ -51,31 +50,33 @@ class Announcer:
         self._finishing = False
 
     async def run(self) -> None:
-        """Whenever something may have ended, and every now and then, until `finish`."""
+        """Look at each wake-up, and from time to time without one, until `finish`."""
         changed = self._broker.changed
         while not self._finishing:
             try:
                 async with asyncio.timeout(LOOK_EVERY_S if self._broker.ended else None):
                     await changed.wait()
             except TimeoutError:
-                pass  # nobody rang: it looks all the same, should a ring have been lost
+                pass  # no wake-up came: look anyway, in case one was lost
             changed.clear()
             try:
                 await self.announce()
             except StoreError as error:
-                log.warning("the queue waits for the store: %s", error)
+                log.warning(
+                    "the store cannot be asked, so messages of the queue stay unsettled: %s", error
+                )
                 await asyncio.sleep(LOOK_EVERY_S)
-            except Exception:  # a silent end of this loop would be one of all acknowledgements
-                log.exception("telling %s failed", self._config.queue_name)
+            except Exception:  # without this loop nothing would be acknowledged any more
+                log.exception("settling messages of %s failed", self._config.queue_name)
                 await asyncio.sleep(LOOK_EVERY_S)
 
     def finish(self) -> None:
-        """`run` ends after one more look."""
+        """End `run` after one more look."""
         self._finishing = True
         self._broker.changed.set()
 
     async def announce(self) -> None:
-        """Settle every copy whose message has ended; the others stay."""
+        """Settle every copy whose message has ended, and keep the others."""
         batch, self._broker.ended = self._broker.ended, []
         told: set[Identity] = set()
         left = iter(batch)
@@ -85,19 +86,19 @@ class Announcer:
                 if not await self._announce(copy, verdict, found, told):
                     self._broker.ended.append((copy, verdict))
         finally:
-            self._broker.ended += left  # after an error: what was not looked at
+            self._broker.ended += left  # after an error: copies that were not looked at
 
     async def _announce(
         self, copy: Copy, verdict: str, found: Mapping[Identity, Ending], told: set[Identity]
     ) -> bool:
-        """False: it has not ended yet."""
+        """Settle one copy. Returns False if its message has not ended yet."""
         if verdict == Answer.DEAD:
             await self._dead_on_arrival(copy)
             return True
         ending = found.get(copy.identity)
         if ending is None:
             return False
-        if copy.identity in told:  # the policy acts once; a further copy is redundant
+        if copy.identity in told:  # the policy applies once; another copy is only acknowledged
             await self._broker.tell(copy.raw, self._adapter.ack)
             return True
         told.add(copy.identity)
@@ -122,7 +123,7 @@ class Announcer:
             await self._broker.tell(copy.raw, self._adapter.ack)
 
     async def _record(self, copy: Copy, ending: Ending) -> None:
-        """One entry for each message that came to a decision; a duplicate came to none."""
+        """Write one record for each message that ended, except duplicates."""
         if self._ledger is None or ending.status not in _RECORDED:
             return
         envelope, data = copy.envelope, ending.data
@@ -143,14 +144,14 @@ class Announcer:
             await self._ledger.record(entry)
         except Exception as error:
             log.warning(
-                "message %s: the ledger could not be told (the store's own has it): %s",
+                "message %s: your ledger refused the record (the store's ledger has it): %s",
                 envelope.message_id,
                 mask_line(str(error)),
                 extra={"trace_id": entry["trace_id"]},
             )
 
     async def _dead_on_arrival(self, copy: Copy) -> None:
-        """Never ran: unreadable, or another message under an id that was used before."""
+        """Log a message that never ran: unreadable, or a known id with another payload."""
         reason = self._why_dead(copy)
         log.error(
             "Failed to parse message %s: %s",

@@ -1,7 +1,8 @@
-"""A `QueueAdapter` as the engine's broker: its stream feeds `receive`, its copies wait to be told.
+"""A `QueueAdapter` as a broker for the engine.
 
-The adapter hears of a message once, when the store holds its end. Until then its copy is kept:
-a retry waits in the store, and should this process and its store vanish, the queue still has it.
+The adapter's stream feeds `receive`. A copy is settled with the adapter once, when the store has
+the end of its message. Until then it stays unsettled, even while a retry waits in the store: if
+this process and its store are lost, the queue still has the message.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from .ports import QueueAdapter
 log = logging.getLogger("ackbone.trigger")
 
 TELL_WITHIN_S = 30.0
-"""A queue that takes longer to hear one word hears it not: the message comes again."""
+"""Timeout of one call to the adapter, in seconds. After that we give up, and the queue redelivers
+the message."""
 
 
 class AdapterBroker:
-    """The engine's view of an adapter that is connected already."""
+    """The broker port over an adapter that is already connected."""
 
     capabilities = Capabilities(durability=Durability.NONE, max_batch=100)
 
@@ -53,17 +55,19 @@ class AdapterBroker:
         self._flowing.set()
         self._in_engine: dict[int, Copy] = {}
         self.ended: list[tuple[Copy, str]] = []
-        """Copies that the engine needs no more, with its verdict: the announcer's to settle."""
+        """Copies that the engine has settled, with its verdict. The announcer settles them with the
+        queue."""
         self.changed = asyncio.Event()
-        """Set when something may have ended."""
+        """Set when a message may have ended."""
 
     # -- the port ---------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Nothing: the trigger connects the adapter, and tells its caller if it cannot."""
+        """Do nothing: the trigger itself connects the adapter, and reports a failure to its
+        caller."""
 
     async def close(self) -> None:
-        """Stop reading; hand back what was read and never came to its end."""
+        """Stop reading, and return messages to the queue that have not ended."""
         await self._stop_reading()
         left = [*self._in_engine.values(), *(copy for copy, _ in self.ended)]
         self._in_engine.clear()
@@ -89,7 +93,7 @@ class AdapterBroker:
             if not task.done() or not self._flowing.is_set():
                 break
             if deliveries and (task.cancelled() or task.exception() is not None):
-                break  # what was read before goes first; the next call finds the error
+                break  # return what was read before; the next call finds the error
             self._next = None
             try:
                 raw = task.result()
@@ -125,10 +129,10 @@ class AdapterBroker:
         except Exception as error:
             return Health(ok=False, detail=mask_line(str(error)))
 
-    # -- what the trigger uses --------------------------------------------------------------------
+    # -- for the trigger ---------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hand nothing over until `resume`; a message that was asked for before waits here."""
+        """Hand over nothing until `resume`. A message that is being read waits here."""
         self._flowing.clear()
 
     def resume(self) -> None:
@@ -136,21 +140,22 @@ class AdapterBroker:
 
     @property
     def held(self) -> int:
-        """Copies in our hands that were not settled."""
+        """Number of copies that are not settled with the queue."""
         return len(self._in_engine) + len(self.ended)
 
     async def hand_back(self, raw: RawMessage) -> None:
-        """The queue is to give it again."""
+        """Ask the queue to deliver the message again."""
         await self.tell(raw, partial(self._adapter.nack, requeue=True))
 
     async def tell(self, raw: RawMessage, word: Callable[[RawMessage], Awaitable[None]]) -> None:
-        """One word to the adapter. Should it fail, the copy comes again and is known."""
+        """Make one call to the adapter. If it fails, the queue redelivers the copy, and the store
+        knows it."""
         try:
             async with asyncio.timeout(TELL_WITHIN_S):
                 await word(raw)
         except Exception as error:
             log.warning(
-                "message %s: the queue could not be told: %s",
+                "message %s: the queue could not settle it: %s",
                 raw.message_id,
                 mask_line(str(error) or type(error).__name__),
             )
@@ -158,7 +163,8 @@ class AdapterBroker:
     # -- reading ----------------------------------------------------------------------------------
 
     def _pull(self) -> asyncio.Task[RawMessage | None]:
-        """The one read under way. It outlives `receive`: cancelling it could lose a message."""
+        """Return the read in progress. It outlives `receive`: cancelling it could lose a
+        message."""
         if self._next is None:
             self._next = asyncio.create_task(self._read(), name="ackbone-trigger-read")
         return self._next
@@ -173,7 +179,8 @@ class AdapterBroker:
             return None
 
     async def _delivery(self, raw: RawMessage) -> Delivery | None:
-        """None: not even its frame can be read; it was sent to the dead-letter queue."""
+        """Read a message. None: it is not even a `RawMessage`, and was sent to the dead-letter
+        queue."""
         try:
             copy = copy_of(raw, self._config)
             delivery = delivery_of(copy)

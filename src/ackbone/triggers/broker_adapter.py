@@ -1,4 +1,4 @@
-"""A broker of ours as a trigger's queue: the memory and SQLite brokers, and those to come."""
+"""A broker of ackbone as a trigger's queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 50
 
 
 class BrokerQueueAdapter:
-    """Implements `QueueAdapter` over one queue of a broker. Dead letters go to `<queue>-dlq`."""
+    """Implements `QueueAdapter` for one queue of a broker. Dead letters go to `<queue>-dlq`."""
 
     def __init__(self, broker: Broker, queue: str, *, group: str = "ackbone") -> None:
         self._broker = broker
@@ -32,7 +32,7 @@ class BrokerQueueAdapter:
     async def consume(self) -> AsyncIterator[RawMessage]:
         while self._connected:
             batch = await self._broker.receive(self._subscription, limit=BATCH, wait=WAIT_S)
-            for delivery in batch:  # what is not asked for any more returns at close
+            for delivery in batch:  # deliveries that are not consumed return to the queue at close
                 yield _raw(delivery)
 
     async def ack(self, message: RawMessage) -> None:
@@ -46,7 +46,8 @@ class BrokerQueueAdapter:
         await self._settle(verb, message.metadata[_DELIVERY], reason="nack")
 
     async def send_to_dlq(self, message: RawMessage, reason: str) -> None:
-        """Published first, acknowledged then: a kill between the two leaves both copies."""
+        """Publish to the dead-letter queue, then acknowledge. A kill in between leaves both
+        copies."""
         delivery: Delivery = message.metadata[_DELIVERY]
         copy = Outgoing(
             id=new_id(), body=message.body, headers={**message.headers, "x-dlq-reason": reason}
@@ -72,7 +73,7 @@ class BrokerQueueAdapter:
 
 
 def _raw(delivery: Delivery) -> RawMessage:
-    """The envelope's id where there is one, else the broker's own name for the message."""
+    """Convert a delivery. Its id is that of the envelope, else the broker's identity."""
     headers: Mapping[str, str] = delivery.headers
     sent = delivery.sent_at_us
     metadata: dict[str, Any] = {_DELIVERY: delivery}

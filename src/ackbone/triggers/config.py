@@ -1,4 +1,4 @@
-"""The settings of one queue trigger, and the rules that they obey."""
+"""The settings of one queue trigger, and their rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class QueueTriggerConfig:
     consumer_group: str
     concurrency: int = 1
     ack_policy: str = "ack"
-    """What the broker is told when a message finally fails: ack, nack, requeue or dlq."""
+    """How a message that finally failed is settled with its queue: ack, nack, requeue or dlq."""
     max_retries: int = 3
     """Retries after the first attempt."""
     retry_backoff_base: float = 1.0
@@ -29,15 +29,15 @@ class QueueTriggerConfig:
     """json, text or binary."""
     event_name_header: str = "x-event-name"
     focus: str | None = None
-    """Handed to the agent runtime: the skills that the run is limited to."""
+    """The skills that the agent runtime limits the run to."""
     metrics_enabled: bool = True
     """Whether the trigger writes rows to `queue_metrics` of its store."""
     metrics_export_interval: float | None = None
-    """How often; None: as the store's `Config` says, else every 60 seconds."""
+    """Seconds between two exports. None: as the store's `Config` says, else 60."""
 
 
 def validate_config(config: QueueTriggerConfig) -> list[str]:
-    """Every rule that the settings break, as one sentence each; an empty list means valid."""
+    """Return one sentence for each rule that the settings break. An empty list means valid."""
     errors: list[str] = []
     if not config.queue_name:
         errors.append("queue_name is required")
@@ -66,7 +66,7 @@ def validate_config(config: QueueTriggerConfig) -> list[str]:
 
 
 def _number(value: Any) -> float:
-    """The value if it is a finite number, else NaN, which passes no comparison."""
+    """Return the value if it is a finite number, else NaN, which fails every comparison."""
     if not isinstance(value, int | float):
         return math.nan
     return value if math.isfinite(value) else math.nan

@@ -1,7 +1,7 @@
-"""Foreign messages as the engine knows them, and back again.
+"""Conversion between a queue's messages and those of the engine.
 
-The engine reads only the headers written here. The queue's own headers travel whole inside one of
-them, so that a producer's `x-priority: urgent` is the agent's business and not ours.
+The engine reads only the headers that are written here. One of them contains all headers of the
+queue, so that a producer's `x-priority: urgent` reaches the agent and does not concern the engine.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from .messages import DEDUP_HEADER, EVENT_HEADER, TENANT_HEADER, MessageEnvelope
 RAW_HEADER = "x-ackbone-raw"
 DEFAULT_EVENT = "queue_message"
 _LATEST_US = 4_102_444_800_000_000
-"""2100: a timestamp beyond it says more about the sender's clock than about the message."""
+"""The year 2100. A later timestamp comes from a wrong clock."""
 
 
 @dataclass(eq=False)
 class Copy:
-    """One copy of a message in our hands: as the adapter gave it, and as the store knows it."""
+    """One unsettled copy: as the adapter gave it, and as the store knows it."""
 
     raw: RawMessage
     envelope: MessageEnvelope
-    """With the body as payload: parsed it is only in the engine."""
+    """The envelope with the body as payload. Only the engine parses the body."""
     task_id: str
 
     @property
     def identity(self) -> tuple[str, str]:
-        """(tenant, task id), as the store knows the message."""
+        """Tenant and task id of the message in the store."""
         return self.envelope.tenant_id or DEFAULT_TENANT, self.task_id
 
 
 def subscription_of(config: QueueTriggerConfig) -> Subscription:
-    """How the engine sees the trigger's queue. Each consumer group has tasks of its own."""
+    """Return the subscription for the trigger's queue. Each consumer group has its own tasks."""
     return Subscription(
         name=f"{config.queue_name}/{config.consumer_group}",
         queue=config.queue_name,
         group=config.consumer_group,
         codec=config.parser_type,
         ordered=False,
-        # What the adapter is told is decided by the store's outcome; the engine need only know
-        # whether a rejected message is to be kept.
+        # The announcer applies the policy, from the store's outcome. The engine only needs to know
+        # whether to keep a rejected message.
         ack_policy="dlq" if config.ack_policy == "dlq" else "ack",
         dedup=config.enable_dedup,
         dedup_window_s=float(config.idempotency_window),
@@ -57,17 +57,17 @@ def subscription_of(config: QueueTriggerConfig) -> Subscription:
 
 
 def copy_of(raw: RawMessage, config: QueueTriggerConfig) -> Copy:
-    """The copy that an adapter just handed over."""
+    """Return the copy for a message that the adapter just delivered."""
     envelope = MessageEnvelope.from_raw_message(
         raw, config.queue_name, event_name_header=config.event_name_header
     )
-    # Without an id there is nothing to know it by again: it gets one, and no dedup.
+    # Without an id a redelivery cannot be recognized. It gets a new id, and no dedup.
     task_id = _storable("id", raw.message_id) if raw.message_id else new_id()
     return Copy(raw, envelope, task_id)
 
 
 def delivery_of(copy: Copy) -> Delivery:
-    """The copy as the engine receives it."""
+    """Return the copy as the engine receives it."""
     raw, envelope = copy.raw, copy.envelope
     headers = {"x-message-id": copy.task_id, RAW_HEADER: _described(raw)}
     if envelope.event_name is not None:
@@ -89,7 +89,7 @@ def delivery_of(copy: Copy) -> Delivery:
 
 
 def envelope_of(message: Message, config: QueueTriggerConfig) -> MessageEnvelope:
-    """The envelope that a run gets, from the message in the store: the same on each attempt."""
+    """Return the envelope for a run, from the stored message: the same on each attempt."""
     described = json.loads(message.headers[RAW_HEADER])
     raw = RawMessage(
         message_id=described["message_id"],
@@ -106,7 +106,8 @@ def envelope_of(message: Message, config: QueueTriggerConfig) -> MessageEnvelope
 
 
 def _described(raw: RawMessage) -> str:
-    """As ASCII: a header may hold text that no database takes, a lone surrogate for one."""
+    """Write headers as ASCII: they may contain text that no database accepts, such as
+    surrogates."""
     return json.dumps(
         {
             "message_id": raw.message_id,
@@ -117,7 +118,7 @@ def _described(raw: RawMessage) -> str:
 
 
 def _storable(kind: str, text: str) -> str:
-    """The text itself, or a name derived from it if it is too long or no database takes it."""
+    """Return the text, or an id derived from it if it is too long or cannot be stored."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A queue's message as its adapter hands it over, and as the agent sees it."""
+"""A message as the adapter delivers it, and as the agent sees it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ EVENT_HEADER = "x-event-name"
 
 @dataclass
 class RawMessage:
-    """A message as the queue gave it."""
+    """A message as the queue delivered it."""
 
     message_id: str
-    """The same on each redelivery: it is the message's identity."""
+    """The message's identity, the same on each redelivery."""
     body: bytes
     headers: dict[str, str]
     timestamp: datetime
-    """When the queue took it in, not when it was read."""
+    """When the queue accepted the message, not when it was read."""
     metadata: dict[str, Any]
-    """What the adapter needs to settle it, and whatever else the queue tells."""
+    """Data that the adapter needs to settle the message, and other data of the queue."""
 
 
 @dataclass
 class MessageEnvelope:
-    """A message in one form, whatever queue it came from."""
+    """A message in the same form for every kind of queue."""
 
     message_id: str
     payload: Any
@@ -40,7 +40,7 @@ class MessageEnvelope:
     received_at: datetime
     """The queue's own timestamp."""
     source: str
-    """The queue."""
+    """Name of the queue."""
     dedup_key: str | None = None
     event_name: str | None = None
     tenant_id: str | None = None
@@ -54,7 +54,7 @@ class MessageEnvelope:
         *,
         event_name_header: str = EVENT_HEADER,
     ) -> MessageEnvelope:
-        """The envelope of a raw message; without a parser the payload is the body.
+        """Return the envelope of a raw message. Without a parser the payload is the body.
 
         Raises ParseError for a body that the parser cannot read.
         """
@@ -71,15 +71,16 @@ class MessageEnvelope:
 
     @property
     def key(self) -> str:
-        """What the message is deduplicated by; empty: by nothing."""
+        """The key for dedup. Empty: the message is not deduplicated."""
         return self.dedup_key or self.message_id
 
     @property
     def shared_key(self) -> str:
-        """The key for a memory without tenants: `<tenant>/<key>`, or `<key>` for the default one.
+        """Return the key for a dedup store without tenants: `<tenant>/<key>`, or `<key>` for the
+        default tenant.
 
-        A tenant's name holds no slash, so the part before the first slash names the tenant. A key
-        that holds a slash itself therefore has the default tenant's name before it, too.
+        A tenant's name contains no slash, so the part before the first slash is the tenant. A key
+        that itself contains a slash gets the default tenant's name, too.
         """
         tenant = self.tenant_id or DEFAULT_TENANT
         if tenant == DEFAULT_TENANT and "/" not in self.key:
@@ -88,7 +89,7 @@ class MessageEnvelope:
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """A header's value, whatever the case of its name; an empty one counts as absent."""
+    """Return a header's value. The case of its name does not matter; an empty value is absent."""
     found = headers.get(name)
     if found is None:
         wanted = name.lower()

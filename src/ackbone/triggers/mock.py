@@ -10,7 +10,7 @@ from .messages import RawMessage
 
 
 class MockQueueAdapter:
-    """Implements `QueueAdapter`, and tells what became of each message."""
+    """Implements `QueueAdapter`, and records how each message was settled."""
 
     def __init__(self) -> None:
         self._messages: deque[RawMessage] = deque()
@@ -21,7 +21,7 @@ class MockQueueAdapter:
         self._arrived = asyncio.Event()
         self._settled = asyncio.Event()
 
-    # -- what a trigger uses ----------------------------------------------------------------------
+    # -- for the trigger --------------------------------------------------------------------------
 
     async def connect(self) -> None:
         self._connected = True
@@ -55,7 +55,7 @@ class MockQueueAdapter:
     async def health_check(self) -> bool:
         return self._connected
 
-    # -- what a test uses -------------------------------------------------------------------------
+    # -- for tests --------------------------------------------------------------------------------
 
     def enqueue(self, message: RawMessage) -> None:
         """Add a message to the queue."""
@@ -64,7 +64,7 @@ class MockQueueAdapter:
 
     @property
     def waiting(self) -> int:
-        """Messages that were not handed out, or came back."""
+        """Number of messages that were not delivered yet, or were requeued."""
         return len(self._messages)
 
     def get_acked(self) -> list[str]:
@@ -80,7 +80,7 @@ class MockQueueAdapter:
         return self._dlq.copy()
 
     async def wait_settled(self, count: int, *, timeout: float = 30.0) -> None:
-        """Returns once `count` messages in all were acked, nacked or dead-lettered."""
+        """Wait until `count` messages in all were acked, nacked or dead-lettered."""
         async with asyncio.timeout(timeout):
             while len(self._acked) + len(self._nacked) + len(self._dlq) < count:
                 self._settled.clear()

@@ -1,24 +1,24 @@
-"""Parsers: what a message's body is read as. They read exactly what the engine's codecs read."""
+"""Parsers of message bodies. They accept exactly what the engine's codecs accept."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ackbone.core.codecs.json_text import loads
 from ackbone.core.errors import DecodeError, ParseError
-from ackbone.core.json_text import loads
 
 
 class MessageParser(ABC):
-    """Reads one form of body."""
+    """Reads one kind of body."""
 
     @abstractmethod
     def parse(self, body: bytes) -> Any:
-        """The body's value. Raises ParseError, and nothing else, for bytes it cannot read."""
+        """Return the body's value. Raises ParseError, and nothing else, for other bytes."""
 
 
 class JSONParser(MessageParser):
-    """Any JSON value; refuses NaN, endless nesting and numbers that would change."""
+    """Any JSON value, except NaN, deep nesting and numbers that would change."""
 
     def parse(self, body: bytes) -> Any:
         try:
@@ -38,14 +38,14 @@ class TextParser(MessageParser):
 
 
 class BinaryParser(MessageParser):
-    """The bytes as they are."""
+    """The unchanged bytes."""
 
     def parse(self, body: bytes) -> bytes:
         return body
 
 
 def parser_for(parser_type: str) -> MessageParser:
-    """The parser of a `parser_type`, which is also the name of the engine's codec."""
+    """Return the parser for a `parser_type`, which is also the name of the engine's codec."""
     return _PARSERS[parser_type]
 
 

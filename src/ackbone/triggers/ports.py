@@ -1,4 +1,4 @@
-"""What a queue trigger is put together from: the queue, the agent, and who watches over them."""
+"""The parts of a queue trigger: queue, agent runtime, governance, ledger, dedup store."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from .messages import RawMessage
 
 
 class QueueAdapter(Protocol):
-    """A queue. It must give a message again that was neither acked, nacked nor sent to the DLQ.
+    """A queue. It must redeliver a message that was neither acked, nacked nor sent to the DLQ.
 
-    Each message is settled by exactly one of `ack`, `nack` and `send_to_dlq`, and only once the
-    store holds its final outcome.
+    Each message is settled by exactly one of `ack`, `nack` and `send_to_dlq`, after the store has
+    its final outcome.
     """
 
     async def connect(self) -> None:
-        """Raises if the queue cannot be reached."""
+        """Connect. Raises if the queue cannot be reached."""
         ...
 
     def consume(self) -> AsyncIterator[RawMessage]:
-        """The messages, as an async generator; it waits while there are none."""
+        """Yield the messages. It is an async generator that waits while there are none."""
         ...
 
     async def ack(self, message: RawMessage) -> None:
-        """It was processed."""
+        """Report that the message was processed."""
         ...
 
     async def nack(self, message: RawMessage, requeue: bool = False) -> None:
-        """It was not processed; `requeue` asks for it again."""
+        """Report that the message was not processed. `requeue` asks for a redelivery."""
         ...
 
     async def send_to_dlq(self, message: RawMessage, reason: str) -> None:
-        """Move it to the dead-letter queue. `metadata["retry_history"]` tells of each attempt."""
+        """Move it to the dead-letter queue. `metadata["retry_history"]` lists the attempts."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Disconnect."""
         ...
 
     async def health_check(self) -> bool:
-        """Is the connection usable now?"""
+        """Return True if the queue can be used now."""
         ...
 
 
@@ -58,14 +58,14 @@ class AgentRuntime(Protocol):
         """Run the agent for an event, and return when it is done.
 
         `context` has message, headers, source, message_id and received_at (ISO 8601). The result's
-        `run_id` names the run; its `usage` (llm_calls, tokens, cost) is counted. Whatever it raises
-        is retried, save a `FinalError`.
+        `run_id` names the run. Its `usage` (llm_calls, tokens, cost) is counted. Every error is
+        retried, except a `FinalError`.
         """
         ...
 
 
 class Permission(Protocol):
-    """What governance says about a run."""
+    """The answer of governance."""
 
     @property
     def allowed(self) -> bool: ...
@@ -78,7 +78,7 @@ class Permission(Protocol):
 
 
 class GovernanceLayer(Protocol):
-    """Decides before each run whether it may happen. An error or a hang never means yes."""
+    """Decides before each run whether it is allowed. An error or a hang never means yes."""
 
     async def check_permission(self, context: dict[str, Any]) -> Permission:
         """`context` has source (`queue_trigger`), queue, message_id and tenant_id."""
@@ -86,42 +86,42 @@ class GovernanceLayer(Protocol):
 
 
 class Ledger(Protocol):
-    """An audit log of yours, told beside the store's own ledger."""
+    """Your own audit log. It gets a record in addition to the store's ledger."""
 
     async def record(self, entry: dict[str, Any]) -> None: ...
 
 
 class IdempotencyStore(ABC):
-    """A dedup memory of yours, asked beside the store's own.
+    """Your own dedup store, asked in addition to the dedup of ackbone's store.
 
-    The store decides by itself which message of a key runs. This one is a second opinion for keys
-    that others write, too; a check then a set is a race, so give it `claim` where it can be atomic.
+    The store alone decides which message of a key runs. This one is for keys that other programs
+    write, too. `exists` and then `set` is a race, so implement `claim` if it can be atomic.
     """
 
     @abstractmethod
     async def exists(self, key: str) -> bool:
-        """Was a result recorded for this key? A mere claim is none."""
+        """Return True if a result was recorded for this key. A claim is not a result."""
 
     @abstractmethod
     async def set(self, key: str, value: Any, ttl: int) -> None:
-        """Record the result; forget it after `ttl` seconds."""
+        """Record the result, for `ttl` seconds."""
 
     @abstractmethod
     async def get(self, key: str) -> Any | None:
-        """The recorded result; None if there is none."""
+        """Return the recorded result, or None."""
 
     async def claim(self, key: str, owner: str, ttl: int) -> bool | None:
-        """Optional: take the key for `owner` in one atomic step.
+        """Optional: claim the key for `owner` in one atomic step.
 
-        True: it is the owner's, now or already; a result that is there then is the owner's, too.
-        False: somebody else has it or has recorded a result. None: this store cannot claim, and
-        `exists` is asked instead.
+        True: the owner has it, now or already; a recorded result is the owner's own. False: another
+        owner has it or has recorded a result. None: this store cannot claim, and `exists` is used
+        instead.
         """
         return None
 
     async def release(self, key: str, owner: str) -> None:  # noqa: B027 - optional, as it says
-        """Optional, beside `claim`: the owner's run failed, the key is free again."""
+        """Optional, with `claim`: free the key, because the owner's run failed."""
 
     async def health_check(self) -> bool | None:
-        """Optional: can it be asked now? None: it cannot tell, and its last answer counts."""
+        """Optional: return whether it can be used now. None: unknown, and the last call counts."""
         return None

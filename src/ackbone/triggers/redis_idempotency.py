@@ -1,11 +1,11 @@
-"""`RedisIdempotencyStore`: a trigger's second dedup memory in Redis, shared by whoever writes it.
+"""`RedisIdempotencyStore`: a trigger's dedup store in Redis, which other programs may share.
 
 | key                       | value                      | lives                               |
 |---------------------------|----------------------------|-------------------------------------|
 | `idempotency:<key>`       | the result, JSON           | for the window, from its recording  |
 | `idempotency-claim:<key>` | the message that may run   | for the window, or until it fails   |
 
-A claim has a key of its own: to others that know only the first one, `exists` means a result.
+A claim has its own key, because programs that know only the first key take it as a result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from ackbone.core.codecs.json_text import dumps, loads
 from ackbone.core.errors import ConfigError
-from ackbone.core.json_text import dumps, loads
+from ackbone.core.extras import install_extra
 
 from .ports import IdempotencyStore
 
@@ -31,14 +32,15 @@ RELEASE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
 """
-"""Only what is still the owner's: it may have expired, and somebody else may have it."""
+"""Delete a claim only if it is still the owner's. It may have expired and have another owner."""
 
 
 class RedisIdempotencyStore(IdempotencyStore):
-    """Results in Redis. `redis_client` is a `redis.asyncio.Redis` or anything that behaves so.
+    """Results in Redis. `redis_client` is a `redis.asyncio.Redis`, or behaves like one.
 
-    Without one it makes its own, for the address in REDIS_URL; `close` closes that. Every call ends
-    within `timeout_s`. What the client raises is raised: a trigger warns, counts and goes on.
+    Without a client it makes its own, for the address in REDIS_URL, and `close` closes that one.
+    Every call ends within `timeout_s`. Errors of the client are raised; a trigger logs and counts
+    them, and continues.
     """
 
     def __init__(self, redis_client: Any = None, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -55,15 +57,17 @@ class RedisIdempotencyStore(IdempotencyStore):
 
     async def set(self, key: str, value: Any, ttl: int) -> None:
         await self._asked(self.redis.set(_result(key), dumps(value), ex=ttl))
-        # Whose result it is, is known for as long as the result itself.
+        # The owner of a result is known as long as the result.
         await self._asked(self.redis.expire(_claim(key), ttl))
 
     async def claim(self, key: str, owner: str, ttl: int) -> bool:
-        """True: it is the owner's, now or since an earlier attempt."""
+        """Return True if the key is the owner's, now or since an earlier attempt."""
         if not await self._asked(self.redis.set(_claim(key), owner, nx=True, ex=ttl)):
             holder = await self._asked(self.redis.get(_claim(key)))
             return holder is not None and _bytes(holder) == owner.encode()
-        if await self.exists(key):  # of somebody who claims nothing, or whose claim is over
+        if await self.exists(
+            key
+        ):  # recorded by a program that does not claim, or whose claim has expired
             await self.release(key, owner)
             return False
         return True
@@ -72,11 +76,11 @@ class RedisIdempotencyStore(IdempotencyStore):
         await self._asked(self.redis.eval(RELEASE, 1, _claim(key), owner))
 
     async def health_check(self) -> bool:
-        """By a write: one that is full or a replica answers a PING, and remembers nothing."""
+        """Check with a write: a full server or a replica answers PING, but stores nothing."""
         return bool(await self._asked(self.redis.set(PROBE, b"", ex=1)))
 
     async def close(self) -> None:
-        """Let go of the client, if it is our own."""
+        """Close the client, if it is our own."""
         if self._own:
             await self.redis.aclose()
 
@@ -97,16 +101,16 @@ def _claim(key: str) -> str:
 
 
 def _bytes(value: bytes | str) -> bytes:
-    """A client may be told to decode what it reads."""
+    """Return text. A client may be set up to decode answers."""
     return value.encode() if isinstance(value, str) else value
 
 
 def _checked(client: Any) -> Any:
-    """A client that blocks would fail at every message; it is better told at once."""
+    """Refuse a blocking client at once. It would fail at every message."""
     for kind in type(client).__mro__:
         if (kind.__module__, kind.__name__) in _BLOCKING:
             raise TypeError(
-                f"RedisIdempotencyStore needs an asyncio client, and this {kind.__name__} is none: "
+                f"RedisIdempotencyStore needs an asyncio client, but {kind.__name__} is not one: "
                 "use redis.asyncio.Redis.from_url(…)"
             )
     return client
@@ -125,9 +129,9 @@ def _client(timeout_s: float) -> Any:
         from redis.asyncio import Redis
     except ModuleNotFoundError:
         raise ConfigError(
-            ["RedisIdempotencyStore needs the Redis driver: pip install 'ackbone[redis]'"]
+            [f"RedisIdempotencyStore needs the Redis driver: {install_extra('redis')}"]
         ) from None
     try:
         return Redis.from_url(url, socket_connect_timeout=timeout_s, socket_timeout=timeout_s)
-    except ValueError:  # its text holds the address, and that may hold a password
-        raise ConfigError([f"{URL_VARIABLE} is no address of a Redis server"]) from None
+    except ValueError:  # its text contains the address, which may contain a password
+        raise ConfigError([f"{URL_VARIABLE} is not the address of a Redis server"]) from None

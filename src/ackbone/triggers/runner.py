@@ -1,4 +1,4 @@
-"""One message, one agent run: the handler that the engine calls for a trigger's messages."""
+"""The handler that the engine calls for a trigger's messages: one agent run for each."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore
 log = logging.getLogger("ackbone.trigger")
 
 CLAIMED_ELSEWHERE_S = 1.0
-"""How long to wait for a key that another process has claimed and not yet recorded. It may take as
-long as that one's run takes, and costs no attempt."""
+"""Seconds until a message asks again for a key that another process has claimed. It waits as long
+as that process's run takes, without using up an attempt."""
 DEDUP_AWAY_S = 5.0
-"""How long a message waits before the foreign memory is asked again, where it must be asked."""
+"""Seconds until a message that needs the user's dedup store asks it again."""
 
 
 _GOES_ON = "continuing without dedup"
 
 
 class AgentRunner:
-    """Dedup by the foreign store, then governance, then the agent. What it raises is retried."""
+    """Asks the user's dedup store, then governance, then runs the agent. Errors are retried."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class AgentRunner:
         may_miss_dedup: bool,
         dedup_unavailable: Callable[[], None],
     ) -> None:
-        """`may_miss_dedup`: a message whose key cannot be looked up runs all the same, else it
-        waits. `dedup_unavailable` is called each time that the memory gave no answer."""
+        """`may_miss_dedup`: a message runs even if the dedup store gives no answer; otherwise it
+        waits. `dedup_unavailable` is called each time that there was no answer."""
         self._config = config
         self._runtime = runtime
         self._governance = governance
@@ -52,10 +52,10 @@ class AgentRunner:
         self._may_miss_dedup = may_miss_dedup
         self._dedup_unavailable = dedup_unavailable
         self.dedup_works = True
-        """Did the foreign memory answer when it was last asked?"""
+        """True if the dedup store answered the last call."""
 
     async def run(self, ctx: Context) -> Any:
-        """The engine's handler: a result, or the outcome that the message ends with."""
+        """Handle one message. Returns a result, or the outcome that the message ends with."""
         envelope = envelope_of(ctx.message, self._config)
         try:
             known = await self._known(ctx, envelope)
@@ -100,7 +100,7 @@ class AgentRunner:
         return dict(result) if isinstance(result, Mapping) else result
 
     async def _ask_governance(self, envelope: MessageEnvelope) -> Rejected | None:
-        """None: allowed. An error or a hang is raised, and never means allowed."""
+        """Ask governance. None: allowed. An error or a hang is raised, and never means allowed."""
         if self._governance is None:
             return None
         async with asyncio.timeout(self._guard_timeout_s):
@@ -119,22 +119,24 @@ class AgentRunner:
             policies=tuple(permission.policies or ()),
         )
 
-    # -- the foreign dedup memory -----------------------------------------------------------------
+    # -- the user's dedup store -------------------------------------------------------------------
 
     async def _known(
         self, ctx: Context, envelope: MessageEnvelope
     ) -> Duplicate | Done | Released | None:
-        """What the foreign memory says of this key; None: run it."""
+        """Ask the dedup store about this key. None: run the message."""
         keys = self._keys
         if keys is None or not envelope.key:
             return None
         key = envelope.shared_key
         try:
             claimed = None
-            if isinstance(keys, IdempotencyStore):  # one with just the three simple methods is fine
+            if isinstance(
+                keys, IdempotencyStore
+            ):  # a store with only the three simple methods is fine
                 claimed = await keys.claim(key, ctx.message.id, self._config.idempotency_window)
             recorded = await keys.exists(key)
-            # Recorded, and ours: an earlier attempt died before the store heard of its end.
+            # Our own result: an earlier attempt died before it was committed.
             result = await keys.get(key) if recorded and claimed else None
         except Exception as error:
             if self._may_miss_dedup:
@@ -147,17 +149,19 @@ class AgentRunner:
         if recorded:
             return Done(result) if claimed else Duplicate(of=envelope.key)
         if claimed is False:
-            log.info("message %s waits: key %s is claimed elsewhere", envelope.message_id, key)
+            log.info(
+                "message %s waits: another process has claimed key %s", envelope.message_id, key
+            )
             return Released(after_s=CLAIMED_ELSEWHERE_S)
         return None
 
     async def dedup_is_up(self) -> bool:
-        """Can the foreign memory be asked? Without one there is nothing to miss."""
+        """Return True if the dedup store can be asked, or if there is none."""
         if isinstance(self._keys, IdempotencyStore):
             try:
                 answer = await self._keys.health_check()
             except Exception as error:
-                log.warning("health of the dedup memory: %s", mask_line(str(error)))
+                log.warning("health check of the dedup store failed: %s", mask_line(str(error)))
                 return False
             if answer is not None:
                 return answer
@@ -168,14 +172,14 @@ class AgentRunner:
             try:
                 await self._keys.set(envelope.shared_key, result, self._config.idempotency_window)
             except Exception as error:
-                # It has run: to run it again would be worse than a memory that lacks it.
+                # The message has run. Running it again would be worse than a missing record.
                 then = _GOES_ON if self._may_miss_dedup else "the run stands"
                 self._without_dedup("record", error, then)
             else:
                 self.dedup_works = True
 
     async def _release(self, ctx: Context, envelope: MessageEnvelope) -> None:
-        """A failed run must not keep its key."""
+        """Free the key of a failed run."""
         if isinstance(self._keys, IdempotencyStore) and envelope.key:
             try:
                 await self._keys.release(envelope.shared_key, ctx.message.id)
@@ -188,14 +192,14 @@ class AgentRunner:
                 self._without_dedup("release", error, then)
 
     def _without_dedup(self, step: str, error: Exception, then: str) -> None:
-        """The store's own dedup goes on; only the foreign opinion is missing."""
+        """Log and count that the dedup store gave no answer. ackbone's own dedup still works."""
         log.warning("Idempotency %s failed: %s, %s", step, mask_line(str(error)), then)
         self._dedup_unavailable()
         self.dedup_works = False
 
 
 def scrub(error: BaseException) -> None:
-    """Take credentials out of an error's text, and of those it came from, before anyone logs it."""
+    """Mask credentials in an error's text, and in those of its causes, before it is logged."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -205,7 +209,8 @@ def scrub(error: BaseException) -> None:
 
 
 def _count_usage(ctx: Context, result: Any) -> None:
-    """What the run cost, if its result says so; a wrong form is none of the message's fault."""
+    """Return the usage from the agent's result. A wrong form is logged, and the message
+    succeeds."""
     usage = result.get("usage") if isinstance(result, Mapping) else None
     if not isinstance(usage, Mapping):
         return

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from ackbone.core import events
-from ackbone.core.delivery import Failed, Held, Sent
-from ackbone.core.delivery_desk import (
+from ackbone.core.errors import Conflict, NotFound
+from ackbone.core.outbound.delivery import Failed, Held, Sent
+from ackbone.core.outbound.delivery_records import (
     DeliveryActs,
     DeliveryFilter,
     DeliveryRecord,
     DeliveryRecords,
 )
-from ackbone.core.errors import Conflict, NotFound
 from ackbone.core.records import Records
 from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names

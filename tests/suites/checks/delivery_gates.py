@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ackbone.core.delivery import Limit, New, Outbound, Sent, Settled
-from ackbone.core.parcels import FREED
+from ackbone.core.outbound.delivery import Limit, New, Outbound, Sent, Settled
+from ackbone.core.outbound.settling import FREED
 from ackbone.core.store import Worker
 from ackbone.testing.harness import expect
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names

@@ -7,8 +7,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from ackbone.core.delivery import Limit, New, Outbound, Sent, Settled
 from ackbone.core.events import DELIVERY_WAITING
+from ackbone.core.outbound.delivery import Limit, New, Outbound, Sent, Settled
 from ackbone.core.store import Worker
 from ackbone.testing.harness import expect
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ackbone.core import events
-from ackbone.core.delivery import Again, Fits, Limit, Outbound, Result, Sent, Settled
 from ackbone.core.errors import StoreUnavailable
+from ackbone.core.outbound.delivery import Again, Fits, Limit, Outbound, Result, Sent, Settled
 from ackbone.core.store import Worker
 from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names

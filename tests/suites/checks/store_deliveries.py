@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from ackbone.core import events
-from ackbone.core.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
 from ackbone.core.errors import StoreUnavailable
+from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
 from ackbone.core.outcome import Done
 from ackbone.core.store import Reply, Worker
 from ackbone.testing.harness import expect, fail

@@ -13,10 +13,10 @@ from ackbone.core.approvals import (
     Approval,
     ApprovalFilter,
     ApprovalRecords,
-    Clerk,
+    GovernanceUpkeep,
 )
+from ackbone.core.codecs.json_text import hash_payload
 from ackbone.core.errors import Conflict, NotFound
-from ackbone.core.json_text import hash_payload
 from ackbone.core.outcome import Done, Park, ParkKind, Question, Rejected, Released, Retry
 from ackbone.core.quota import Limits, Quota, QuotaRecords, QuotaUse
 from ackbone.core.store import Answer, Commit, Run, Usage, Worker
@@ -36,7 +36,7 @@ class Office(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: Answers
     records: Looking
-    clerk: Clerk
+    upkeep: GovernanceUpkeep
 
 
 def _question(run: Run, *, rule: str = "rule", four_eyes: bool = False) -> Park:
@@ -163,15 +163,15 @@ async def four_eyes(trial: StoreTrial, office: Office) -> None:
 async def silence_is_a_no(trial: StoreTrial, office: Office) -> None:
     worker = await trial.worker()
     asked = await _asked(trial, office, worker, "a")
-    expect(not await office.clerk.has_overdue(), "overdue at once")
+    expect(not await office.upkeep.has_overdue(), "overdue at once")
     trial.clock.advance(EXPIRES_S + 1)
     try:
         await office.answers.approve(asked.id, by="late")
         expect(False, "an answer after its time was taken")
     except Conflict:
-        expect(await office.clerk.has_overdue(), "nobody sees that it is overdue")
-    expect(await office.clerk.expire(worker=worker) == 1, "it did not expire")
-    expect(await office.clerk.expire(worker=worker) == 0, "it expired twice")
+        expect(await office.upkeep.has_overdue(), "nobody sees that it is overdue")
+    expect(await office.upkeep.expire(worker=worker) == 1, "it did not expire")
+    expect(await office.upkeep.expire(worker=worker) == 0, "it expired twice")
     expect((await _the_question(office, "a")).state == "expired", "the row says otherwise")
     expect(trial.finals("a") == ["task.rejected"], f"{trial.finals('a')}")
     expect(await trial.ready(worker) == [], "what nobody allowed runs")
@@ -282,5 +282,5 @@ async def changed_quotas_are_looked_at_again(trial: StoreTrial, office: Office) 
     await trial.claim(worker, *(trial.candidate() for _ in range(5)))
     _count(trial, runs=4)
     expect(await trial.ready(worker) == [], "nobody told it")
-    expect(await office.clerk.quotas_changed() == 4, "four wait")
+    expect(await office.upkeep.quotas_changed() == 4, "four wait")
     expect(len(await trial.ready(worker)) == 3, "four may run, and one did")

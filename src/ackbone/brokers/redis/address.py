@@ -20,15 +20,15 @@ _DRIVERS = (
     "db", "username", "password", "client_name", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile",
     "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname",
 )  # fmt: skip
-"""What the driver may be told. Its other parameters would undo ours: protocol, time limits."""
+"""Parameters that are passed to the driver. Others would override ours: protocol, time limits."""
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL, read."""
+    """The URL of a Redis broker, parsed."""
 
     url: str
-    """For the driver: without our parameters."""
+    """The URL for the driver, without our parameters."""
     lease_s: float = VISIBILITY_TIMEOUT_S
     timeout_s: float = TIMEOUT_S
     delete_acked: str = "auto"
@@ -36,11 +36,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_address(url: str) -> Address:
-    """Raises ConfigError with every mistake, and without anything that may be a password."""
+    """Parse a URL. Raises ConfigError with every mistake, without text that may be a password."""
     parts = urlsplit(url)
     try:
         _ = parts.port
-        if parts.fragment:  # what stands before the # is then a part of the password
+        if parts.fragment:  # the password contains a #, and was cut there
             raise ValueError
     except ValueError:
         raise ConfigError(
@@ -57,10 +57,10 @@ def read_address(url: str) -> Address:
     timeout_s = _seconds("timeout_s", found.get("timeout_s"), TIMEOUT_S, problems)
     delete_acked = found.get("delete_acked", "auto")
     if delete_acked not in DELETE_ACKED:
-        problems.append(f"delete_acked is one of {', '.join(DELETE_ACKED)}")
+        problems.append(f"delete_acked must be one of {', '.join(DELETE_ACKED)}")
     unsafe = found.get("allow_unsafe", "0").lower()
     if unsafe not in (*_YES, *_NO):
-        problems.append("allow_unsafe is 1 or 0")
+        problems.append("allow_unsafe must be 1 or 0")
     if problems:
         raise ConfigError([f"broker: {parts.scheme}: {problem}" for problem in problems])
     rest = {name: value for name, value in found.items() if name in _DRIVERS}
@@ -74,13 +74,13 @@ def read_address(url: str) -> Address:
 
 
 def _database(parts: SplitResult, found: Mapping[str, str]) -> list[str]:
-    """The driver takes a database that is not a number for database 0, without a word."""
+    """Check the database. The driver silently uses database 0 for one that is not a number."""
     named = [found["db"]] if "db" in found else []
     if parts.scheme != "unix" and parts.path not in ("", "/"):
         named.append(parts.path[1:])
     if all(name.isascii() and name.isdigit() for name in named):
         return []
-    return ["the database behind the / is a number, such as redis://host:6379/0"]
+    return ["the database after the / must be a number, such as redis://host:6379/0"]
 
 
 def _seconds(name: str, written: str | None, default: float, problems: list[str]) -> float:
@@ -91,12 +91,12 @@ def _seconds(name: str, written: str | None, default: float, problems: list[str]
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        problems.append(f"{name} is a number of seconds above 0")
+        problems.append(f"{name} must be a number of seconds above 0")
     return value
 
 
 def _unknown(name: str) -> str:
-    """A piece of a password that was cut at its `?` looks like a name, too: only near ones."""
+    """Describe an unknown parameter without quoting it: it may be part of a password with a `?`."""
     near = difflib.get_close_matches(name, [*_OURS, *_DRIVERS], 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"a parameter behind the ? is not known{hint} Known: {', '.join((*_OURS, *_DRIVERS))}"
+    return f"unknown parameter after the ?{hint} Known: {', '.join((*_OURS, *_DRIVERS))}"

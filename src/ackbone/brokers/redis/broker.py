@@ -25,7 +25,6 @@ from ackbone.core.broker import (
     Subscription,
     Verb,
 )
-from ackbone.core.checks import Check, refused
 from ackbone.core.clock import Clock
 from ackbone.core.errors import (
     AckboneError,
@@ -36,35 +35,34 @@ from ackbone.core.errors import (
     MessageTooLarge,
     PublishUnknown,
 )
+from ackbone.core.findings import Check, refused
 from ackbone.core.ids import new_id
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
-from .checks import durability, judge, look, unsafe
-from .copies import copies
 from .entries import LEVELS, fields_of, key_of
 from .group import Group
 from .once import once_command
-from .pending import BIND, COUNTED, OURS, UNREAD, after
-from .trimming import trim
+from .pending import BIND, OURS
+from .server_checks import durability, judge, look, unsafe
+from .streams import copies, stats_of, trim
 from .wire import Answer, AnswerUnknown, Command, Wire
 
 log = logging.getLogger("ackbone.brokers.redis")
 
 MAX_BODY = 64 * 1024 * 1024
 AUTOCLAIM_SINCE = (6, 2)
-Depth = tuple[int, int]
 
 
 class RedisBroker:
     """`Broker`, and every optional role but `Transactional`, on one Redis server.
 
-    `lease_s` is how long an entry may be pending without a sign of life before another worker
-    takes it. `delete_acked`: `auto` removes acknowledged entries while no other group reads them.
-    `allow_unsafe`: a server that may lose messages is what was asked for.
+    `lease_s`: how long an entry may be pending without a sign of life before another worker takes
+    it. `delete_acked`: `auto` deletes acknowledged entries unless another group reads the stream.
+    `allow_unsafe`: accept a server that may lose messages.
     """
 
     _warned_of: ClassVar[set[str]] = set()
-    """Servers that this process has warned of: it opens brokers more than once."""
+    """Servers that this process has logged a warning about. It opens brokers more than once."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class RedisBroker:
         scan: bool | None = None,
     ) -> None:
         if delete_acked not in DELETE_ACKED:
-            raise ConfigError([f"broker: delete_acked is one of {', '.join(DELETE_ACKED)}"])
+            raise ConfigError([f"broker: delete_acked must be one of {', '.join(DELETE_ACKED)}"])
         self._url = url
         self._timeout_s = timeout_s
         self._delete_acked = delete_acked
@@ -102,10 +100,10 @@ class RedisBroker:
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> RedisBroker:
-        """`redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
+        """Read `redis://[user:password@]host[:port][/db]`, `rediss://` or `unix:///path`.
 
-        After a `?`: visibility_timeout_s, timeout_s, delete_acked, allow_unsafe, and what the
-        driver may be told (`address.py`).
+        Parameters after a `?`: visibility_timeout_s, timeout_s, delete_acked, allow_unsafe, and
+        those of the driver that `address.py` lists.
         """
         found = read_address(url)
         return cls(
@@ -117,7 +115,7 @@ class RedisBroker:
         )
 
     def name_consumer(self, name: str) -> str:
-        """The name that XINFO CONSUMERS shows. A process number alone may come again."""
+        """Set the name that XINFO CONSUMERS shows. It is random, because process ids are reused."""
         self._consumer = f"{OURS}{new_id()[-6:]}-{name}"
         return self._consumer
 
@@ -135,7 +133,7 @@ class RedisBroker:
         except BaseException:
             await wire.close()
             raise
-        if self._scan is None:  # a server that tells no version may be any: scanning works on all
+        if self._scan is None:  # scanning works on every version
             self._scan = seen.version is None or seen.version < AUTOCLAIM_SINCE
         self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability(seen))
         lost = unsafe(seen)
@@ -152,7 +150,7 @@ class RedisBroker:
         try:
             await asyncio.gather(*(group.close() for group in groups))
         except BrokerError as error:
-            log.warning("%s; what is pending comes back by its age", error)
+            log.warning("%s; pending entries come back when their lease is over", error)
         finally:
             await wire.close()
 
@@ -191,7 +189,7 @@ class RedisBroker:
                 answers = await wire.ask(*commands)
             except AnswerUnknown as error:
                 raise PublishUnknown([batch[n].id for n in asked], str(error)) from error
-        if marked:  # one answer for all of them
+        if marked:  # one script publishes all of them, so they share one answer
             answers += [answers[-1]] * (len(marked) - 1)
         for n, answer in zip(asked, answers, strict=True):
             refused = wire.refused(answer) if isinstance(answer, ResponseError) else None
@@ -251,14 +249,14 @@ class RedisBroker:
             )
         return group
 
-    # -- what it says of itself -------------------------------------------------------------------
+    # -- health and statistics -----------------------------------------------------------------
 
     async def examine(self) -> list[Check]:
         wire = Wire(self._url, timeout_s=self._timeout_s)
         try:
             return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)
         except BrokerError as error:
-            return [refused("redis", str(error), "start it, or mend `broker` in ackbone.yaml")]
+            return [refused("redis", str(error), "start it, or correct `broker` in ackbone.yaml")]
         finally:
             await wire.close()
 
@@ -270,59 +268,12 @@ class RedisBroker:
         return Health(ok=True)
 
     async def stats(self, queues: Collection[str] = ()) -> Sequence[QueueStats]:
-        return [await self._stats_of(queue) for queue in sorted(self._queues | set(queues))]
-
-    async def _stats_of(self, queue: str) -> QueueStats:
-        ready = in_flight = 0
-        ages: list[float] = []
-        for level in LEVELS:
-            key = key_of(queue, level)
-            length, groups, first, now = await self.wire.ask(
-                ("XLEN", key),
-                ("XINFO", "GROUPS", key),
-                ("XRANGE", key, "-", "+", "COUNT", 1),
-                ("TIME",),
+        return [
+            await stats_of(
+                self.wire, queue, [group for known, group in self._groups if known == queue]
             )
-            if isinstance(length, int):
-                found = [] if isinstance(groups, ResponseError) else groups
-                waiting, pending = await self._depth(queue, key, length, found)
-                ready += waiting
-                in_flight += pending
-            if first and not isinstance(first, ResponseError):
-                sent_ms = int(first[0][0].partition(b"-")[0])
-                ages.append(max(0.0, int(now[0]) + int(now[1]) / 1e6 - sent_ms / 1e3))
-        return QueueStats(
-            queue=queue,
-            ready=ready,
-            in_flight=in_flight,
-            oldest_age_s=max(ages, default=None),
-        )
-
-    async def _depth(
-        self, queue: str, key: str, length: int, groups: Sequence[Sequence[object]]
-    ) -> Depth:
-        """Unread and pending entries, of our groups where this client has read the queue."""
-        read = {group.encode() for known, group in self._groups if known == queue}
-        ours = [group for group in groups if _value(group, b"name") in read] or groups
-        pending = max((_number(group, b"pending") or 0 for group in ours), default=0)
-        unread = max(0, length - pending)
-        if unread == 0:
-            return 0, pending
-        # Entries that are done may still be there: other programs acknowledge and do not delete.
-        lags = [await self._lag(key, group) for group in ours]
-        most = max((unread if lag is None else lag for lag in lags), default=unread)
-        return min(unread, most), pending
-
-    async def _lag(self, key: str, group: Sequence[object]) -> int | None:
-        """Entries that the group has not read. None: more than are counted.
-
-        Servers before 7.0 do not report it, nor does a newer one after entries were deleted.
-        """
-        told, last = _number(group, b"lag"), _value(group, b"last-delivered-id")
-        if told is not None or not isinstance(last, bytes):
-            return told
-        found = await self.wire.ask_one("EVAL", UNREAD, 1, key, after(last), COUNTED)
-        return int(found) if found < COUNTED else None
+            for queue in sorted(self._queues | set(queues))
+        ]
 
 
 def _xadd(queue: str, out: Outgoing) -> Command:
@@ -335,15 +286,5 @@ def _xadd(queue: str, out: Outgoing) -> Command:
 
 
 def _rejected(item: Settlement) -> Result:
-    error = BrokerError("Redis Streams have no dead-letter place")
+    error = BrokerError("Redis Streams have no dead-letter queue")
     return Result(id=item.delivery.identity or "", error=error)
-
-
-def _value(pairs: Sequence[object], name: bytes) -> object:
-    """One value of an XINFO answer: names and values in turn."""
-    return dict(zip(pairs[::2], pairs[1::2], strict=True)).get(name)
-
-
-def _number(pairs: Sequence[object], name: bytes) -> int | None:
-    value = _value(pairs, name)
-    return value if isinstance(value, int) else None

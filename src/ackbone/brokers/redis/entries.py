@@ -1,7 +1,7 @@
 """Stream entries and messages: how one is written as the other.
 
-Ours have the field `ab` first. An entry of somebody else has fields of its own making; it is handed
-over as a JSON object of them, under the header FLAT, and written the same way.
+Our entries begin with the field `ab`. An entry of another program has fields of its own. It is
+handed over as a JSON object of these fields, with the header FLAT, and published the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARK, _VERSION = b"ab", b"1"
 _MARK_NAME = _MARK.decode()
 _LAST_US = to_us(LAST)
 MOST_DIGITS = 18
-"""Of a time to live: 30,000 years."""
+"""Longest time to live that is read, in digits of microseconds: 30,000 years."""
 _FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -33,7 +33,8 @@ LEVELS = (3, 2, NORMAL, 0)
 
 
 def key_of(queue: str, level: int) -> str:
-    """The stream. That of the usual priority is the queue's own name: others know it by that.
+    """Return the name of a stream. Normal priority uses the queue's own name, which other programs
+    know.
 
     The braces put all streams of a queue into one slot of a cluster.
     """
@@ -41,7 +42,7 @@ def key_of(queue: str, level: int) -> str:
 
 
 def fields_of(out: Outgoing) -> Sequence[str | bytes | int]:
-    """Fields and values of the entry. Raises InvalidMessage."""
+    """Return the fields and values of the entry. Raises InvalidMessage."""
     if FLAT in out.headers:
         return _flat(out)
     fields: list[str | bytes | int] = [_MARK, _VERSION, "id", out.id, "body", out.body]
@@ -69,9 +70,9 @@ def _flat(out: Outgoing) -> Sequence[str | bytes | int]:
 def delivery_of(
     queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
 ) -> Delivery:
-    """An entry in our hands. `fields` is None if it was deleted while it was pending."""
+    """Read an entry. `fields` is None if it was deleted while it was pending."""
     id_us = int(entry.partition(b"-")[0]) * 1000
-    # Later than all times: an id of another scale, by a producer that makes its own.
+    # A later time comes from a producer that makes its own ids, on another scale.
     sent_at_us = id_us if id_us <= _LAST_US else None
     fields = fields or []
     named = None if fields[:1] == [_MARK] else _named(fields)
@@ -113,13 +114,14 @@ def _ours(
 
 
 def _name_of(level: int, entry: bytes) -> str:
-    """The identity of an entry within its queue: two streams may use the same entry id."""
+    """Return the identity of an entry within its queue. Two streams may use the same entry id."""
     return entry.decode() if level == NORMAL else f"p{level}/{entry.decode()}"
 
 
 def _expiry(sent_at_us: int, ttl: bytes) -> int | None:
-    """By the server's clock, which made the entry's id. Others may write a number of any length:
-    what no store could keep, or Python read, is no end at all."""
+    """Return when the entry expires, by the server's clock, which also made its id.
+
+    Another program may write a number of any length. One that no store can keep never expires."""
     if not ttl.isdigit() or len(ttl) > MOST_DIGITS:
         return None
     expires_us = sent_at_us + int(ttl)
@@ -127,10 +129,10 @@ def _expiry(sent_at_us: int, ttl: bytes) -> int | None:
 
 
 def _named(fields: list[bytes]) -> dict[str, str] | None:
-    """The fields of an entry; None: not all of them are texts."""
+    """Return the fields of an entry, or None if one of them is not text."""
     try:
-        texts = b"\0".join(fields).decode().split("\0")  # sooner than one by one
-        if len(texts) != len(fields):  # one of them holds a NUL itself
+        texts = b"\0".join(fields).decode().split("\0")  # faster than one by one
+        if len(texts) != len(fields):  # one of them contains a NUL
             texts = [part.decode() for part in fields]
     except UnicodeDecodeError:
         return None
@@ -139,7 +141,7 @@ def _named(fields: list[bytes]) -> dict[str, str] | None:
 
 
 def _body_of_bytes(fields: list[bytes]) -> bytes:
-    """The fields of an entry that are not all texts, as a JSON object."""
+    """Return the fields of an entry as a JSON object, if not all of them are text."""
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return _encode({_text(name): _value(value) for name, value in pairs})
 
@@ -158,7 +160,7 @@ def _text(name: bytes) -> str:
 
 
 def _value(value: bytes) -> Any:
-    """As text; bytes that are none are kept in a form that no field of ours has."""
+    """Return text, or an object that holds the bytes in base64."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
 """A queue as one consumer group sees it: reading, taking back, settling.
 
-Every entry that Redis handed to this consumer is either in somebody's hands (`_held`) or in the
-buffer. A read whose answer got lost leaves entries that are neither: they are found by reading what
-this consumer has pending. A server may do what an abandoned connection asked for at any time later,
-so the numbers are compared from time to time, too.
+Every entry that Redis handed to this consumer was either given out (`_held`) or is in the buffer. A
+read whose answer got lost leaves entries that are neither. They are found by reading what this
+consumer has pending. A server may execute the command of an abandoned connection at any later time,
+so the counts are also compared from time to time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from redis.exceptions import ResponseError
 from ackbone.core.broker import Delivery, Settlement, Verb
 from ackbone.core.errors import BrokerError
 
-from .debts import Debts, Place, by_level
 from .entries import LEVELS, NORMAL, delivery_of, key_of
 from .pending import (
     CHUNK,
@@ -38,14 +37,15 @@ from .pending import (
     place_in_order,
 )
 from .server_time import ServerTime
+from .settlements import Place, Settlements, by_level
 from .wire import AnswerUnknown, Wire
 
 log = logging.getLogger("ackbone.brokers.redis")
 
 CLEAN_S = 60.0
-"""How often consumers of processes that are gone are looked for."""
+"""How often to look for consumers of processes that have ended."""
 LOOK_S = 1.0
-"""How often released and forgotten entries are looked for."""
+"""How often to look for released and abandoned entries."""
 
 
 class Group:
@@ -63,6 +63,7 @@ class Group:
         delete_acked: str,
     ) -> None:
         self._wire = wire
+        self._ask = wire.ask_all
         self._queue = queue
         self._group = group
         self._consumer = consumer
@@ -72,21 +73,22 @@ class Group:
         self._keys = {level: key_of(queue, level) for level in LEVELS}
         self._buffer: dict[int, dict[bytes, Delivery]] = {level: {} for level in LEVELS}
         self._held: dict[int, set[bytes]] = {level: set() for level in LEVELS}
-        self._debts = Debts(wire, self._keys, group, consumer, delete_acked=delete_acked)
+        self._unsent = Settlements(wire, self._keys, group, consumer, delete_acked=delete_acked)
         self._time = ServerTime(wire)
         self._made = False
         self._unsure = True
-        """An answer may have got lost: look for entries that nobody holds."""
+        """True if an answer may be lost: look for entries that are neither held nor buffered."""
         self._high = False
-        """There were messages above the usual priority at the last look."""
+        """True if the last look found messages above the normal priority."""
         self._looked_at = float("-inf")
         self._cleaned_at = float("-inf")
         self._cursors = dict.fromkeys(LEVELS, START)
-        """How far the look at what others hold has come."""
+        """How far the scan for stale entries of other consumers has come."""
         self._sole = False
-        """The one reader: it gives out nothing while another one may have something older."""
+        """True for the only reader of an ordered queue. It gives out nothing while another
+        consumer may have an older entry."""
         self._in_order = True
-        """Nobody else has anything older than what is in the buffer."""
+        """True if no other consumer has an entry that is older than those in the buffer."""
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -94,7 +96,7 @@ class Group:
 
     async def receive(self, limit: int, wait: float) -> list[Delivery]:
         if limit < 1:
-            return []  # to Redis a count of 0 means everything
+            return []  # Redis takes a count of 0 as "all"
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -108,7 +110,7 @@ class Group:
                 return taken
 
     async def _read(self, limit: int, block_s: float, patience_s: float) -> None:
-        """One read at a time. A caller that gives up leaves it to the next one."""
+        """Read, one read at a time. When a caller gives up, its read serves the next caller."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._fill(limit, block_s))
         reading = self._reading
@@ -139,8 +141,8 @@ class Group:
         except BrokerError as error:
             if "NOGROUP" not in str(error):
                 raise
-            # Somebody removed the stream or the group: it is made again, from the beginning.
-            log.warning("%s: the group %s was gone, and is made again", self._queue, self._group)
+            # Somebody removed the stream or the group. Create it again, from the first entry on.
+            log.warning("%s: the group %s is gone; creating it again", self._queue, self._group)
             self._made = False
 
     async def _wait_for_some(self, limit: int, block_s: float) -> None:
@@ -151,11 +153,11 @@ class Group:
 
     @property
     def _more_to_see(self) -> bool:
-        """Entries to give out, or the look at what others hold is not at its end."""
+        """True if entries are buffered, or if the scan for stale entries is not finished."""
         return any(self._buffer.values()) or any(at != START for at in self._cursors.values())
 
     async def _read_now(self, limit: int) -> int:
-        """What is there, the highest priority first; without waiting."""
+        """Read entries that are there, the highest priority first, without waiting."""
         lengths = [("XLEN", self._keys[level]) for level in (3, 2)]
         if not self._high:
             answers = await self._ask(*lengths, self._read_command(NORMAL, limit))
@@ -186,7 +188,7 @@ class Group:
         return ("XREADGROUP", "GROUP", self._group, self._consumer)
 
     def _take_in(self, answer: Any) -> int:
-        """Entries of an XREADGROUP into the buffer."""
+        """Put the entries of an XREADGROUP into the buffer."""
         found = 0
         for key, entries in answer or ():
             level = self._level_of(key)
@@ -199,7 +201,7 @@ class Group:
     def _keep(
         self, level: int, entry: bytes, fields: list[bytes] | None, owned: Owned | None = None
     ) -> None:
-        """`owned`: whose it was before it was taken over."""
+        """Put one entry into the buffer. `owned`: its consumer before it was taken over."""
         count = 1 if owned is None else owned.deliveries + 1
         delivery = delivery_of(self._queue, level, entry, fields, count)
         taken_from = None
@@ -222,10 +224,10 @@ class Group:
             self._held[level].update(now)
         return self._time.timed(taken)
 
-    # -- what nobody works on ---------------------------------------------------------------------
+    # -- stale and lost entries -------------------------------------------------------------------
 
     async def _make(self) -> None:
-        """The group, from the first entry on: what was sent before it existed is not lost."""
+        """Create the group, from the first entry on: older messages are not lost."""
         if self._made:
             return
         create = [("EVAL", MAKE_GROUP, 1, key, self._group) for key in self._keys.values()]
@@ -235,8 +237,8 @@ class Group:
         self._made = True
 
     async def _look_after(self) -> None:
-        if self._debts:
-            await self._pay()
+        if self._unsent:
+            await self._send()
         if self._unsure:
             for level in LEVELS:
                 await self._find_own(level)
@@ -250,10 +252,10 @@ class Group:
             await self._take_back(level)
         if now - self._cleaned_at >= CLEAN_S:
             self._cleaned_at = now
-            await self._forget_the_gone()
+            await self._remove_ended()
 
-    async def _forget_the_gone(self) -> None:
-        """Processes come and go; each would leave its consumer behind for ever."""
+    async def _remove_ended(self) -> None:
+        """Remove consumers of ended processes. Each process would leave one behind for ever."""
         for key in self._keys.values():
             (found,) = await self._ask(("XINFO", "CONSUMERS", key, self._group))
             for name in gone(found, self._consumer, self._lease_ms):
@@ -263,10 +265,12 @@ class Group:
         return self._held[level].union(self._buffer[level])
 
     async def _find_own(self, level: int) -> None:
-        """Entries that were given to this consumer in an answer that it never saw."""
+        """Find entries that Redis gave to this consumer in an answer that got lost."""
         since = START
         while True:
-            before = self._known(level)  # what is settled meanwhile is not found again
+            before = self._known(
+                level
+            )  # an entry that is settled meanwhile must not be found again
             (answer,) = await self._ask(self._read_command(level, CHUNK, since.decode()))
             entries = answer[0][1] if answer else []
             known = before | self._known(level)
@@ -278,14 +282,14 @@ class Group:
             since = entries[-1][0]
 
     async def _find_missed(self, level: int, summary: Sequence[Any]) -> None:
-        """More is pending with this consumer than it knows of: a lost answer came late."""
+        """Find entries that are pending with this consumer, unknown to it, after a late answer."""
         if counts(summary).get(self._consumer, 0) > len(self._known(level)):
             await self._find_own(level)
 
     async def _take_back(self, level: int) -> None:
-        """What was released, and what its consumer has had for too long, is ours now."""
+        """Take released entries, and entries that another consumer has had for too long."""
         key, since = self._keys[level], self._cursors[level]
-        # A stranger's name and the number of deliveries stand in XPENDING alone.
+        # Only XPENDING reports the consumer and the number of deliveries.
         pending = ("XPENDING", key, self._group)
         if self._scan:
             found, summary = await self._ask((*pending, since, "+", CHUNK), pending)
@@ -306,7 +310,7 @@ class Group:
         for consumer, n in Counter(before[e].consumer for e in taken if e in before).items():
             if consumer not in (RELEASED, self._consumer):
                 log.warning(
-                    "%s: %d entries were pending with %s for more than %.0f s and are taken over",
+                    "%s: taking over %d entries that were pending with %s for more than %.0f s",
                     self._queue,
                     n,
                     consumer,
@@ -327,13 +331,14 @@ class Group:
     # -- one reader, in order ---------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """This is the one reader now."""
+        """Become the only reader of an ordered queue."""
         self._sole, self._in_order = True, False
 
     async def _overtake(self) -> None:
-        """What others of us have is older than what was just read, and comes first.
+        """Take the entries of our other consumers: they are older than those just read.
 
-        Not only once: one that stood still and does not know that it was replaced may read on.
+        This is repeated at each read. A process that was suspended does not know that it was
+        replaced, and may read more.
         """
         summaries = await self._ask(
             *[("XPENDING", key, self._group) for key in self._keys.values()]
@@ -342,7 +347,7 @@ class Group:
             await self._find_missed(level, summary)
             for consumer in others(summary, self._consumer):
                 taken = await self._claim_from(level, consumer)
-                log.info("%s: %d entries of %s are taken over", self._queue, taken, consumer)
+                log.info("%s: took over %d entries of %s", self._queue, taken, consumer)
             in_order = sorted(self._buffer[level].items(), key=lambda item: place_in_order(item[0]))
             self._buffer[level] = dict(in_order)
         self._in_order = True
@@ -362,44 +367,37 @@ class Group:
 
     # -- settle -----------------------------------------------------------------------------------
 
-    async def settle(self, debts: Mapping[Place, Settlement]) -> None:
-        """ACK or RELEASE. What the server does not hear of now it is told at the next read."""
-        self._debts.add(debts)
-        await self._pay()
+    async def settle(self, batch: Mapping[Place, Settlement]) -> None:
+        """ACK or RELEASE. Settlements that do not reach the server are sent at the next read."""
+        self._unsent.add(batch)
+        await self._send()
 
-    async def _pay(self) -> None:
-        paid = await self._debts.pay()
-        for level, entries in by_level(paid).items():
+    async def _send(self) -> None:
+        confirmed = await self._unsent.send()
+        for level, entries in by_level(confirmed).items():
             self._held[level].difference_update(entries)
         release = Verb.RELEASE
-        if any(debt.verb is release for debt in paid.values()):
-            self._looked_at = float("-inf")  # they are there for the taking
+        if any(item.verb is release for item in confirmed.values()):
+            self._looked_at = float("-inf")  # the released entries can be taken at once
 
     async def extend(self, places: Iterable[Place]) -> None:
-        """They are worked on: nobody else may take them yet."""
-        commands = self._debts.extend_commands(places)
+        """Renew the lease of entries that are being processed."""
+        commands = self._unsent.extend_commands(places)
         if commands:
             await self._ask(*commands)
 
     async def close(self) -> None:
-        """Hand everything back, and leave no consumer behind."""
+        """Release everything that this consumer holds, and remove the consumer."""
         self._closed = True
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         if not self._made:
             return
-        if self._debts:
-            await self._pay()
+        if self._unsent:
+            await self._send()
         for level, key in self._keys.items():
             pending = ("XPENDING", key, self._group, "-", "+", CHUNK, self._consumer)
             while mine := (await self._ask(pending))[0]:
-                await self._ask(*self._debts.release_commands((level, entry) for entry, *_ in mine))
+                await self._ask(*self._unsent.release_commands((level, e) for e, *_ in mine))
             await self._ask(("EVAL", FORGET, 1, key, self._group, self._consumer))
-
-    async def _ask(self, *commands: Sequence[Any]) -> list[Any]:
-        answers = await self._wire.ask(*commands)
-        for answer in answers:
-            if isinstance(answer, ResponseError):
-                raise self._wire.refused(answer)
-        return answers

@@ -1,4 +1,4 @@
-"""Publishing once: of all messages with one mark, a stream gets the first."""
+"""Publishing once: of all messages with the same mark, a stream gets only the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .wire import Command
 
 Part = str | bytes | int
 MARK_S = 7 * 86_400
-"""How long it is known that something was published."""
+"""How long a mark is kept."""
 SCRIPT = """
 local at, key = 2, 2
 while at <= #ARGV do
@@ -35,18 +35,18 @@ while at <= #ARGV do
 end
 return key
 """
-"""Keys: the stream, and a mark for each message. Arguments: how long a mark stays; then one group
-after the other (`_group`). The entry comes before its mark: what refuses the entry (a full server,
-a key of another kind) leaves no mark."""
+"""Keys: the stream, and one mark for each message. Arguments: how long a mark is kept, then the
+groups (`_group`). The entry is written before its mark, so that an entry that the server refuses
+(full memory, a key of another type) leaves no mark."""
 
 
 def once_command(queue: str, batch: Sequence[Outgoing]) -> Command:
-    """One step on the server. Raises InvalidMessage for what is no entry."""
+    """Return the command that publishes the batch in one step. Raises InvalidMessage."""
     begin = f"{{{queue}}}:once:"  # the braces put it into the stream's slot of a cluster
     keys = [queue, *[begin + out.headers[ONCE] for out in batch]]
     values = _values_of_one_form(batch)
     if values is not None:
-        places = range(2, 2 * len(values[0]) + 1, 2)  # each behind its name
+        places = range(2, 2 * len(values[0]) + 1, 2)  # each value follows its name
         groups = _group(fields_of(batch[0]), places, values)
     else:
         entries = [fields_of(out) for out in batch]
@@ -58,7 +58,8 @@ def once_command(queue: str, batch: Sequence[Outgoing]) -> Command:
 
 
 def _values_of_one_form(batch: Sequence[Outgoing]) -> list[tuple[str, ...]] | None:
-    """The values of each message's fields, if all have the same fields, as results of tasks do."""
+    """Return the values of each message, or None unless all have the same fields. Results of tasks
+    do."""
     fields = [out.fields for out in batch if out.fields is not None]
     if len(fields) < len(batch) or len(fields[0]) < 2 or len(set(map(len, fields))) > 1:
         return None
@@ -71,10 +72,11 @@ def _values_of_one_form(batch: Sequence[Outgoing]) -> list[tuple[str, ...]] | No
 def _group(
     entry: Sequence[Part], places: Sequence[int], rows: Sequence[Sequence[Part]]
 ) -> Iterator[Part]:
-    """Entries of one length: most of what one says the others say, too, and it is sent only once.
+    """Write entries of one length. Values that all of them share are sent once.
 
-    Length, number of entries and of places that differ; the first entry; these places, counted from
-    one; for each entry what it has there. `places`: where the values of `rows` stand.
+    The parts: length, number of entries, number of places that differ; the first entry; those
+    places, counted from one; the values of each entry there. `places`: the positions of the values
+    of `rows` in an entry.
     """
     columns = list(zip(*rows, strict=True))
     differ = [n for n, column in enumerate(columns) if column.count(column[0]) < len(column)]

@@ -1,4 +1,4 @@
-"""What a consumer group has handed out and not heard of again (its PEL), one stream at a time."""
+"""The pending entries of a consumer group (its PEL): scripts and answers for one stream."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 OURS = "ackbone-"
-"""How the names of our consumers begin. What a stranger in the group works on is left to it."""
+"""Prefix of our consumers' names. Entries of other consumers in the group are left to them."""
 RELEASED = "_released"
-"""The consumer that holds what was given back, marked by an age that nothing else has."""
+"""The consumer that holds released entries. `RELEASED_MS`, their age, marks them."""
 CHUNK = 500
 START = b"0-0"
 
@@ -22,8 +22,8 @@ for i = 5, #ARGV do
 end
 return moved
 """
-"""Group, owner, new owner, age in ms, ids. Only what is still the owner's: somebody else may have
-it by now. JUSTID: it is no delivery, and counts as none."""
+"""Arguments: group, owner, new owner, age in ms, ids. Entries that another consumer has taken from
+the owner are skipped. JUSTID: the move does not count as a delivery."""
 RELEASED_MS = 10 * 365 * 86_400_000
 ACK = """
 local acked = redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 3))
@@ -32,7 +32,7 @@ local alone = ARGV[2] == 'auto' and redis.call('EXISTS', KEYS[1]) == 1
 if alone or ARGV[2] == 'always' then redis.call('XDEL', KEYS[1], unpack(ARGV, 3)) end
 return acked
 """
-"""Group, what to do with acknowledged entries, ids. XDEL takes an entry from every group."""
+"""Arguments: group, `delete_acked`, ids. XDEL takes an entry away from every group."""
 BIND = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return owner end
@@ -61,31 +61,36 @@ if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
 end
 return -1
 """
-"""DELCONSUMER deletes what is pending: it is asked for only where nothing is, in one step."""
+"""Remove a consumer that has nothing pending, in one step: DELCONSUMER drops pending entries."""
 
 
 class Owned(NamedTuple):
-    """Whose an entry was, and how often it was delivered."""
+    """The consumer that had an entry, and how often the entry was delivered."""
 
     consumer: str
     deliveries: int
 
 
+def pairs(answer: Sequence[Any]) -> dict[bytes, Any]:
+    """Read an answer of names and values in turn, as XINFO gives it."""
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
 def owners(found: Sequence[Any] | None) -> dict[bytes, Owned]:
-    """Of an XPENDING with a range: entry, consumer, age, deliveries."""
+    """Read the answer to an XPENDING with a range: entry, consumer, age, deliveries."""
     return {entry: Owned(name.decode(), count) for entry, name, _, count in found or ()}
 
 
 def counts(summary: Sequence[Any]) -> dict[str, int]:
-    """Of an XPENDING without a range: how many entries each consumer has."""
+    """Read the answer to an XPENDING without a range: how many entries each consumer has."""
     return {name.decode(): int(n) for name, n in summary[3] or ()}
 
 
 def gone(consumers: Sequence[Sequence[Any]], me: str, idle_ms: int) -> list[str]:
-    """Of an XINFO CONSUMERS: those of ours that hold nothing and were not heard of for so long."""
+    """Return our consumers, from an XINFO CONSUMERS, that hold nothing and were idle this long."""
     found = []
-    for pairs in consumers:
-        known = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    for each in consumers:
+        known = pairs(each)
         name = known[b"name"].decode()
         idle = known[b"pending"] == 0 and known[b"idle"] >= idle_ms
         if idle and name != me and name.startswith(OURS):
@@ -94,18 +99,18 @@ def gone(consumers: Sequence[Sequence[Any]], me: str, idle_ms: int) -> list[str]
 
 
 def others(summary: Sequence[Any], me: str) -> list[str]:
-    """Consumers of ours, not this one, that have entries."""
+    """Return our other consumers that have pending entries."""
     found = counts(summary)
     return [name for name in found if name != me and name.startswith((OURS, RELEASED))]
 
 
 def after(entry: bytes) -> bytes:
-    """The next possible id. (Servers before 6.2 know no open ranges.)"""
+    """Return the next possible id. Servers before 6.2 have no exclusive ranges."""
     ms, _, seq = entry.partition(b"-")
     return b"%s-%d" % (ms, int(seq) + 1)
 
 
 def place_in_order(entry: bytes) -> tuple[int, int]:
-    """Ids are pairs of numbers, and texts only by their look."""
+    """Return the sort key of an id, which is a pair of numbers written as text."""
     ms, _, seq = entry.partition(b"-")
     return int(ms), int(seq)

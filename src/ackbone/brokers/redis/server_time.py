@@ -1,8 +1,8 @@
-"""Times to live by the server's clock, which made the entries' ids, and by no other.
+"""Times to live, measured by the clock of the Redis server, which made the entries' ids.
 
-The store compares an expiry with its own clock, which may be another machine's. So the age of an
-entry is measured by the clock that its id came from, and what is left of its time to live is handed
-over by this machine's steady clock.
+The store compares an expiry with its own clock, which may be another machine's. The age of an entry
+is therefore measured by the clock that made its id, and the rest of its time to live is handed over
+as a time of this machine's steady clock.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from .wire import Wire
 log = logging.getLogger("ackbone.brokers.redis")
 
 LOOK_S = 1.0
-"""How often the server is asked for its time, while there are entries that expire."""
+"""How often to ask the server for its time, while there are entries that expire."""
 JUMP_S = 1.0
-"""A larger change against the steady clock means that somebody set the server's."""
+"""A larger change against the steady clock means that somebody set the server's clock."""
 HOLD_S = 300.0
-"""For so long after a jump an entry's age is not known: its time to live begins when it is read."""
+"""How long after a jump the age of entries is unknown. Their time to live then begins when they are
+read."""
 
 
 class ServerTime:
-    """How far the server's clock is ahead of this machine's steady one."""
+    """The difference between the server's clock and this machine's steady clock."""
 
     def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
         self._wire = wire
@@ -38,17 +39,17 @@ class ServerTime:
         self._looked_at = self._jumped_at = -math.inf
 
     async def look(self, deliveries: Iterable[Delivery]) -> None:
-        """Ask for the time, if any of these expires."""
+        """Ask the server for its time, if any of these deliveries expires."""
         before = self._steady_s()
         mortal = [each for each in deliveries if each.expires_at_us is not None]
         if not mortal:
             return
-        # One that seems to be past its time may have come after a jump that is not known yet.
+        # A delivery that seems expired may have come after a jump that is not known yet.
         if before - self._looked_at < LOOK_S and not any(map(self._is_over, mortal)):
             return
         (answer,) = await self._wire.ask(("TIME",))
         after = self._steady_s()
-        if isinstance(answer, Exception):  # this user may not ask
+        if isinstance(answer, Exception):  # this user is not allowed to ask
             return
         seconds, micros = answer
         ahead = int(seconds) + int(micros) / 1e6 - (before + after) / 2
@@ -63,7 +64,7 @@ class ServerTime:
         self._ahead_s, self._looked_at = ahead, after
 
     def timed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """The same; what expires says when, by this machine's steady clock."""
+        """Add the expiry by this machine's steady clock to the deliveries that expire."""
         return [self._timed(d) if d.expires_at_us is not None else d for d in deliveries]
 
     def _is_over(self, delivery: Delivery) -> bool:

@@ -1,4 +1,4 @@
-"""One batch of commands, one batch of answers, within a deadline."""
+"""The connection: one batch of commands, one batch of answers, within a deadline."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from ackbone.core.errors import BrokerDenied, BrokerError, BrokerUnavailable, Co
 log = logging.getLogger("ackbone.brokers.redis")
 Command = Sequence[str | bytes | int | float]
 Answer = Any
-"""What the server said; its own errors are values here: one bad command fails no other."""
+"""An answer of the server. Its errors are values here, so that a bad command fails alone."""
 
 PART, PART_BYTES = 100, 1_000_000
-"""Commands that are sent at a time: the server is at the first ones while the next are packed."""
+"""Commands and bytes that are sent at a time. The server begins with the first part while the next
+one is packed."""
 _AWAY = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+) (.*)", re.DOTALL)
 _BY_CODE = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOT_NOW = (ClusterDownError, MasterDownError, TryAgainError)
-"""Errors of a server that may be able to do it later."""
+"""Errors of a server that may accept the command later."""
 _NOT_NOW_WORDS = ("MISCONF", "NOREPLICAS", "BUSY ")
-"""The same, where the driver has no class: no disk, no replica, somebody's script that goes on."""
+"""The same, where the driver has no class: disk errors, missing replicas, a long-running script."""
 
 
 class AnswerUnknown(BrokerUnavailable):
-    """The commands were sent and no answer came: they may have been done, or not."""
+    """The commands were sent and no answer came. The server may have executed them."""
 
 
 class Wire:
-    """Connections to one server. Nothing is sent again by itself."""
+    """Connections to one server. Commands are never repeated automatically."""
 
     def __init__(
         self, url: str, *, timeout_s: float, url_now: Callable[[], str] | None = None
     ) -> None:
-        """`url_now` is asked when the server refuses the credentials of `url`."""
+        """`url_now` is called for a new URL when the server refuses the credentials of `url`."""
         self.timeout_s = timeout_s
         self.where = _without_secrets(url)
         self._url = url
@@ -80,10 +81,11 @@ class Wire:
         await self._pool.disconnect()
 
     async def ask(self, *commands: Command, wait_s: float = 0.0) -> list[Answer]:
-        """Answers in the order of the commands. `wait_s`: how long the server itself may wait.
+        """Return the answers in the order of the commands.
 
-        The time limit begins anew as long as bytes flow: were it one for all of them, a batch that
-        is too large for a slow network would be asked for again for ever.
+        `wait_s`: how long the server itself may wait (BLOCK). The time limit starts over whenever
+        bytes arrive. With one limit for the whole batch, a batch that is too large for a slow
+        network would fail and be repeated for ever.
 
         Raises BrokerUnavailable if nothing was sent, AnswerUnknown if that is not certain.
         """
@@ -93,37 +95,42 @@ class Wire:
             async with asyncio.timeout_at(deadline) as limit:
                 for n, part in enumerate(_packed(commands)):
                     if n > 0:
-                        self._begin_anew(limit, wait_s)
+                        self._restart(limit, wait_s)
                     await connection.send_packed_command(part, False)
                 answers = await _answers(
-                    connection, len(commands), lambda: self._begin_anew(limit, wait_s)
+                    connection, len(commands), lambda: self._restart(limit, wait_s)
                 )
         except _AWAY as error:
             await connection.disconnect(nowait=True)
-            if _is_denied(error):  # the first command was refused, and so were all others
+            if _is_denied(error):  # the first command was refused, and all others with it
                 raise self._denied(error) from error
             detail = str(error) or f"no answer within {self.timeout_s + wait_s:.1f} s"
             raise AnswerUnknown(f"{self.where}: {detail}") from error
-        except BaseException:  # cancelled: an answer that nobody reads is not the next one's
+        except BaseException:  # cancelled: the next caller must not read the answer to this call
             await connection.disconnect(nowait=True)
             raise
         finally:
             await pool.release(connection)
         return answers
 
-    def _begin_anew(self, limit: asyncio.Timeout, wait_s: float) -> None:
+    def _restart(self, limit: asyncio.Timeout, wait_s: float) -> None:
         if not limit.expired():
             limit.reschedule(asyncio.get_running_loop().time() + self.timeout_s + wait_s)
 
     async def ask_one(self, *command: str | bytes | int | float, wait_s: float = 0.0) -> Answer:
-        """The answer to one command; raises the server's error as ours."""
-        (answer,) = await self.ask(command, wait_s=wait_s)
-        if isinstance(answer, ResponseError):
-            raise self.refused(answer)
-        return answer
+        """Return the answer to one command. An error of the server is raised as ours."""
+        return (await self.ask_all(command, wait_s=wait_s))[0]
+
+    async def ask_all(self, *commands: Command, wait_s: float = 0.0) -> list[Answer]:
+        """As `ask`, but the first error of the server is raised as ours."""
+        answers = await self.ask(*commands, wait_s=wait_s)
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                raise self.refused(answer)
+        return answers
 
     def refused(self, error: ResponseError) -> BrokerError:
-        """The server's own error in our words."""
+        """Translate an error of the server."""
         text = str(error)
         if isinstance(error, OutOfMemoryError):
             return BrokerUnavailable(
@@ -143,7 +150,7 @@ class Wire:
             async with asyncio.timeout(self.timeout_s):
                 try:
                     return await _one_of(self._pool)
-                except RedisConnectionError as error:  # the driver wraps what the server said
+                except RedisConnectionError as error:  # the driver wraps the server's error
                     refused = isinstance(error.__cause__ or error, AuthenticationError)
                     if not refused or not await self._renewed():
                         raise
@@ -162,24 +169,24 @@ class Wire:
         )
 
     async def _renewed(self) -> bool:
-        """Does the URL say something else by now? Then that is what new connections are made by."""
+        """Read the URL again. Returns True if it has changed: new connections use the new one."""
         if self._url_now is None:
             return False
         try:
             url = await asyncio.to_thread(self._url_now)
-        except ConfigError as error:  # somebody is at it just now, perhaps
+        except ConfigError as error:  # somebody may be editing it at this moment
             log.warning("%s: the credentials are refused: %s", self.where, error)
             return False
         if url == self._url:
             return False
-        log.warning("%s: the credentials were refused, and are read anew", self.where)
+        log.warning("%s: the credentials were refused; using the new ones", self.where)
         self._url, self._pool, old = url, self._pool_of(url), self._pool
         await old.disconnect(inuse_connections=False)
         return True
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Did the server answer, and refuse the login? The driver wraps what it said."""
+    """Return True if the server refused the login. The driver wraps the server's error."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, AuthenticationError | AuthorizationError):
@@ -196,9 +203,9 @@ async def _one_of(pool: ConnectionPool) -> tuple[ConnectionPool, AbstractConnect
 
 
 def _packed(commands: Sequence[Command]) -> Iterator[bytes]:
-    """As they are sent, a part at a time."""
+    """Yield the commands as bytes, a part at a time."""
     for at in range(0, len(commands), PART):
-        # The driver's own packing is Python: 17 us a command of 13 parts, this one 3.
+        # The driver packs in Python: 17 us for a command of 13 parts. hiredis needs 3 us.
         packed = b"".join([pack_command(tuple(each)) for each in commands[at : at + PART]])  # type: ignore[arg-type]
         if len(packed) <= PART_BYTES:
             yield packed
@@ -209,9 +216,10 @@ def _packed(commands: Sequence[Command]) -> Iterator[bytes]:
 async def _answers(
     connection: AbstractConnection, count: int, heard: Callable[[], None]
 ) -> list[Answer]:
-    """Waits for so many answers; the server's errors are values. `heard`: some came, and not all.
+    """Wait for `count` answers. Errors of the server are values. `heard` is called when some have
+    arrived and others have not.
 
-    By the driver's own parser, but not by its `read_response`: that is 8 us for each answer.
+    This uses the driver's parser without its `read_response`, which takes 8 us for each answer.
     """
     parser: Any = connection._parser
     answers: list[Answer] = []
@@ -223,7 +231,9 @@ async def _answers(
                 heard()
             await parser.read_from_socket()
             reads += 1
-        elif isinstance(answer, RedisConnectionError):  # loading, or not to be talked to
+        elif isinstance(
+            answer, RedisConnectionError
+        ):  # the server is loading, or refuses the connection
             raise answer
         else:
             answers.append(_unwrapped(answer) if isinstance(answer, ResponseError) else answer)
@@ -231,7 +241,7 @@ async def _answers(
 
 
 def _unwrapped(error: ResponseError) -> ResponseError:
-    """Before 7.0 a script's error stands inside another one: what it says counts."""
+    """Return the error that a script met. Before 7.0 it is wrapped in the text of another one."""
     found = _IN_SCRIPT.search(str(error))
     if found is None:
         return error

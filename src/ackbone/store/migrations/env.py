@@ -1,6 +1,6 @@
 """What Alembic runs for every command. The caller brings the connection, and its transaction.
 
-`ackbone.store.migrate` is that caller: it opens the database, begins the transaction, and commits
+`migrate.py` of a dialect is that caller: it opens the database, begins the transaction, and commits
 it when the last revision is done, so that an upgrade happens whole or not at all.
 """
 
@@ -14,7 +14,7 @@ if context.is_offline_mode():
     context.configure(
         dialect_name=attributes["dialect"],
         literal_binds=True,
-        transactional_ddl=False,  # whoever runs the script brackets it
+        transactional_ddl=False,  # the caller begins and ends the transaction
     )
 else:
     connection = attributes["connection"]

@@ -1,4 +1,4 @@
-"""Where the database is: the URL as the driver takes it, and as people may see it."""
+"""The address of the database: for the driver, and for people, without the password."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ackbone.core.errors import ConfigError
 
 CONNECT_S = 5
 SILENCE_S = 10
-"""A peer that does not answer for so long is gone."""
+"""A server that does not answer for this many seconds counts as gone."""
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "ackbone",
@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Address(str):
-    """What `psycopg.connect` takes; `shown` names the database without its password."""
+    """The parameter of `psycopg.connect`. `shown` names the database without its password."""
 
     shown: str
 
@@ -35,7 +35,7 @@ class Address(str):
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
             raise ConfigError(
-                ["store: the URL is none of PostgreSQL's; write postgresql://user@host:5432/name"]
+                ["store: this is not a PostgreSQL URL; write postgresql://user@host:5432/name"]
             ) from None
         if _splits_the_password(url, given):
             # Host and port are parts of the password then, so neither is shown.
@@ -53,7 +53,7 @@ class Address(str):
 
 
 def _splits_the_password(url: str, given: dict[str, Any]) -> bool:
-    """Whether the driver took what stands before an unescaped / for the host and the port."""
+    """Return True if the driver took the text before an unescaped / for the host and the port."""
     ports = str(given.get("port") or "").split(",")
     if any(port and not port.isdecimal() for port in ports):
         return True

@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 MICROSECOND = "interval '1 microsecond'"
+NOW = "(SELECT clock_timestamp())"
+"""SQL: the time, read once per statement: an index cannot be searched by a time that changes."""
+BEGUN = "transaction_timestamp()"
+"""SQL: the time of transactions that write when something is due, or act on what is over.
+
+Each transaction compares its begin with what this process knows of the clock, and due times that it
+wrote move if the clock is set later. A due time by `clock_timestamp()` would move although it was
+written by the new clock.
+"""
 
 
 def moment(expression: str) -> str:
     """SQL: integer microseconds as a timestamptz, exactly."""
     return f"(timestamptz 'epoch' + {expression} * {MICROSECOND})"
+
+
+def us(expression: str) -> str:
+    """SQL: a timestamptz as integer microseconds."""
+    return f"(extract(epoch FROM {expression}) * 1000000)::bigint"
 
 
 def texts(values: Sequence[str | None]) -> str:
@@ -52,5 +66,5 @@ def places(values: Iterable[int]) -> str:
 
 
 def place_of(ctid: bytes) -> int:
-    """Where a row stands, as the driver hands it over: page and line in one number."""
+    """Return the place of a row, page and line in one number, from the bytes of the driver."""
     return int.from_bytes(ctid, "big")

@@ -1,4 +1,4 @@
-"""What can be said about a PostgreSQL database before it is used for work. Nothing here writes."""
+"""Checks of `ackbone doctor` on a PostgreSQL database. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from typing import Any
 
 import psycopg
 
-from ackbone.core.checks import Check, ok, refused, warning
-from ackbone.core.errors import StoreError, StoreUnavailable
-from ackbone.store.bodies import check_bodies
-from ackbone.store.migrate import HEAD, known_revisions
+from ackbone.core.errors import StoreUnavailable
+from ackbone.core.findings import Check, ok, refused, warning
+from ackbone.store.checks import check_bodies, check_revision, named
+from ackbone.store.revisions import HEAD
 
 from .address import Address
 from .failures import translate
 from .migrate import current_revision, is_behind
-from .partitions import MONTHS
-from .wall import bound_tables, open_tables
+from .partitions import MISSING
+from .tenant_wall import bound_tables, open_tables
 
 OLDEST = 130000
-"""`server_version_num`: 13 is the oldest that is tried and supported by its makers."""
+"""`server_version_num` of 13, the oldest version that is tested."""
 _CONNECTIONS_EACH = 10
+"""Connections that one worker may open."""
 _BODIES = ("queue_executions", "dead_letters", "outbox")
-_MOST_NAMED = 5
-_NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 def examine(url: str, *, deep: bool) -> list[Check]:
-    """Server, settings, schema and rights. Raises StoreUnavailable if it is away."""
+    """Check the server, its settings, the schema and the rights of the role.
+
+    Raises StoreUnavailable if the server cannot be reached.
+    """
     address = Address.from_url(url)
     try:
         with psycopg.connect(address, autocommit=True) as conn:
@@ -49,7 +52,7 @@ def check_version(conn: psycopg.Connection[Any]) -> Check:
 
 
 def _settings(conn: psycopg.Connection[Any]) -> list[Check]:
-    """Settings under which the server forgets what it said it had written."""
+    """Check the settings under which a server can lose transactions that it confirmed."""
     found = []
     if _setting(conn, "fsync") != "on":
         found.append(
@@ -59,7 +62,7 @@ def _settings(conn: psycopg.Connection[Any]) -> list[Check]:
         found.append(
             refused(
                 "full_page_writes",
-                "it is off: a power cut can tear pages that nobody can mend (P1)",
+                "it is off: a power cut can tear pages beyond repair (P1)",
                 "set full_page_writes = on",
             )
         )
@@ -87,17 +90,8 @@ def _settings(conn: psycopg.Connection[Any]) -> list[Check]:
 
 
 def _schema(url: str) -> Check:
-    revision = current_revision(url)
-    if revision == HEAD:
-        return ok("schema", f"at {HEAD}, the newest")
-    if revision is None:
-        return ok("schema", "no tables yet; the first worker or 'ackbone migrate' makes them")
-    if revision not in known_revisions():
-        try:
-            is_behind(url)
-        except StoreError as error:
-            return refused("schema", str(error))
-    return refused("schema", f"at {revision}, {HEAD} is needed", "run 'ackbone migrate'")
+    none = "no tables yet; the first worker or 'ackbone migrate' makes them"
+    return check_revision(current_revision(url), HEAD, lambda: is_behind(url), ok("schema", none))
 
 
 def _connections(conn: psycopg.Connection[Any]) -> Check:
@@ -116,41 +110,41 @@ def _connections(conn: psycopg.Connection[Any]) -> Check:
 
 
 def _rights(conn: psycopg.Connection[Any]) -> Check:
-    """May this role do what a worker does?"""
+    """Check whether the role has the rights that a worker needs."""
     lacking = [
         f"{right} on {table}"
         for table in ("queue_executions", "event_log", "idempotency_keys", "workers", "outbox")
-        for right in _NEEDED
+        for right in _RIGHTS
         if conn.execute("SELECT has_table_privilege(%s, %s)", (table, right)).fetchone() != (True,)
     ]
     if lacking:
         return refused(
             "rights",
-            f"the role lacks {', '.join(lacking[:_MOST_NAMED])}",
+            f"the role lacks {named(lacking)}",
             f"as the owner of the tables: 'ackbone migrate --worker-role {conn.info.user}'",
         )
     return ok("rights", "the role may do what a worker does")
 
 
 def _wall(conn: psycopg.Connection[Any]) -> Check:
-    """Between tenants: it must stand, and it must not stand before a worker."""
+    """Check row-level security: it must be on for every table, and must not bind a worker."""
     bound, gaps = bound_tables(conn), open_tables(conn)
     if bound:
         return refused(
             "tenants",
             f"the role {conn.info.user} sees one tenant at a time: a worker would find "
-            f"{', '.join(bound[:_MOST_NAMED])} empty, and run nothing",
+            f"{named(bound)} empty, and run nothing",
             f"as the owner of the tables: 'ackbone migrate --worker-role {conn.info.user}'",
         )
     if gaps:
         return refused(
             "tenants",
-            f"row-level security is off for {', '.join(gaps[:_MOST_NAMED])}: a role that may read "
+            f"row-level security is off for {named(gaps)}: a role that may read "
             "them sees all tenants (P7)",
             "as the owner of the tables: 'ackbone migrate' closes partitions; for tables: "
             "ALTER TABLE … ENABLE ROW LEVEL SECURITY",
         )
-    return ok("tenants", "row-level security keeps them apart for roles that are no worker's")
+    return ok("tenants", "row-level security separates them for every role that is not a worker's")
 
 
 def _partitions(conn: psycopg.Connection[Any]) -> Check:
@@ -158,14 +152,14 @@ def _partitions(conn: psycopg.Connection[Any]) -> Check:
         "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = 'event_log'::regclass"
     ).fetchall()
     if not owned:
-        missing = len(conn.execute(MONTHS).fetchall())
+        missing = len(conn.execute(MISSING).fetchall())
         what = f"{missing} of the months ahead have none" if missing else "none is missing yet"
         return warning(
             "partitions",
             f"{what}; the role may not make new ones",
             "run 'ackbone migrate' once a quarter as the owner of the tables",
         )
-    # Older rows are what pruning kept of months that it dropped.
+    # Pruning moves here what it keeps of the months that it drops. Those rows are older.
     ((caught,),) = conn.execute(
         "SELECT count(*) FROM event_log_default"
         " WHERE created_at >= date_trunc('month', clock_timestamp(), 'UTC')"
@@ -173,14 +167,14 @@ def _partitions(conn: psycopg.Connection[Any]) -> Check:
     if caught:
         return warning(
             "partitions",
-            f"{caught} events stand in no month's partition",
+            f"{caught} events are in no month's partition",
             "the next upkeep moves them, or 'ackbone migrate' does",
         )
     return ok("partitions", "the months ahead have theirs")
 
 
 def _bodies(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str, bytes, int | None]]:
-    """Reads the whole tables."""
+    """Return every stored body. Reads the whole tables."""
     for table in _BODIES:
         with conn.transaction(), conn.cursor(name="bodies") as cursor:
             for message_id, body, crc in cursor.execute(

@@ -1,9 +1,9 @@
 """Connections and transactions.
 
-A transaction is a pipeline: what needs no answer is sent with what follows it, and the last
-statements go out together with COMMIT. It runs in a task of its own: whoever waits may be
-cancelled, the transaction ends as it would have. What a batch may safely repeat (deadlock, lost
-connection) is repeated here; what the caller must know of a commit without an answer, it is told.
+A transaction is a pipeline: a statement that needs no answer is sent with the next one, and the
+last statements go out together with COMMIT. It runs in a task of its own: if the caller is
+cancelled, the transaction ends as it would have. Failures that may safely be repeated (deadlock,
+lost connection) are repeated here. `Tx.repeated` says that an earlier commit may have succeeded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,19 @@ from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 from ackbone.core.clock import Clock, SystemClock, to_us
 from ackbone.core.errors import StoreUnavailable
 from ackbone.store.letters import Letter
+from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
 
 from . import arrays
 from .address import Address
+from .delivery_rows import PostgresDeliveryRows
 from .failures import is_away, may_repeat, translate
+from .granted_runs import PostgresGrantedRuns, UnsureRuns
+from .key_rows import PostgresKeyRows
+from .lane_rows import PostgresLaneRows
+from .outgoing import PostgresOutgoing
+from .quotas import PostgresQuotaRows
 from .sql import SQL
+from .task_rows import PostgresTaskRows
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -36,18 +44,18 @@ Op = Callable[["Tx"], Awaitable[T]]
 log = logging.getLogger("ackbone.store")
 
 CALL_S = 30.0
-"""No call takes longer: the server is told to give up, and so does the client."""
+"""Longest time of one call, in seconds. After that, server and client give up."""
 WRITERS, READERS = 6, 3
 """Connections at a time. A transaction may read beside itself: readers never wait for writers."""
 KEPT = WRITERS + READERS
-"""Idle connections that are kept."""
+"""How many idle connections are kept."""
 MUCH = 64_000
-"""Characters of values that a socket may not take at once."""
+"""Above this many characters of values, a socket may not take them all at once."""
 REPEATS = 8
 RECONNECTS = 2
 
-# Batches are joined to their rows one by one, through an index, in the order that they come in:
-# sorted batches then lock in one order. A plan made while the tables were small must not be kept.
+# Batches are joined to their rows one by one, through an index, in the order of the batch, so that
+# sorted batches lock in one order. A plan made while the tables were small must not be kept.
 _SETTINGS = {
     "TimeZone": "UTC",
     "statement_timeout": f"{CALL_S - 5:.0f}s",
@@ -62,14 +70,14 @@ _SETTINGS = {
 _BEGIN = "SELECT clock_timestamp(), (SELECT state FROM workers WHERE worker_id = $1)"
 _BEGIN_LOSSY = f"{_BEGIN}, set_config('synchronous_commit', 'off', true)"
 _HOLD_DELIVERIES = "SELECT 1 FROM pg_advisory_xact_lock(7310579635104523)"
-"""Everybody who changes where deliveries are holds this lock, so that a lane has one delivery that
-is being sent and a limit is counted once."""
+"""Every transaction that moves deliveries holds this lock, so that a lane has one delivery that is
+being sent and a limit is counted once."""
 _SYNCED = "SET LOCAL synchronous_commit TO DEFAULT"
-"""What `_BEGIN_LOSSY` took away: the commit looks at it last."""
+"""Undoes `_BEGIN_LOSSY`: the commit reads the setting last."""
 
 
 class Session:
-    """One connection, and which process of the server is behind it."""
+    """One connection, and the server process behind it."""
 
     def __init__(self, conn: AsyncConnection[Row], backend: tuple[int, Any]) -> None:
         self.conn = conn
@@ -81,7 +89,7 @@ class Session:
 
 
 class Look(NamedTuple):
-    """The server's time, asked for and heard at these moments of the steady clock."""
+    """The server's time, and when it was asked for and received, by the steady clock."""
 
     before_s: float
     server_us: int
@@ -97,23 +105,32 @@ class Look(NamedTuple):
 
     @property
     def ahead_us(self) -> int:
-        """The server's clock minus the steady one, half of the way there and back taken off."""
+        """The server's clock minus the steady one, corrected by half of the round trip."""
         return self.server_us - int((self.before_s + self.after_s) / 2 * 1e6)
 
 
 class Tx:
-    """`ackbone.store.unit.Tx` on PostgreSQL. Its `moment` is when it was begun, by the server's
-    clock, or when it last looked at it."""
+    """`ackbone.store.unit.Tx` on PostgreSQL. Its `moment` is its begin by the server's clock, or
+    its last look at that clock."""
 
     sql = SQL
+    exclusive = False
+    queue: QueueRows | None = None
+    """The broker lives elsewhere."""
 
     def __init__(
-        self, conn: AsyncConnection[Row], pipeline: AsyncPipeline, clock: Clock, *, repeated: bool
+        self,
+        conn: AsyncConnection[Row],
+        pipeline: AsyncPipeline,
+        clock: Clock,
+        *,
+        repeated: bool,
+        unsure: UnsureRuns,
     ) -> None:
         self._conn = conn
         self._clock = clock
         self._asked_s = self._heard_s = 0.0
-        """When it asked for its `moment`, and heard it, by the steady clock."""
+        """When its `moment` was asked for and received, by the steady clock."""
         self._pipeline = pipeline
         self._unheard = False
         self._unsent = 0
@@ -124,9 +141,38 @@ class Tx:
         self.letters: dict[str, Letter] = {}
         """Dead letters that are written at the end, by their ids."""
         self.repeated = repeated
-        """An attempt of this very call may have been committed, its answer lost."""
+        """True if an attempt of this very call may have been committed, and its answer was lost."""
         self.if_unknown: Callable[[], None] | None = None
-        """Called if it is not known whether this was committed."""
+        """Called if it is unknown whether the transaction was committed."""
+        self._unsure_runs = unsure
+
+    @property
+    def tasks(self) -> TaskRows:
+        return PostgresTaskRows(self)
+
+    @property
+    def keys(self) -> KeyRows:
+        return PostgresKeyRows(self)
+
+    @property
+    def lanes(self) -> LaneRows:
+        return PostgresLaneRows(self)
+
+    @property
+    def quotas(self) -> QuotaRows:
+        return PostgresQuotaRows(self)
+
+    @property
+    def granted(self) -> GrantedRuns:
+        return PostgresGrantedRuns(self, self._unsure_runs)
+
+    @property
+    def outgoing(self) -> PostgresOutgoing:
+        return PostgresOutgoing(self)
+
+    @property
+    def deliveries(self) -> PostgresDeliveryRows:
+        return PostgresDeliveryRows(self)
 
     async def begin(self, worker_id: int, *, durable: bool) -> None:
         self._asked_s = self._clock.monotonic()
@@ -135,7 +181,7 @@ class Tx:
         self._begun = await self._execute(statement, (str(worker_id),))
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
-        """Sends what waited, then this, and returns its rows."""
+        """Send the statements that waited, then this one, and return its rows."""
         cursor = await self._execute(statement, values)
         found = await cursor.fetchall()
         self._unheard = False
@@ -143,28 +189,28 @@ class Tx:
         return found
 
     async def send(self, statement: str, *values: Any) -> None:
-        """Sent with whatever comes next; its answer is not looked at, an error is raised later."""
+        """Send with the next statement. The answer is ignored; an error is raised later."""
         await self._execute(statement, values)
         self._unheard = True
 
     def before_end(self, statement: str, *values: Any) -> None:
-        """Sent before what is `at_end`: it may have to wait for a lock on its rows."""
+        """Send before the statements of `at_end`: it may have to wait for a lock on its rows."""
         self._locking.append((statement, values))
 
     async def send_locking(self) -> None:
-        """What waited to be sent `before_end` goes now: its rows are locked before later ones."""
+        """Send the statements of `before_end` now, so that their rows are locked before others."""
         await self._send_all(self._locking)
 
     def at_end(self, statement: str, *values: Any) -> None:
-        """Sent together with COMMIT: new rows, or rows that are locked already."""
+        """Send together with COMMIT: for new rows, or rows that are locked already."""
         self._last.append((statement, values))
 
     def sync_after_all(self) -> None:
-        """Begun as one that need not be durable, it is to be: its commit waits for the disk."""
+        """Make a transaction durable that was begun without: its commit waits for the disk."""
         self.at_end(_SYNCED)
 
     async def hold_all_locks(self) -> None:
-        """Returns when everything that might wait for somebody else's rows has got them."""
+        """Wait until every statement that may wait for rows of another process has got them."""
         await self._send_all(self._locking)
         await self._send_much()
         if self._unheard:
@@ -172,14 +218,15 @@ class Tx:
             self._unheard = False
 
     async def send_rest(self) -> None:
-        """Whatever is left to be sent before COMMIT."""
+        """Send everything that is left before COMMIT."""
         await self._send_all(self._locking)
         await self._send_all(self._last)
         await self._send_much()
 
     async def _send_much(self) -> None:
-        """The driver's `sync` waits for an answer although the socket took only a part of what
-        there is to send, and both sides wait for ever; whoever wants rows sends all of it first.
+        """Ask for rows if much is unsent. The driver's `sync` waits for an answer although the
+        socket took only a part of the data, and both sides wait for ever; asking for rows sends
+        all of it first.
         """
         if self._unsent > MUCH:
             await self.rows("SELECT 1")
@@ -190,17 +237,17 @@ class Tx:
         waiting.clear()
 
     async def moment(self) -> int:
-        """Its time (µs)."""
+        """The time of this transaction (µs)."""
         return to_us((await self._opened())[0])
 
     async def look(self) -> Look:
-        """Its time, and how exactly that is known."""
+        """The time of this transaction, and how exactly it is known."""
         now = (await self._opened())[0]
         return Look.of(self._asked_s, now, self._heard_s)
 
     async def look_at_clock(self) -> None:
-        """What it tells from here on is told as now: it has seen what others committed since it
-        was begun, and must not seem to have come before."""
+        """Take the time of now: the transaction has seen what others committed since its begin,
+        and its events must not seem to have come before."""
         _, *rest = await self._opened()
         self._asked_s = self._clock.monotonic()
         ((now,),) = await self.rows("SELECT clock_timestamp()")
@@ -213,15 +260,15 @@ class Tx:
         return await self.moment()
 
     async def state(self) -> str | None:
-        """Of the worker that it was begun for."""
+        """The state of the worker that this transaction was begun for."""
         found: str | None = (await self._opened())[1]
         return found
 
     async def require_alive(self, worker_id: int, *, or_leaving: bool = False) -> None:
-        """Raises StoreUnavailable for a worker that was declared dead or left, and for one that is
+        """Raise StoreUnavailable for a worker that was declared dead or left, and for one that is
         leaving unless that is allowed."""
         if await self.state() not in (("alive", "leaving") if or_leaving else ("alive",)):
-            # Nobody would reap what a dead number claims. The worker registers again, and asks.
+            # Nothing would reap the claims of a dead worker id. The worker registers again.
             raise StoreUnavailable(f"worker {worker_id} was declared dead; nothing claimed")
 
     async def _opened(self) -> Row:
@@ -239,7 +286,7 @@ class Tx:
 
 
 def _parameter(value: Any) -> Any:
-    """Numbers and lists are sent as text: the type of a parameter is then its statement's."""
+    """Numbers and lists are sent as text: the statement decides the type of a parameter then."""
     kind = type(value)
     if kind is int:
         return str(value)
@@ -247,7 +294,7 @@ def _parameter(value: Any) -> Any:
 
 
 Committer = Callable[[Tx, Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Called with a transaction that is ready, and the function that commits it."""
+"""A function that gets a transaction that is ready, and the function that commits it."""
 
 
 class Database:
@@ -264,15 +311,16 @@ class Database:
         self._away_at = -math.inf
         self._on_connect: list[Callable[[], None]] = []
         self.lost: list[tuple[int, Any]] = []
-        """Processes of the server that may still be committing what we lost sight of."""
+        """Server processes that may still be committing a transaction of a lost connection."""
+        self.unsure = UnsureRuns()
 
     def on_connect(self, callback: Callable[[], None]) -> None:
-        """Called whenever a connection was made: what was not synced may be gone."""
+        """Call `callback` for every new connection: commits that were not synced may be gone."""
         self._on_connect.append(callback)
 
     @property
     def steady_s(self) -> float:
-        """For so long the database has been there without a break, as far as we know."""
+        """How long the database has been reachable without a break, in seconds."""
         return time.monotonic() - self._away_at
 
     async def open(self) -> None:
@@ -295,7 +343,7 @@ class Database:
     # -- work -------------------------------------------------------------------------------------
 
     async def read(self, statement: str, *values: Any) -> list[Row]:
-        """One statement by itself, of its own transaction; repeated if a connection was stale."""
+        """Run one statement in its own transaction, again if the connection was stale."""
         return await self._shielded(self._read(statement, values))
 
     async def write(
@@ -307,7 +355,7 @@ class Database:
         commit: Committer,
         limit_s: float | None = None,
     ) -> T:
-        """`op` in one transaction. Raises StoreError, or what the database said of a value.
+        """Run `op` in one transaction. Raises StoreError, or the database's error about a value.
 
         `limit_s`: how long it may take, if that is not `CALL_S`."""
         return await self._shielded(self._write(op, worker_id, durable, commit, limit_s or CALL_S))
@@ -385,12 +433,12 @@ class Database:
 
         try:
             async with conn.pipeline() as pipeline:
-                tx = Tx(conn, pipeline, self.clock, repeated=repeated)
+                tx = Tx(conn, pipeline, self.clock, repeated=repeated, unsure=self.unsure)
                 await tx.begin(worker_id, durable=durable)
                 result = await op(tx)
                 await commit(tx, finish)
         except BaseException as error:
-            # Nobody but our own time limit cancels this.
+            # Only our own time limit cancels this.
             late = isinstance(error, asyncio.CancelledError)
             if committing and (late or is_away(error)):
                 self.lost.append(session.backend)
@@ -414,7 +462,7 @@ class Database:
         self._give(session)
 
     async def _after_failure(self, session: Session) -> None:
-        """Back to a clean state, or away with it."""
+        """Bring the connection back to a clean state, or close it."""
         status = psycopg.pq.TransactionStatus
         try:
             async with asyncio.timeout(1):
@@ -424,7 +472,7 @@ class Database:
                 self._give(session)
                 return
         except (psycopg.Error, OSError, TimeoutError) as error:
-            log.debug("a connection is given up: %s", error)
+            log.debug("closing a connection: %s", error)
         await session.close()
 
     def _give(self, session: Session) -> None:
@@ -434,7 +482,7 @@ class Database:
             asyncio.get_running_loop().create_task(session.close())
 
     async def _lost(self) -> None:
-        """A connection broke: the others are as old, and most likely broken, too."""
+        """A connection broke. The others are as old and most likely broken, too: close them."""
         self._away_at = time.monotonic()
         idle, self._idle = self._idle, []
         for session in idle:
@@ -459,7 +507,7 @@ class Database:
         return Session(conn, backend or (0, None))
 
     async def connect(self) -> AsyncConnection[Row]:
-        """A connection of the caller's own, not of the pool."""
+        """Open a connection that belongs to the caller, not to the pool."""
         return await AsyncConnection.connect(
             self.address, autocommit=True, prepare_threshold=None, cursor_factory=AsyncRawCursor
         )
@@ -478,7 +526,7 @@ class Database:
 
 
 class _Unknown(Exception):
-    """COMMIT was sent, and no answer came."""
+    """COMMIT was sent, and its answer was lost."""
 
     def __init__(self, why: BaseException) -> None:
         super().__init__(str(why))

@@ -1,4 +1,4 @@
-"""What PostgreSQL says, in our words: the one place that knows its error codes."""
+"""PostgreSQL's errors as ours. This is the one place that knows its error codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .address import Address
 _REPEAT = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, a lock that was not free in time: nothing was written."""
 _GONE = ("08", "57P", "53300", "25P03", "57014")
-"""Connection, shutdown and start of the server, no connection left, told to stop waiting."""
+"""Connection, shutdown and start of the server, no connection left, statement cancelled."""
 _DENIED = (
     "password authentication failed",
     "authentication failed for user",
@@ -28,44 +28,44 @@ _DENIED = (
     "no pg_hba.conf entry",
     "is not permitted to log in",
 )
-"""What the server says to a login that it refuses. A failed connection has no error code."""
+"""Texts of the server when it refuses a login. A failed connection has no error code."""
 _MISSING = re.compile(r'(role|database) ("[^"]*") does not exist')
 _OF_VALUES = ("21", "22", "23", "54")
-"""Two rows where one may be, data that no column takes, constraints, limits of size and depth."""
+"""Too many rows, data that no column takes, constraints, limits of size and depth."""
 
 
 def may_repeat(error: BaseException) -> bool:
-    """Was it rolled back for no fault of its own?"""
+    """Return True if the transaction was rolled back through no fault of its own."""
     if not isinstance(error, psycopg.Error):
         return False
     return error.sqlstate in _REPEAT or _went_to_another_month(error)
 
 
 def _went_to_another_month(error: psycopg.Error) -> bool:
-    """An event was on its way to the default partition while the one of its month was made.
+    """Return True if an event went to the default partition while that of its month was made.
 
-    No constraint is named: it is the partition's own.
+    The error names no constraint, because the constraint is the partition's own.
     """
     return isinstance(error, errors.CheckViolation) and error.diag.constraint_name is None
 
 
 def is_away(error: BaseException) -> bool:
-    """Is it the connection or the server, and not what was asked?"""
+    """Return True if the connection or the server failed, and not the statement."""
     if isinstance(error, TimeoutError | OSError):
         return True
     if not isinstance(error, psycopg.Error):
         return False
     state = error.sqlstate
-    if state is None:  # never came to an answer
+    if state is None:  # there was no answer
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return state.startswith(_GONE)
 
 
 def _is_of_a_value(error: BaseException) -> bool:
-    """May a single value be the reason? Nothing else may cost a message its outcome."""
+    """Return True if a single value may be the reason. Only then may a message lose its outcome."""
     if not isinstance(error, psycopg.Error):
-        return True  # Python's own: it could not be encoded
-    if error.sqlstate is None:  # the driver's own: it was never sent
+        return True  # an error of Python: the value could not be encoded
+    if error.sqlstate is None:  # an error of the driver: the value was never sent
         return isinstance(error, psycopg.DataError)
     return error.sqlstate.startswith(_OF_VALUES)
 
@@ -73,7 +73,7 @@ def _is_of_a_value(error: BaseException) -> bool:
 def translate(  # noqa: PLR0911 - one per kind of failure
     error: BaseException, address: Address
 ) -> StoreError | None:
-    """Our error for one that is not the fault of a single value; None: it may be."""
+    """Return our error, or None if a single value may be the reason."""
     where = address.shown
     if is_away(error):
         denied = _denied(error)
@@ -105,7 +105,7 @@ def translate(  # noqa: PLR0911 - one per kind of failure
 
 
 def _denied(error: BaseException) -> str | None:
-    """Why the server let us not in, and what to do; None: it is something else."""
+    """Return why the server refuses the login, and what to do. None for other errors."""
     for line in str(error).splitlines():
         said = line.rpartition("FATAL:")[2].strip()
         missing = _MISSING.search(said)

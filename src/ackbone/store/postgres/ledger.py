@@ -1,9 +1,10 @@
 """The ledger on PostgreSQL: one hash chain per (tenant, worker), as on SQLite.
 
-A worker's number has one writer, this process, so a chain needs no row to lock: its head is in
-memory, and transactions append one after the other, from the first new hash to the answer of the
-commit. Heads move only then. After a connection broke, the ends that were not synced may be gone,
-or a commit without an answer may be there: such a chain is read again from what is sure on.
+A worker id has one writer, this process, so a chain needs no row to lock: its head is in memory,
+and transactions append one after the other, from the first new hash to the answer of the commit.
+Heads move only then. After a connection broke, the newest events may be gone if they were not
+synced, or a commit whose answer was lost may be there: such a chain is read again, from the last
+event that is known to be on disk.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Head(msgspec.Struct):
-    """Where a chain ends, and where it ended for sure."""
+    """The last event of a chain, and the last one that is known to be on disk."""
 
     seq: int
     digest: bytes
@@ -71,12 +72,13 @@ class Ledger:
         database.on_connect(self._doubt)
 
     def begin(self, worker_id: int, now_us: int) -> None:
-        """A number that was given out just now has no chains."""
+        """A worker id that was given out just now has no chains."""
         self._begun_us[worker_id] = now_us
-        self._last_us = max(self._last_us, now_us)  # a clock may be set back; its events come after
+        # The events of this worker come later, even if the clock was set back.
+        self._last_us = max(self._last_us, now_us)
 
     def is_blank(self, worker_id: int) -> bool:
-        """Is it certain that nothing was ever written under this number?"""
+        """Return True if it is certain that nothing was ever written under this worker id."""
         begun = any(worker_id == each for _, each in self._heads)
         return worker_id in self._begun_us and not begun
 
@@ -85,7 +87,7 @@ class Ledger:
             head.doubtful = head.doubtful or head.seq != head.sure_seq
 
     async def holds(self, tx: Tx, worker_id: int, entry: Entry, since_us: int) -> bool:
-        """Was this event committed, by a transaction of ours whose answer was lost?"""
+        """Return True if this event was committed by our transaction whose answer was lost."""
         async with self._lock:
             await self._forget_the_lost()
         *named, data = entry
@@ -101,12 +103,12 @@ class Ledger:
         *,
         durable: bool,
     ) -> None:
-        """Write the events, in order, and commit the transaction that they tell of."""
+        """Write the events, in order, and commit the transaction that they belong to."""
         if not entries:
             await finish()
             return
-        # Not while this process is at its own chains: another one's may wait for rows that this
-        # transaction holds, and we for its rows. No database would see that.
+        # Before the lock of the chains: a transaction that holds the lock might wait for rows of
+        # this one, and this one for the lock. No database would detect that deadlock.
         await tx.hold_all_locks()
         async with self._lock:
             now_us = self._last_us = max(self._last_us, await tx.moment())
@@ -114,7 +116,7 @@ class Ledger:
             try:
                 await finish()
             except BaseException:
-                # Rolled back, or nobody knows: both are seen when the chain is read again.
+                # Rolled back, or unknown: reading the chain again will tell.
                 for chain in ends:
                     self._heads[chain].doubtful = True
                 raise
@@ -123,7 +125,7 @@ class Ledger:
     async def _write(
         self, tx: Tx, worker_id: int, entries: Sequence[Entry], now_us: int
     ) -> dict[Chain, tuple[int, bytes]]:
-        """Sends the rows; returns where the chains end if they are committed."""
+        """Send the rows; return the new ends of the chains, which count after the commit."""
         ends: dict[Chain, tuple[int, bytes]] = {}
         seqs, tenants, subs, tasks, kinds, texts, hashes = [], [], [], [], [], [], []
         for tenant_id, subscription, task_id, kind, data in entries:
@@ -161,7 +163,7 @@ class Ledger:
         for chain, (seq, digest) in ends.items():
             head = self._heads[chain]
             head.seq, head.digest = seq, digest
-        if durable:  # and with it everything that was committed before
+        if durable:  # everything that was committed before is on disk, too
             for head in self._heads.values():
                 if not head.doubtful:
                     head.sure_seq, head.sure_digest, head.sure_us = head.seq, head.digest, now_us
@@ -182,19 +184,19 @@ class Ledger:
         return head.seq, head.digest
 
     async def _forget_the_lost(self) -> None:
-        """A process of the server that may still commit under our number is ended first."""
+        """End server processes that may still commit under one of our worker ids."""
         lost = self._database.lost
         try:
             async with asyncio.timeout(_GONE_WITHIN_S):
                 while lost:
                     pid, since = lost[-1]
-                    # Not in this transaction: it would see the processes of its beginning only.
+                    # Not in this transaction: it would only see the processes of its begin.
                     if await self._database.read(_STILL_THERE, str(pid), since):
                         await asyncio.sleep(0.02)
                     else:
                         lost.pop()
         except TimeoutError:
             raise StoreUnavailable(
-                f"{self._database.address.shown}: a connection that was lost is still at work "
-                "there; its events cannot be continued yet"
+                f"{self._database.address.shown}: a lost connection is still active on the server, "
+                "so no events can be written yet"
             ) from None

@@ -1,6 +1,6 @@
 """The schema of a PostgreSQL database: which revision it has, and how it comes to the newest one.
 
-All of an upgrade is one transaction under an advisory lock: whoever is killed on the way leaves the
+An upgrade is one transaction under an advisory lock: a process that is killed on the way leaves the
 old schema or the new one, and of several that start together one works while the others wait.
 
 An empty database gets its tables at the first start. One with an older revision is upgraded only by
@@ -17,13 +17,18 @@ import psycopg
 from psycopg import errors
 
 from ackbone.core.errors import SchemaMismatch, StoreError, StoreUnavailable
-from ackbone.store import migrate as sqlite_migrate
-from ackbone.store.migrate import HEAD, known_revisions, refuse_revision
+from ackbone.store.revisions import (
+    HEAD,
+    alembic_config,
+    alembic_lock,
+    is_older,
+    upgrade_needed,
+)
 
 from .address import Address
 from .failures import translate
 from .partitions import make_partitions
-from .wall import (
+from .tenant_wall import (
     Admission,
     admit_api,
     admit_worker,
@@ -48,7 +53,7 @@ def current_revision(url: str) -> str | None:
 
 
 def is_behind(url: str) -> bool:
-    """Does `upgrade` have something to do? Raises SchemaMismatch if it could not help."""
+    """Return whether `upgrade` has something to do. Raises SchemaMismatch if it could not help."""
     return _is_behind(current_revision(url), Address.from_url(url))
 
 
@@ -56,7 +61,7 @@ def ensure_schema(url: str) -> bool:
     """Make the tables in an empty database. True if there was anything to do.
 
     Raises SchemaMismatch, which names the command, if the tables are there and are older, and
-    StoreUnavailable if this role would not see all that is in them.
+    StoreUnavailable if this role would not see all their rows.
     """
     revision = current_revision(url)
     if revision is None:
@@ -72,10 +77,7 @@ def require_current(url: str) -> None:
         with psycopg.connect(address, autocommit=True) as conn:
             revision = _revision(conn)
             if _is_behind(revision, address):
-                raise SchemaMismatch(
-                    f"{address.shown} has schema revision {revision}, this ackbone needs {HEAD}. "
-                    "Run 'ackbone migrate'"
-                )
+                raise upgrade_needed(address.shown, revision)
             require_sight(conn, address)
     except psycopg.Error as error:
         raise _translated(error, address) from error
@@ -101,8 +103,8 @@ def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
 
 
 def tend(url: str) -> int:
-    """What tables of `HEAD` need from their owner now and then: partitions for the months ahead,
-    none of them open, all tables for all workers. Returns how many partitions were made."""
+    """Do what only the owner of the tables can: make partitions for the months ahead, close them to
+    other roles, and give all workers all tables. Returns how many partitions were made."""
     address = Address.from_url(url)
     try:
         with psycopg.connect(address, autocommit=True) as conn:
@@ -150,15 +152,11 @@ def _revision(conn: psycopg.Connection[Any]) -> str | None:
 
 
 def _is_behind(revision: str | None, address: Address) -> bool:
-    if revision == HEAD:
-        return False
-    if revision is None or revision in known_revisions():
-        return True
-    raise refuse_revision(revision, address.shown, "database")
+    return is_older(revision, address.shown, "database")
 
 
 def _refuse_foreign(conn: psycopg.Connection[Any], address: Address) -> None:
-    """Tables of our names that we did not make are somebody else's."""
+    """Raises SchemaMismatch if another program made a table of our name."""
     if conn.execute("SELECT to_regclass(%s)", (_OURS,)).fetchone() != (None,):
         raise SchemaMismatch(
             f"{address.shown} holds a table {_OURS} and no schema revision (expected: {HEAD}). "
@@ -184,14 +182,13 @@ def _run_alembic(conn: psycopg.Connection[Any]) -> None:
     from sqlalchemy.pool import StaticPool
 
     engine = create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=StaticPool)
-    # The connection is in autocommit mode; the transaction is said in so many words.
+    # The connection is in autocommit mode, so the transaction is written out.
     event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN"))
     event.listen(engine, "commit", lambda it: it.exec_driver_sql("COMMIT"))
     event.listen(engine, "rollback", lambda it: it.exec_driver_sql("ROLLBACK"))
-    config = sqlite_migrate.alembic_config
     try:
-        with sqlite_migrate.alembic_lock, engine.begin() as connection:
-            command.upgrade(config(io.StringIO(), connection=connection), "head")
+        with alembic_lock, engine.begin() as connection:
+            command.upgrade(alembic_config(io.StringIO(), connection=connection), "head")
             make_partitions(conn)
             extend_pass(conn)
     except DBAPIError as error:

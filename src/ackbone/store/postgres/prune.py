@@ -1,13 +1,13 @@
-"""Pruning the ledger: old events go, and a signed checkpoint says that they were meant to.
+"""Pruning of the ledger on PostgreSQL: old events are deleted, and a signed checkpoint says so.
 
-A checkpoint is made of anchors: it names one, and where every chain stood there, as that one or one
-before it signed it. So nothing goes that was not signed, and `ledger verify` goes on from there. It
-is committed first; then the rows go (`pruned_rows.py`). A crash in between leaves rows that the
-next step removes.
+A checkpoint is made from anchors: it names one, and where every chain ended there, as that anchor
+or an earlier one signed it. So only signed events are deleted, and `ledger verify` can start from
+the checkpoint. It is committed first; then the rows are deleted (`pruned_rows.py`). A crash in
+between leaves rows that the next step deletes.
 
-A chain is left out of a checkpoint when its worker is long gone and no row of it is left. The row
-of such a worker goes, too: a checkpoint must say where a chain stood unless it is over, and only
-these rows tell that it is.
+A chain is left out of a checkpoint when its worker ended long ago and no row of it is left. The row
+of that worker is deleted, too: a checkpoint must list every chain that may continue, and only these
+rows say that a worker has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.store import Worker
-from ackbone.store.keep import DAY_US
+from ackbone.store.retention import DAY_US
 from ackbone.store.seals import Anchor, Chain, Checkpoint, Head, key_id
 from ackbone.store.unit import Change
 
@@ -30,9 +30,9 @@ from .store import PostgresStore
 log = logging.getLogger("ackbone.ledger")
 
 _MARGIN_US = DAY_US
-"""A worker that ended so long before the cut has no event behind it."""
+"""A worker that ended this long before the anchor has no event after it."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310579635104524)"
-"""Two that write a checkpoint at once take turns: when the role changes hands, they may overlap."""
+"""Two processes that write a checkpoint take turns: the role may change hands meanwhile."""
 _OVER = f"state IN ('left', 'dead') AND ended_at < {moment('$1::bigint')}"
 _PRESENT = f"SELECT worker_id FROM workers WHERE NOT coalesce({_OVER}, false)"
 _FORGET = f"DELETE FROM workers WHERE {_OVER}"
@@ -40,19 +40,22 @@ _NOW = "SELECT clock_timestamp()"
 
 
 class Pruner:
-    """Removes events older than `keep_days`. Run it under the role `retention`."""
+    """Deletes events older than `keep_days`. Run it under the role `retention`."""
 
     def __init__(self, store: PostgresStore, *, key: bytes, keep_days: float) -> None:
         self._store = store
         self._key = key
         self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event, too: not one for every minute's worth of old ones.
+        # A checkpoint is an event itself, so it is not written for every minute of old events.
         self._stride_us = min(DAY_US, self._keep_us // 10)
         self._done = ""
-        """The checkpoint whose rows this process saw go."""
+        """The last checkpoint whose rows this process deleted completely."""
 
     async def step(self, worker: Worker) -> Gone:
-        """Returns what went. If another process prunes just now, nothing."""
+        """Returns what was deleted: nothing if another process prunes at this moment, or while the
+        clock is in doubt."""
+        if self._store.expiry_paused:
+            return Gone()
         async with pruned_rows(self._store.database) as rows:
             return Gone() if rows is None else await self._prune(rows, worker)
 
@@ -63,7 +66,7 @@ class Pruner:
         anchor = await self._next(before[1] if before else None)
         gone = Gone()
         if before is not None and (anchor is not None or before[0] != self._done):
-            # Whatever a checkpoint leaves out, all of it must be gone by then.
+            # The next checkpoint may leave chains out, so all their rows must be deleted before.
             gone += await self._remove(rows, *before)
         if anchor is None or not gone.all:
             return gone
@@ -84,7 +87,7 @@ class Pruner:
     # -- the checkpoint ---------------------------------------------------------------------------
 
     async def _next(self, before: Checkpoint | None) -> Anchor | None:
-        """The anchor before which events may go; None: too little is old enough."""
+        """The anchor before which events may be deleted; None if too little is old enough."""
         ((now,),) = await self._store.read(_NOW)
         since_us = 0 if before is None else before.at
         anchor = await seals.anchor_before(self._store, since_us, to_us(now) - self._keep_us)
@@ -110,14 +113,14 @@ class Pruner:
         await tx.rows(_LOCK)
         before = await seals.last_checkpoint(self._store)
         if (before[0] if before else "") != follows:
-            return  # another process pruned meanwhile, or this very call did, and was not answered
+            return  # another process pruned meanwhile, or an earlier attempt of this call did
         change.entries.append(checkpoint.entry())
         tx.before_end(_FORGET, str(checkpoint.at - _MARGIN_US))
         log.info("events before anchor %d are pruned", checkpoint.anchor)
 
     def _check(self, seal: Anchor | Checkpoint) -> None:
-        """What says that it was signed with this key must be. Of seals of a key that was lost
-        nobody can tell; they go like everything else."""
+        """Raises StoreCorrupt for a seal that names this key and is not signed with it. Seals of a
+        lost key cannot be checked; they are pruned like everything else."""
         if seal.key_id == key_id(self._key) and not seal.is_sealed_by(self._key):
             number = seal.n if isinstance(seal, Anchor) else seal.anchor
             kind = type(seal).__name__.lower()

@@ -1,11 +1,11 @@
-"""The rows that a checkpoint lets go: whole months with their partition, the rest row by row.
+"""The deletion of pruned rows: whole months with their partition, the others row by row.
 
-A row goes if the checkpoint lists its chain at its number or behind it. What else stands in a month
-that is over moves to the default partition before the month is dropped: the ends of living chains,
-which a writer that lost its memory of a chain reads from the table.
+A row may be deleted if the checkpoint lists its chain at its number or a later one. Other rows of
+an old month move to the default partition before the month is dropped. They are the ends of
+living chains, which a writer that forgot a chain reads from the table.
 
-All of it is done over a connection of its own. The server's lock that only one process has at a
-time is the connection's, and goes with it.
+All of it uses a connection of its own: the advisory lock that keeps other processes out belongs to
+the connection and ends with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psycopg
 from psycopg import AsyncConnection, errors
 
 from ackbone.core.clock import to_us
-from ackbone.store.keep import DAY_US
+from ackbone.store.retention import DAY_US
 from ackbone.store.seals import PRUNED_TASK, TENANT
 
 from . import arrays
@@ -37,16 +37,16 @@ log = logging.getLogger("ackbone.ledger")
 
 BATCH = 20_000
 FIRST_US, WIDEST_US = 600_000_000, DAY_US
-"""How much time one statement looks at: as much as makes a good batch, a day at the most."""
+"""How many microseconds of events one statement looks at: it adapts to `BATCH`, up to a day."""
 MOST_MOVED = 5000
-"""With more rows to keep than these a month is not dropped."""
+"""A month with more rows to keep than this is not dropped."""
 TRIES = 5
 _SETTINGS = {
     "TimeZone": "UTC",
     "statement_timeout": "15min",
-    # Whoever writes waits behind one who waits to drop a month.
+    # Writers queue up behind a statement that waits to drop a month.
     "lock_timeout": "300ms",
-    # A deletion that a crash of the server takes back is made again.
+    # A deletion that a crash of the server undoes is made again.
     "synchronous_commit": "off",
 }
 _ONLY_ONE = "SELECT pg_try_advisory_lock(7310579635104525)"
@@ -80,14 +80,14 @@ _MONTH = re.compile(r"event_log_(\d{4})_(\d\d)")
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True):
-    """What went."""
+    """How much was deleted."""
 
     rows: int = 0
     """One by one."""
     months: int = 0
-    """With all their rows."""
+    """Dropped with all their rows."""
     all: bool = True
-    """False: somebody else was in the way, and something is left for the next time."""
+    """False if a lock was in the way and some rows are left for the next step."""
 
     def __add__(self, other: Gone) -> Gone:
         return Gone(
@@ -99,21 +99,22 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Partition(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """As SQL."""
+    """The name as it is written in SQL."""
     month: tuple[int, int] | None
-    """When it begins and ends (µs); None: it catches what has no month."""
+    """When it begins and ends (µs); None for the default partition."""
     ours: bool
-    """This role may drop it."""
+    """Whether this role may drop it."""
 
     def sql(self, statement: str) -> str:
-        """For its rows. By its own name only its owner gets at it."""
+        """The statement for the rows of this partition. Only its owner may use its name."""
         here = f"e.tableoid = '{self.name}'::regclass"
         return statement.format(table=self.name if self.ours else "event_log", here=here)
 
 
 @asynccontextmanager
 async def pruned_rows(database: Database) -> AsyncIterator[PrunedRows | None]:
-    """For one step; None: another process is at it. Raises StoreError if the server is away."""
+    """The rows, for one step; None if another process prunes them. Raises StoreError if the server
+    is away."""
     conn: AsyncConnection[Row] | None = None
     try:
         conn = await database.connect()
@@ -132,13 +133,13 @@ async def pruned_rows(database: Database) -> AsyncIterator[PrunedRows | None]:
 
 
 class PrunedRows:
-    """Removes rows. Nothing that a checkpoint does not list is ever touched."""
+    """Deletes rows that a checkpoint lists, and no others."""
 
     def __init__(self, conn: AsyncConnection[Row]) -> None:
         self._conn = conn
 
     async def remove(self, checkpoint_id: str, at_us: int) -> Gone:
-        """All that this checkpoint, whose anchor was made at that moment, lets go."""
+        """Delete every row that this checkpoint covers. Its anchor was made at `at_us`."""
         living = arrays.numbers(worker_id for (worker_id,) in await _all(self._conn, _LIVING))
         given = (checkpoint_id, living)
         gone = Gone()
@@ -172,11 +173,11 @@ class PrunedRows:
                 await asyncio.sleep(random.uniform(0.1, 0.3) * (attempt + 1))
             else:
                 return Gone(months=1)
-        log.info("%s is not dropped yet: somebody reads the ledger", part.name)
+        log.info("%s is not dropped yet: another connection is reading the ledger", part.name)
         return Gone(all=False)
 
     async def _drop(self, part: _Partition, kept: Sequence[str]) -> None:
-        """In one transaction: a month is there, whole, or it is gone."""
+        """Drop a month in one transaction."""
         async with self._conn.transaction():
             await self._conn.execute(f"ALTER TABLE event_log DETACH PARTITION {part.name}")
             if kept:
@@ -189,7 +190,7 @@ class PrunedRows:
     # -- rows -------------------------------------------------------------------------------------
 
     async def _rows(self, part: _Partition, given: tuple[str, str], end_us: int) -> Gone:
-        """From the oldest on, span by span: what is deleted already is not looked at again."""
+        """Delete from the oldest row on, span by span, so that deleted rows are not read again."""
         at_us = part.month[0] if part.month is not None else await self._oldest(part)
         if at_us is None:
             return Gone()

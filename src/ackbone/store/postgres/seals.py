@@ -1,14 +1,14 @@
-"""Where the ledger's seals stand in the table, and where its chains end: by time.
+"""Anchors, checkpoints and chain ends in the tables of PostgreSQL, found by time.
 
-Commits of different workers do not appear in the order of their times: a transaction may become
-visible up to `LATE_S` after younger ones. So a look back begins that much earlier.
+Commits of different workers do not become visible in the order of their times: a transaction may
+appear up to `LATE_S` after younger ones. So every search begins that much earlier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ackbone.store.keep import DAY_US
+from ackbone.store.retention import DAY_US
 from ackbone.store.seals import (
     ANCHOR_TASK,
     PRUNED_TASK,
@@ -30,10 +30,6 @@ from .store import PostgresStore
 LATE_S = 2 * CALL_S
 LATE_US = int(LATE_S * 1e6)
 _FOR_EVER_US = 100_000 * DAY_US
-_ANCHORS = (
-    "SELECT data::text FROM event_log WHERE tenant_id = $1 AND task_id = $2"
-    " ORDER BY created_at DESC, seq DESC LIMIT {}"
-)
 _ANCHORS_BETWEEN = (
     "SELECT data::text FROM event_log WHERE tenant_id = $1 AND task_id = $2"
     f" AND created_at >= {moment('$3::bigint')} AND created_at < {moment('$4::bigint')}"
@@ -49,25 +45,8 @@ _TIPS = (
 )
 
 
-async def last_anchor(store: PostgresStore) -> Anchor | None:
-    """The newest anchor."""
-    found = await store.read(_ANCHORS.format(1), TENANT, ANCHOR_TASK)
-    return readable(read_anchor, found[0][0], ANCHOR_TASK) if found else None
-
-
-async def anchors_since(store: PostgresStore, n: int) -> list[Anchor]:
-    """Anchors after number `n`, oldest first."""
-    limit, found = 100, []
-    while True:
-        rows = await store.read(_ANCHORS.format("$3::int"), TENANT, ANCHOR_TASK, str(limit))
-        found = [readable(read_anchor, data, ANCHOR_TASK) for (data,) in rows]
-        if len(rows) < limit or found[-1].n <= n:
-            return [anchor for anchor in reversed(found) if anchor.n > n]
-        limit *= 10
-
-
 async def tips_since(store: PostgresStore, at_us: int) -> dict[Chain, Tip]:
-    """The ends of the chains that moved since a moment."""
+    """The ends of the chains that moved since `at_us`."""
     rows = await store.read(_TIPS, str(max(0, at_us - LATE_US)))
     return {(t, w): Tip(seq, digest, 0) for t, w, seq, digest in rows}
 
@@ -97,7 +76,7 @@ async def anchor_before(store: PostgresStore, since_us: int, upto_us: int) -> An
 async def signed_between(
     store: PostgresStore, before: Anchor | Checkpoint, last: Anchor, check: Callable[[Anchor], None]
 ) -> dict[Chain, Head]:
-    """Where chains stood at the anchor `last`, for those that anchors behind `before` signed."""
+    """Where the chains that anchors after `before` signed ended at the anchor `last`."""
     after = before.n - 1 if isinstance(before, Anchor) else before.anchor
     heads: dict[Chain, Head] = {}
     for since_us in range(before.at, last.at + LATE_US, DAY_US):

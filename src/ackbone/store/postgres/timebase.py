@@ -2,14 +2,14 @@
 
 Every process remembers how far the server's clock is ahead of its own steady clock. When that
 changes by more than the tolerance, somebody set the server's clock, and the waiting times move by
-as much. `moved_us` in the row `clock` of `roles` says how far they have been moved in all. Whoever
-sees a jump locks that row first: if it has changed by as much as the clock since this process
-looked last, another process has moved the times already.
+as much. `moved_us` in the row `clock` of `roles` says how far they have been moved in all. A
+process that sees a jump locks that row first. If the row has changed by as much as the clock since
+the last look, another process has moved the times already.
 
-Each transaction is compared, too, before it is committed: one that was begun after a jump is undone
-and run again once the times have moved. So nothing is claimed, expired or written by the new clock
-before that, except what a process writes that connected between the jump and the move. A jump while
-no process is connected moves nothing: nobody can know of it.
+Each transaction is checked before its commit, too: if it was begun after a jump, it is undone and
+run again once the times have moved. So nothing is claimed, expired or written by the new clock
+before that, except by a process that connected between the jump and the move. A jump while no
+process is connected moves nothing, because no process can detect it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ackbone.core import due_times
 from ackbone.core.clock import Clock
 from ackbone.core.due_times import NOTICED_AFTER_S, TOLERANCE_US
 from ackbone.core.errors import StoreUnavailable
-from ackbone.store.stored import Ahead
+from ackbone.store.tasks import Ahead
 
 from .database import Database, Look, Tx
 
 log = logging.getLogger("ackbone.store")
 
 SHARP_S = 0.5
-"""A look at the server's clock that took longer does not tell its time well enough."""
+"""A look at the server's clock that took longer than this (seconds) is not exact enough."""
 DRIFT_US = 1_000
 """A clock may run fast or slow by this many microseconds in a second, without being set."""
 LIMIT_S = 600.0
-"""Moving millions of keys may take longer than other calls do."""
+"""Time limit of a move, in seconds. Moving millions of keys takes longer than other calls."""
 MOVED = "coalesce((SELECT (state ->> 'moved_us')::bigint FROM roles WHERE role = 'clock'), 0)"
 _LOOK = f"SELECT clock_timestamp(), {MOVED}"
 _BEGIN = "INSERT INTO roles (role, state) VALUES ('clock', '{}') ON CONFLICT (role) DO NOTHING"
@@ -43,7 +43,7 @@ _HOLD = (
 _KEEP = "UPDATE roles SET state = json_build_object('moved_us', $1::bigint) WHERE role = 'clock'"
 _TABLES = ", ".join(dict.fromkeys(rule.table for rule in due_times.WAITING))
 _LOCK = f"LOCK TABLE {_TABLES}, send_windows IN SHARE ROW EXCLUSIVE MODE"
-"""Waits for transactions that wrote by the old clock: their rows move, too."""
+"""Wait for transactions that wrote by the old clock, so that their rows move, too."""
 _BY = "$1::bigint * interval '1 microsecond'"
 _COUNTED = "WITH moved AS ({} RETURNING 1) SELECT count(*) FROM moved"
 
@@ -78,17 +78,17 @@ class _Based(NamedTuple):
     ahead_us: int
     """The server's clock minus this machine's steady one."""
     moved_us: int
-    """How far the waiting times had been moved in all at that look."""
+    """The total move of the waiting times at the last look."""
     looked_s: float
-    """When that was, by the steady clock."""
+    """The time of that look, by the steady clock."""
 
     def tolerance_us(self, look: Look) -> int:
-        """A process may look for the first time in days: by then the clocks have drifted apart."""
+        """Allow for drift: the last look may have been days ago."""
         return TOLERANCE_US + int((look.after_s - self.looked_s) * DRIFT_US)
 
 
 class TimeBase:
-    """How far the server's clock is ahead, as this process saw it last."""
+    """How far the server's clock is ahead of the steady clock, at the last look."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class TimeBase:
 
     @property
     def ahead(self) -> Ahead:
-        """Before the first look the server's clock is taken for this machine's."""
+        """The clock to use. Before the first look, the server's clock counts as this machine's."""
         wall_us = self._clock.now_us() - int(self._clock.monotonic() * 1e6)
         if self._base is None:
             return Ahead(wall_us)
@@ -109,12 +109,12 @@ class TimeBase:
 
     @property
     def in_doubt(self) -> bool:
-        """Was the clock set just now?"""
+        """True if the clock was set moments ago."""
         stepped = self._stepped_at
         return stepped is not None and self._clock.monotonic() - stepped < NOTICED_AFTER_S
 
     def agrees(self, look: Look) -> bool:
-        """False: the clock was set since the last look. True without one."""
+        """Return False if the clock was set since the last look. True if there was no look."""
         base = self._base
         if base is None:
             return True
@@ -124,9 +124,9 @@ class TimeBase:
         return earliest <= look.server_us <= latest
 
     def see(self, look: Look, moved_us: int | None = None) -> bool:
-        """Follow slow drift. False: the clock was set; `follow` has to be called.
+        """Follow slow drift. Return False if the clock was set; then call `follow`.
 
-        `moved_us`: how far the waiting times had been moved in all, if that was asked for, too.
+        `moved_us`: the total move of the waiting times, if that was read, too.
         """
         if not self.agrees(look):
             return False
@@ -140,7 +140,7 @@ class TimeBase:
         return True
 
     async def follow(self, database: Database) -> None:
-        """Look at the clock; if it was set, move what waits, unless another process did."""
+        """Look at the clock. If it was set, move the waiting times, unless another process did."""
         async with self._lock:
             before = self._clock.monotonic()
             ((now, moved_us),) = await database.read(_LOOK)

@@ -1,4 +1,4 @@
-"""What can be said about a SQLite file without opening it for work. Nothing here writes."""
+"""Checks of `ackbone doctor` on a SQLite file. Nothing here writes, or needs the write lock."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from ackbone.core.checks import Check, ok, refused, warning
 from ackbone.core.errors import StoreError
-from ackbone.sqlite.faults import refuse_network, translate
-from ackbone.sqlite.holders import who_writes, why_no_turn
-from ackbone.sqlite.log import long_log
-from ackbone.sqlite.witness import witnessed
-from ackbone.store import bodies
-from ackbone.store.migrate import HEAD, current_revision, is_behind
+from ackbone.core.findings import Check, ok, refused, warning
+from ackbone.sqlitefile.faults import refuse_network, translate
+from ackbone.sqlitefile.holders import who_writes, why_no_turn
+from ackbone.sqlitefile.wal import long_log
+from ackbone.sqlitefile.witness import witnessed
+from ackbone.store import checks
+from ackbone.store.revisions import HEAD
+
+from .migrate import current_revision, is_behind
 
 OLDEST = (3, 35, 0)
-"""RETURNING and UPDATE … FROM."""
-WAL_RESET_MENDED = (3, 51, 3)
-_BODIES = {
-    "messages": "message_id",
-    "queue_executions": "message_id",
-    "dead_letters": "message_id",
-    "outbox": "message_id",
-}
-_MOST_NAMED = 5
+"""The first version with RETURNING and UPDATE … FROM."""
+WAL_RESET_FIXED = (3, 51, 3)
+"""The first version in which a checkpoint that meets a write cannot lose commits."""
+_BODIES = ("messages", "queue_executions", "dead_letters", "outbox")
 
 
 def check_version(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Check:
@@ -35,7 +32,7 @@ def check_version(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
         return refused(
             "sqlite", f"version {text}, {needed} or newer is needed", "install a newer Python"
         )
-    if version < WAL_RESET_MENDED:
+    if version < WAL_RESET_FIXED:
         return ok(
             "sqlite",
             f"version {text}, which can lose commits when a write and a checkpoint meet; ackbone "
@@ -58,28 +55,20 @@ def check_schema(path: Path) -> Check:
         revision = current_revision(path)
     except StoreError as error:
         return refused("schema", str(error))
-    if revision == HEAD:
-        return ok("schema", f"at {HEAD}, the newest")
-    if revision is None:
-        return refused("schema", f"{path} holds no ackbone tables", "run 'ackbone migrate'")
-    if not (revision.isdigit() and revision < HEAD):
-        try:
-            is_behind(path)
-        except StoreError as error:
-            return refused("schema", str(error))
-    return refused("schema", f"at {revision}, {HEAD} is needed", "run 'ackbone migrate'")
+    empty = refused("schema", f"{path} holds no ackbone tables", checks.MIGRATE)
+    return checks.check_revision(revision, HEAD, lambda: is_behind(path), empty)
 
 
 def check_witness(path: Path) -> Check:
-    """Read before the database: a writer that is between the two is behind here, never ahead."""
-    made = witnessed(path)
+    """Compare the number of durable commits with the number in the file beside the database."""
+    made = witnessed(path)  # read first: a writer counts here after its commit, never before
     with _reading(path) as conn:
         commits = conn.execute("SELECT commits FROM witness").fetchone()[0]
     if made is None:
         return warning(
             "witness",
-            "there is none that can be read: lost commits could not be told",
-            "the next write makes one",
+            "its file is missing or cannot be read: lost commits would not be noticed",
+            "the next write makes a new one",
         )
     if made > commits:
         return refused(
@@ -92,7 +81,7 @@ def check_witness(path: Path) -> Check:
 
 
 def check_log(path: Path) -> Check:
-    """A reader that keeps its transaction open makes the write-ahead log grow without limit."""
+    """Warn about a reader whose open transaction makes the write-ahead log grow without limit."""
     found = long_log(path)
     if found is not None:
         return warning("log", *found)
@@ -100,15 +89,15 @@ def check_log(path: Path) -> Check:
 
 
 def check_turn(path: Path) -> Check:
-    """A stopped process that holds the write lock stops every worker and every send."""
+    """Warn about a stopped process that holds the write lock: no worker and no send can go on."""
     holder = who_writes(path)
     if holder is not None and holder.stopped:
         return warning("write lock", f"nothing can be written to {path}", why_no_turn(path))
-    return ok("write lock", "held by no stopped process")
+    return ok("write lock", "no stopped process holds it")
 
 
 def check_integrity(path: Path) -> Check:
-    """SQLite's own check of every page and index. Reads the whole file."""
+    """Run SQLite's own check of every page and index. Reads the whole file."""
     try:
         with _reading(path) as conn:
             found = [row[0] for row in conn.execute("PRAGMA integrity_check(20)")]
@@ -118,25 +107,25 @@ def check_integrity(path: Path) -> Check:
         return ok("integrity", "every page and index is sound")
     return refused(
         "integrity",
-        "; ".join(found[:_MOST_NAMED]),
+        "; ".join(found[: checks.MOST_NAMED]),
         "stop the workers, copy the files, then run 'ackbone recover'",
     )
 
 
 def check_bodies(path: Path) -> Check:
-    """Every stored body against its checksum. Reads the whole file."""
+    """Compare every stored body with its checksum. Reads the whole file."""
     with _reading(path) as conn:
-        return bodies.check_bodies(
+        return checks.check_bodies(
             (table, message_id, body, crc)
-            for table, column in _BODIES.items()
+            for table in _BODIES
             for message_id, body, crc in conn.execute(
-                f"SELECT {column}, body, body_crc FROM {table} WHERE body IS NOT NULL"
+                f"SELECT message_id, body, body_crc FROM {table} WHERE body IS NOT NULL"
             )
         )
 
 
 def last_event_us(path: Path) -> int | None:
-    """When the ledger was last written to."""
+    """Return the time of the last event in the ledger."""
     with _reading(path) as conn:
         found = conn.execute(
             "SELECT created_at FROM event_log ORDER BY rowid DESC LIMIT 1"

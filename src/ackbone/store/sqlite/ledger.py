@@ -1,35 +1,29 @@
-"""The ledger: one hash chain per (tenant, worker), appended inside the transaction it tells of.
+"""The ledger: one hash chain per (tenant, worker), written in the transaction that it records.
 
-A worker's number has one writer and is never used again, so a chain needs no lock: its head is kept
-in memory, and read again from the table after anything was rolled back.
+A worker id has one writer and is never used again, so a chain needs no lock: its head is kept in
+memory, and is read again from the table after anything was rolled back.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby, repeat
 
 import msgspec
 
 from ackbone.core import events
 from ackbone.core.ids import uuid7_block
-from ackbone.core.subscribers import Subscribers
-from ackbone.sqlite import rows
-from ackbone.sqlite.file import SqliteFile
-from ackbone.sqlite.wake import OUTGOING
+from ackbone.sqlitefile import rows
+from ackbone.sqlitefile.file import SqliteFile
 from ackbone.store.chain import GENESIS, links
-from ackbone.store.outgoing import telling_rows
-
-from .notices import NoticeWriter
-from .outbox_rows import DELIVERY
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
     " event_type, data, id, hash)"
 )
 _ALIKE = (1, 2, 4)
-"""Tenant, subscription and type of the event: places in what is written."""
+"""Positions of tenant, subscription and event type among the columns that are written."""
 _encode = msgspec.json.Encoder().encode
 
 Entry = events.Entry
@@ -38,38 +32,26 @@ Entry = events.Entry
 class Ledger:
     """Appends to the chains of this process. Used in the writer thread only."""
 
-    def __init__(self, file: SqliteFile, subscribers: Subscribers | None = None) -> None:
-        """`subscribers`: whoever is told of events, by deliveries that are committed with them."""
+    def __init__(self, file: SqliteFile) -> None:
         self._file = file
         self._heads: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._given_out: set[int] = set()
         self._begun: set[tuple[str, int]] = set()
-        self.notices: NoticeWriter | None = None
-        """Tells others what ended, where a subscription asks for it."""
-        self.subscribers = subscribers
-        self.heard: list[Entry] | None = None
-        """While it is a list, what is appended is noted there, too."""
         file.on_rollback(self._heads.clear)
 
     def begin(self, worker_id: int) -> None:
-        """A number that was given out just now has no chains: none need be searched for."""
+        """A worker id that was given out just now has no chains, so none need be searched for."""
         self._given_out.add(worker_id)
 
     def is_blank(self, worker_id: int) -> bool:
-        """Is it certain that nothing was ever written under this number?"""
+        """Return True if it is certain that nothing was ever written under this worker id."""
         begun = any(worker_id == each for _, each in self._begun)
         return worker_id in self._given_out and not begun
 
-    def append(
-        self,
-        conn: sqlite3.Connection,
-        worker_id: int,
-        entries: Sequence[Entry],
-        now_us: int,
-        *,
-        told: Collection[tuple[str, str, str]] = (),
+    def write(
+        self, conn: sqlite3.Connection, worker_id: int, entries: Sequence[Entry], now_us: int
     ) -> None:
-        """Write the events, in order. `told`: tasks of which others hear by another way."""
+        """Write the events, in order."""
         if not entries:
             return
         tenants, subscriptions, tasks, kinds, data = zip(*entries, strict=True)
@@ -96,28 +78,10 @@ class Ledger:
             shared=(now_us, worker_id),
             alike=_ALIKE,
         )
-        if self.notices is not None:
-            self.notices.tell(conn, entries, told, now_us)
-        if self.subscribers:
-            self._tell(conn, self.subscribers, entries, now_us)
-        if self.heard is not None:
-            self.heard.extend(entries)
         self._file.ledger_head = hashes[-1]
 
-    def _tell(
-        self,
-        conn: sqlite3.Connection,
-        subscribers: Subscribers,
-        entries: Sequence[Entry],
-        now_us: int,
-    ) -> None:
-        found = telling_rows(subscribers, entries, now_us)
-        if found:
-            rows.insert(conn, DELIVERY, found)
-            self._file.wake_after_commit(OUTGOING)
-
     def _head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
-        """Where a chain ends; a first event costs no look at the table."""
+        """Return the end of a chain. The first event of a worker id costs no look at the table."""
         known = self._heads.get(chain)
         if known is not None:
             return known
@@ -128,8 +92,8 @@ class Ledger:
 
 
 def _read_head(conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
-    # From the end backwards, where the chain of a living worker ends: by the tenant's index SQLite
-    # would sort all that the tenant ever did.
+    # Backwards from the end, where the chain of a living worker ends. With the index of the tenant,
+    # SQLite would sort everything that the tenant ever did.
     found = conn.execute(
         "SELECT seq, hash FROM event_log NOT INDEXED WHERE tenant_id = ? AND worker_id = ?"
         " ORDER BY rowid DESC LIMIT 1",

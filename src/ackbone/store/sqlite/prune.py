@@ -1,12 +1,12 @@
-"""Pruning the ledger: old events go, and a signed checkpoint says that they were meant to.
+"""Pruning of the ledger on SQLite: old events are deleted, and a signed checkpoint says so.
 
-Only what stands before an anchor is pruned. The checkpoint is committed first: it names the anchor
-and where every chain stood there, so that `ledger verify` starts from it. Then the rows go, a few
-at a time, oldest first; a crash in between leaves rows that the next step removes.
+Only events before an anchor are pruned. The checkpoint is committed first: it names the anchor and
+where every chain ended there, so that `ledger verify` can start from it. Then the rows are deleted
+by rowid, a few at a time, oldest first. A crash in between leaves rows that the next step deletes.
 
-Rows of former workers stay as long as their events: a checkpoint must say where a chain stood
-unless it is over, and only these rows tell that it is. `verify` does without them. A worker that
-wrote no event has no chain, and takes its row along when it leaves.
+Rows of former workers are kept as long as their events: a checkpoint must list every chain that may
+continue, and only these rows say that a worker has ended. `verify` does not need them. A worker
+that wrote no event has no chain, and its row is deleted when it leaves.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from collections.abc import Iterable
 import msgspec
 
 from ackbone.core.store import Worker
-from ackbone.store.keep import DAY_US
+from ackbone.store.retention import DAY_US
 from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
+from ackbone.store.unit import Change
 
 from . import seals
 from .store import SqliteStore
+from .tx import SqliteTx
 
 log = logging.getLogger("ackbone.ledger")
 
 BATCH = 500
 _MARGIN_US = DAY_US
-"""A worker that ended so long before the cut has no event behind it, whatever its clock did."""
+"""A worker that ended this long before the anchor has no event after it, whatever its clock did."""
 
 
 class Pruner:
-    """Removes events older than `keep_days`, and the rows of workers that left no event."""
+    """Deletes events older than `keep_days`, and rows of workers that have no event left."""
 
     def __init__(self, store: SqliteStore, *, key: bytes, keep_days: float) -> None:
         self._store = store
         self._key = key
         self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event, too: not one for every minute's worth of old ones.
+        # A checkpoint is an event itself, so it is not written for every minute of old events.
         self._stride_us = min(DAY_US, self._keep_us // 10)
 
     async def step(self, worker: Worker) -> int:
@@ -46,14 +48,17 @@ class Pruner:
         file = self._store.file
         found = await file.read(self._cut)
         if found is not None:
-            await file.write(lambda conn: self._write(conn, worker, *found))
+            await self._store.write(
+                lambda tx, change: self._write(tx, change, *found), worker_id=worker.worker_id
+            )
         return await self._delete()
 
     # -- the checkpoint ---------------------------------------------------------------------------
 
     def _cut(self, conn: sqlite3.Connection) -> tuple[Checkpoint, str] | None:
-        """The next checkpoint and the MAC of the one it follows; None: too little is old enough."""
-        now = self._store.expiry_us(self._store.clock.now_us())  # in doubt nothing is old
+        """The next checkpoint and the MAC of the previous one; None if too little is old enough."""
+        # Nothing is old while the clock is in doubt.
+        now = self._store.expiry_us(self._store.clock.now_us())
         anchored = seals.anchor_before(conn, now - self._keep_us)
         if anchored is None:
             return None
@@ -80,20 +85,20 @@ class Pruner:
         )
         return checkpoint.sealed(self._key), "" if before is None else before[1].mac
 
-    def _write(
-        self, conn: sqlite3.Connection, worker: Worker, checkpoint: Checkpoint, follows: str
+    async def _write(
+        self, tx: SqliteTx, change: Change, checkpoint: Checkpoint, follows: str
     ) -> None:
+        conn = tx.conn
         before = seals.last_checkpoint(conn)
         if ("" if before is None else before[1].mac) != follows:
             return  # another process pruned meanwhile
-        now = self._store.clock.now_us()
-        self._store.ledger.append(conn, worker.worker_id, [checkpoint.entry()], now)
+        change.entries.append(checkpoint.entry())
         gone = conn.execute(
             "DELETE FROM workers WHERE state IN ('left', 'dead') AND ended_at < ?",
             (checkpoint.at - _MARGIN_US,),
         ).rowcount
         log.info(
-            "events before anchor %d are pruned; %d rows of former workers went with them",
+            "events before anchor %d are pruned, and %d rows of former workers with them",
             checkpoint.anchor,
             gone,
         )
@@ -127,7 +132,7 @@ class Pruner:
 
 
 def _leftover(conn: sqlite3.Connection) -> tuple[int, set[int]] | None:
-    """The first row to keep, and rows before it that stay: ends of chains that may go on."""
+    """The first row to keep, and earlier rows that are kept: ends of chains that may continue."""
     found = seals.last_checkpoint(conn)
     if found is None:
         return None
@@ -142,7 +147,7 @@ def _leftover(conn: sqlite3.Connection) -> tuple[int, set[int]] | None:
 
 
 def _ends_of_the_living(conn: sqlite3.Connection, ends: Iterable[tuple[Chain, Tip]]) -> set[int]:
-    """A writer that lost its memory of a chain (a rollback) reads its end from the table."""
+    """A writer that forgot the end of a chain (after a rollback) reads it from the table."""
     alive = {w for (w,) in conn.execute("SELECT worker_id FROM workers WHERE state = 'alive'")}
     return {tip.rowid for (_, worker_id), tip in ends if worker_id in alive}
 

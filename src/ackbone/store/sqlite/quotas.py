@@ -1,14 +1,13 @@
-"""Quotas: counted in the transactions of claim and finish, one row for each tenant and rule."""
+"""`quotas` on SQLite."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ackbone.core.quota import WAITS_FOR
-from ackbone.core.store import Finished, QuotasOf
-from ackbone.store.quota_book import COLUMNS, QuotaBook
+from ackbone.store.quota_book import COLUMNS
+from ackbone.store.tables import QuotaName
 
 READ = f"SELECT {COLUMNS} FROM quotas WHERE tenant_id = ? AND name = ?"
 WRITE = (
@@ -18,36 +17,18 @@ WRITE = (
     " llm_calls = excluded.llm_calls, tokens = excluded.tokens, cost = excluded.cost,"
     " deferred_until = excluded.deferred_until, deferred = excluded.deferred"
 )
-LOOK_AGAIN = (
-    "UPDATE queue_executions SET due_at = ?1 WHERE status = 'ready' AND due_at > ?1"
-    f" AND error_message GLOB '{WAITS_FOR}*'"
-)
-USE = (
-    "SELECT q.tenant_id, q.name, q.window_start, q.window_us, q.runs, q.llm_calls, q.tokens,"
-    " q.cost, (SELECT count(*) FROM queue_executions t WHERE t.status = 'ready'"
-    f" AND t.tenant_id = q.tenant_id AND t.error_message = '{WAITS_FOR}' || q.name)"
-    " FROM quotas q WHERE ?1 IS NULL OR q.tenant_id = ?1 ORDER BY q.tenant_id, q.name"
-)
 
 
-class SqliteQuotaBook(QuotaBook):
-    """Read as it is asked for, written by `save`."""
+class SqliteQuotaRows:
+    """`QuotaRows` in one transaction of the writer thread."""
 
-    def __init__(
-        self, conn: sqlite3.Connection, now_us: int, quotas_of: QuotasOf | None = None
-    ) -> None:
-        super().__init__(now_us, quotas_of)
+    def __init__(self, conn: sqlite3.Connection) -> None:
         self._conn = conn
 
-    def find(self, tenant_id: str, name: str) -> Sequence[Any] | None:
-        found: Sequence[Any] | None = self._conn.execute(READ, (tenant_id, name)).fetchone()
-        return found
+    async def lock(self, names: Sequence[QuotaName]) -> Mapping[QuotaName, Sequence[Any]]:
+        found = {name: self._conn.execute(READ, name).fetchone() for name in names}
+        return {name: row for name, row in found.items() if row is not None}
 
-    def correct(self, items: Iterable[Finished]) -> None:
-        super().correct(items)
-        self.save()
-
-    def save(self) -> None:
-        """Write what has changed."""
-        for row in self.taken():
+    def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for row in rows:
             self._conn.execute(WRITE, row)

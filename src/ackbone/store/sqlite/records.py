@@ -1,164 +1,94 @@
-"""`SqliteRecords`: the store, and the queue beside it, as operators look at them."""
+"""`SqliteRecords`: the store, and the queue beside it, as operators read them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from ackbone.core import records
-from ackbone.core.approvals import Approval, ApprovalFilter
-from ackbone.core.delivery_desk import DeliveryFilter, DeliveryRecord
-from ackbone.core.quota import QuotaUse
-from ackbone.core.records import LetterFilter
-from ackbone.sqlite.file import SqliteFile
-from ackbone.sqlite.liveness import is_alive
-from ackbone.sqlite.wake import OUTGOING, WORK
-from ackbone.store.quota_book import use_of_row
+import msgspec
 
-from . import approvals, counts, delivery_desk, quotas, views
+from ackbone.core.records import Count, LedgerEvent, Waiting, WorkerState
+from ackbone.sqlitefile.file import SqliteFile
+from ackbone.sqlitefile.liveness import is_alive
+from ackbone.sqlitefile.wake import OUTGOING, WORK
+from ackbone.store.record_rows import waiting_of_row
+from ackbone.store.records import StoreRecords
+from ackbone.store.unit import Row
+
+from .sql import SQL, records
+from .tx import parameters
 
 
-class SqliteRecords:
+class SqliteRecords(StoreRecords):
     """`Records` on one SQLite file; `queue` is the broker's file if that is another one."""
 
     def __init__(
         self, file: SqliteFile, *, queue: SqliteFile | None = None, lease_s: float = 10.0
     ) -> None:
+        super().__init__(lambda statement, *values: _read(file, statement, values), SQL)
         self._file = file
         self._queue = queue or file
         self._lease_s = lease_s
 
-    async def letters(
-        self, where: LetterFilter, *, limit: int, before: str | None = None
-    ) -> Sequence[records.DeadLetter]:
-        return await self._file.read(lambda conn: views.letters(conn, where, limit, before))
+    async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
+        part = text.encode("utf-8", "surrogatepass")
+        found = await _read(self._queue, records.SENT_WITH_TEXT, (text, part, limit))
+        return [waiting_of_row(row) for row in found]
 
-    async def letter_ids(self, where: LetterFilter, *, limit: int | None) -> Sequence[str]:
-        return await self._file.read(lambda conn: views.letter_ids(conn, where, limit))
+    async def workers(self) -> Sequence[WorkerState]:
+        """A worker is alive as long as it holds the lock on its own file."""
+        folder, clock = self._file.workers_folder, self._file.clock
 
-    async def letters_named(
-        self, name: str, *, tenant_id: str | None, limit: int = 20
-    ) -> Sequence[records.DeadLetter]:
-        return await self._file.read(lambda conn: views.letters_named(conn, name, tenant_id, limit))
+        def looked(worker: WorkerState) -> WorkerState:
+            alive = is_alive(folder, worker.worker_id, lease_s=self._lease_s, clock=clock)
+            return msgspec.structs.replace(worker, alive=alive)
 
-    async def letters_by_id(self, ids: Sequence[str]) -> Sequence[records.DeadLetter]:
-        return await self._file.read(lambda conn: views.letters_by_id(conn, ids))
+        found = await super().workers()
+        return await asyncio.to_thread(lambda: [looked(worker) for worker in found])
 
-    async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[records.DeadLetter]:
-        return await self._file.read(lambda conn: views.letters_of(conn, tenant_id, message_id))
+    async def _now_us(self) -> int:
+        return self._file.clock.now_us()
 
-    async def parked(
-        self,
-        *,
-        queue: str | None = None,
-        kind: str | None = None,
-        tenant_id: str | None = None,
-        limit: int,
-        before: int | None = None,
-    ) -> Sequence[tuple[int, records.Task]]:
-        return await self._file.read(
-            lambda conn: views.parked(conn, queue, kind, tenant_id, limit, before)
-        )
+    async def _sent(self) -> list[Row]:
+        return await _read(self._queue, records.SENT)
 
-    async def tasks(self, tenant_id: str | None, message_id: str) -> Sequence[records.Task]:
-        return await self._file.read(lambda conn: views.tasks(conn, tenant_id, message_id))
+    # -- the ledger, whose positions are its row numbers ------------------------------------------
 
-    async def tasks_like(
-        self, prefix: str, *, tenant_id: str | None, status: str | None, limit: int
-    ) -> Sequence[records.Task]:
-        return await self._file.read(
-            lambda conn: views.tasks_like(conn, prefix, tenant_id, status, limit)
-        )
-
-    async def tasks_correlated(self, correlation_id: str, *, limit: int) -> Sequence[records.Task]:
-        return await self._file.read(
-            lambda conn: views.tasks_correlated(conn, correlation_id, limit)
-        )
-
-    async def find(
-        self, name: str, *, tenant_id: str | None, limit: int
-    ) -> Sequence[records.Found]:
-        return await self._file.read(lambda conn: views.find(conn, name, tenant_id, limit))
-
-    async def events_of(self, tenant_id: str, message_id: str) -> Sequence[records.LedgerEvent]:
-        return await self._file.read(lambda conn: views.events_of(conn, tenant_id, message_id))
-
-    async def effects_of(self, tenant_id: str, message_id: str) -> Sequence[records.Effect]:
-        return await self._file.read(lambda conn: views.effects_of(conn, tenant_id, message_id))
-
-    async def replies_of(self, tenant_id: str, message_id: str) -> Sequence[records.Reply]:
-        return await self._file.read(lambda conn: views.replies_of(conn, tenant_id, message_id))
-
-    async def waiting_with(self, text: str, *, limit: int) -> Sequence[records.Waiting]:
-        return await self._queue.read(lambda conn: views.waiting_with(conn, text, limit))
-
-    async def approvals(
-        self, where: ApprovalFilter, *, limit: int, after: str | None = None
-    ) -> Sequence[Approval]:
-        return await self._file.read(lambda conn: approvals.listed(conn, where, limit, after))
-
-    async def approvals_named(
-        self, name: str, *, tenant_id: str | None, limit: int
-    ) -> Sequence[Approval]:
-        return await self._file.read(lambda conn: approvals.named(conn, name, tenant_id, limit))
-
-    # -- replies ----------------------------------------------------------------------------------
-
-    async def deliveries(self, where: DeliveryFilter, *, limit: int) -> Sequence[DeliveryRecord]:
-        return await self._file.read(lambda conn: delivery_desk.listed(conn, where, limit))
-
-    async def delivery_ids(self, where: DeliveryFilter, *, limit: int | None) -> Sequence[str]:
-        return await self._file.read(lambda conn: delivery_desk.ids(conn, where, limit))
-
-    async def deliveries_named(
-        self, name: str, *, tenant_id: str | None, limit: int = 20
-    ) -> Sequence[DeliveryRecord]:
-        return await self._file.read(lambda conn: delivery_desk.named(conn, name, tenant_id, limit))
-
-    async def paused_channels(self) -> frozenset[str]:
-        return await self._file.read(delivery_desk.paused)
-
-    # -- numbers ----------------------------------------------------------------------------------
-
-    async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
-        return await self._file.read(
-            lambda conn: [use_of_row(row) for row in conn.execute(quotas.USE, (tenant_id,))]
-        )
-
-    async def queues(self) -> Sequence[records.QueueState]:
-        sent = await self._queue.read(counts.queued)
-        now = self._file.clock.now_us()
-        return await self._file.read(lambda conn: counts.queues(conn, sent, now))
-
-    async def counts(self) -> Sequence[records.Count]:
-        return await self._file.read(counts.statuses)
-
-    async def reply_counts(self) -> Sequence[records.Count]:
-        return await self._file.read(counts.replies)
-
-    async def event_counts(self, since_us: int) -> Sequence[records.Count]:
-        return await self._file.read(lambda conn: counts.events_since(conn, since_us))
-
-    async def workers(self) -> Sequence[records.WorkerState]:
-        file = self._file
-
-        def alive(worker_id: int) -> bool:
-            return is_alive(file.workers_folder, worker_id, lease_s=self._lease_s, clock=file.clock)
-
-        return await file.read(lambda conn: counts.workers(conn, alive))
+    async def event_counts(self, since_us: int) -> Sequence[Count]:
+        first = await self._first_since(since_us)
+        return await self._counted(records.EVENT_COUNTS, first, since_us)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None
-    ) -> Sequence[records.LedgerEvent]:
-        return await self._file.read(
-            lambda conn: views.events_after(conn, position, limit, since_us)
-        )
+    ) -> Sequence[LedgerEvent]:
+        if since_us is not None:
+            position = max(position, await self._first_since(since_us) - 1)
+        return self._events(await self._read(records.EVENTS_AFTER, position, limit))
 
     async def last_position(self, *, back: int = 0) -> int:
-        return await self._file.read(lambda conn: views.last_position(conn, back))
+        ((last,),) = await self._read(records.LAST_POSITION)
+        return max(0, (last or 0) - back)
+
+    async def _first_since(self, since_us: int) -> int:
+        """Position of the first event from a time on, by halving: the ledger grows in the order of
+        time."""
+        low, high = 1, await self.last_position() + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._read(records.NEXT_EVENT, middle)
+            if found and found[0][1] < since_us:
+                low = found[0][0] + 1
+            else:
+                high = middle
+        return low
 
     def subscribe(self) -> asyncio.Event:
         return self._file.subscribe(WORK, OUTGOING)
 
     def unsubscribe(self, event: asyncio.Event) -> None:
         self._file.unsubscribe(event)
+
+
+async def _read(file: SqliteFile, statement: str, values: tuple[Any, ...] = ()) -> list[Row]:
+    return await file.read(lambda conn: conn.execute(statement, parameters(values)).fetchall())

@@ -1,4 +1,4 @@
-"""Where the ledger's seals stand in the table, and where its chains end: by rowid."""
+"""Anchors, checkpoints and chain ends in the table of SQLite, found by rowid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ackbone.store.seals import (
 )
 
 WINDOW = 20_000
-"""Rows of the ledger that one statement looks at: a reader must not hold the log for long."""
+"""Rows of the ledger that one statement reads: a long read keeps SQLite's log from shrinking."""
 
 
 # ── the ledger's own rows ────────────────────────────────────────────────────────────────────────
@@ -50,17 +50,6 @@ def _last(
     return None if found is None else (found[0], readable(read, found[1], task))
 
 
-def anchors_since(conn: sqlite3.Connection, n: int) -> list[Anchor]:
-    """Anchors after number `n`, oldest first."""
-    found: list[Anchor] = []
-    for _rowid, data, _at in conn.execute(f"{_OWN} DESC", (TENANT, ANCHOR_TASK)):
-        anchor = readable(read_anchor, data, ANCHOR_TASK)
-        if anchor.n <= n:
-            break
-        found.append(anchor)
-    return found[::-1]
-
-
 def anchor_before(conn: sqlite3.Connection, moment_us: int) -> tuple[int, Anchor] | None:
     """The newest anchor that is not younger than `moment_us`, and its rowid."""
     for rowid, data, at in conn.execute(f"{_OWN} DESC", (TENANT, ANCHOR_TASK)):
@@ -75,7 +64,7 @@ def anchor_row(conn: sqlite3.Connection, n: int) -> int | None:
         try:
             number = read_anchor(data).n
         except (msgspec.MsgspecError, TypeError):
-            continue  # a finding of its own, where the row is looked at
+            continue  # `verify` reports such a row by itself
         if number == n:
             return int(rowid)
     return None
@@ -87,9 +76,9 @@ def anchor_row(conn: sqlite3.Connection, n: int) -> int | None:
 def tips(
     conn: sqlite3.Connection, after: int, upto: int | None = None
 ) -> Iterator[tuple[dict[Chain, Tip], int]]:
-    """The chains' ends among the rows behind `after`, window by window, each with its last row.
+    """The ends of chains among the rows after `after`, window by window, with its last row.
 
-    Without `upto` it follows the writers until it has caught up with them.
+    Without `upto`, it continues until it has caught up with the writers.
     """
     while True:
         (last,) = conn.execute("SELECT max(rowid) FROM event_log").fetchone()

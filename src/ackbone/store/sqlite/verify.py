@@ -1,9 +1,9 @@
-"""`ackbone ledger verify`: is every event there, unchanged, as the anchors signed it?
+"""`ackbone ledger verify` on a SQLite file.
 
-The table is read once, in the order in which it was written; what is kept in memory is the end of
-each chain, so that millions of events cost no more than a few. An event behind the last anchor is
-chained but not yet signed: a cut or a recomputed chain there cannot be seen, and the report says
-how many such events there are.
+The table is read once, in the order in which it was written. Only the ends of the chains are kept
+in memory, so that millions of events need no more of it than a few. An event after the last anchor
+is chained but not yet signed: a cut or a recomputed chain there cannot be detected, and the report
+says how many such events there are.
 """
 
 from __future__ import annotations
@@ -18,29 +18,21 @@ import msgspec
 from ackbone.core import events
 from ackbone.core.errors import NotFound, StoreUnavailable
 from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.chain import GENESIS
-from ackbone.store.ledger_report import (
-    AnchorTrail,
-    FileSide,
-    Finding,
-    LedgerReport,
-    Progress,
-    matches,
-)
+from ackbone.store.ledger_report import LedgerReport, Progress
+from ackbone.store.ledger_verifier import NEW_CHAIN, PAGE, End, LedgerVerifier
 from ackbone.store.seals import (
     ANCHOR_TASK,
     TENANT,
     Anchor,
     Chain,
-    Checkpoint,
     read_anchor,
 )
 
 from . import seals
 
-_PAGE = 2000
-_COLUMNS = (
-    "rowid, tenant_id, worker_id, seq, hash, subscription, task_id, event_type, data, created_at"
+_ROWS = (
+    "SELECT rowid, tenant_id, worker_id, seq, hash, subscription, task_id, event_type, data,"
+    " created_at FROM event_log ORDER BY rowid"
 )
 
 
@@ -49,7 +41,7 @@ def verify_ledger(
 ) -> LedgerReport:
     """Read the whole ledger and compare it with its chains, its anchors and the anchor file.
 
-    Works beside running workers: it sees the table as it was at the start. Until it is done the
+    Workers may run meanwhile: it sees the table as it was at the start. Until it ends, the
     write-ahead log cannot shrink.
     """
     if not path.exists():
@@ -66,86 +58,47 @@ def verify_ledger(
         conn.close()
 
 
-class _Verifier:
+class _Verifier(LedgerVerifier):
     def __init__(self, conn: sqlite3.Connection, key: bytes, file: AnchorFile) -> None:
+        super().__init__(key, file)
         self._conn = conn
-        self._key = key
-        self._heads: dict[Chain, tuple[int, bytes]] = {}
+        self._ends: dict[Chain, End] = {}
         self._moved: dict[Chain, int] = {}
-        """Chains that moved since the last anchor, and how far."""
-        self._report = LedgerReport(findings=[], notes=[])
-        self._file = FileSide(file, key, self._report)
-        self._trail = AnchorTrail(key, self._file, self._report)
+        """Chains that moved since the last anchor, and the number of their last event."""
 
     def run(self, progress: Progress | None) -> LedgerReport:
         report = self._report
-        floor = self._read_checkpoint()
+        first = self._read_checkpoint()
         (total,) = self._conn.execute("SELECT count(*) FROM event_log").fetchone()
-        cursor = self._conn.execute(f"SELECT {_COLUMNS} FROM event_log ORDER BY rowid")
-        skipped = 0
-        while page := cursor.fetchmany(_PAGE):
+        cursor = self._conn.execute(_ROWS)
+        while page := cursor.fetchmany(PAGE):
             for row in page:
-                if row[0] < floor:
-                    skipped += 1
-                    self._pruned_row(row)
+                if row[0] < first:
+                    self._left_over += 1
+                    self._pruned_row(row[1:])
                 else:
-                    self._row(row)
+                    self._row(row[1:])
             report.events += len(page)
             if progress is not None:
                 progress(report.events, total)
-        self._file.finish(self._trail.last)
-        report.chains = len(self._heads)
-        if skipped:
-            report.notes.append(
-                f"{skipped} events before the checkpoint are still there; they are to be deleted "
-                "(or are the ends of living chains) and were not checked"
-            )
-        if self._trail.last is None:
-            report.notes.append("there is no anchor yet: nothing is signed")
-        if report.not_yet_anchored:
-            report.notes.append(
-                f"{report.not_yet_anchored} events are not yet anchored: they are chained, but a "
-                "cut or a recomputed chain behind the last anchor cannot be seen"
-            )
-        return report
-
-    # -- one event --------------------------------------------------------------------------------
+        report.chains = len(self._ends)
+        return self.finish()
 
     def _row(self, row: tuple[Any, ...]) -> None:
-        _, tenant_id, worker_id, seq, digest, sub, task_id, kind, data, created_at = row
-        chain = (tenant_id, worker_id)
-        known, previous = self._heads.get(chain, (0, GENESIS))
-        if not isinstance(seq, int) or not isinstance(digest, bytes):
-            self._report.find(
-                "changed", chain, known + 1, "its number or its hash is no such thing"
-            )
+        chain = (row[0], row[1])
+        before = self._ends.get(chain, NEW_CHAIN)
+        end = self.event(before, row)
+        if end is before:
             return
-        if seq <= known:
-            self._report.find(
-                "repeated", chain, seq, f"stands behind event {known}: added, doubled or moved"
-            )
-            return
-        whole = seq == known + 1
-        if not whole:
-            gone = f"event {known + 1} is" if seq == known + 2 else f"{known + 1} to {seq - 1} are"
-            self._report.find("missing", chain, seq, f"{gone} missing before it")
-        elif not matches(
-            previous,
-            digest,
-            (seq, tenant_id, sub, task_id, kind, data, created_at, worker_id),
-        ):
-            self._report.find(
-                "changed", chain, seq, "its content or the event before it is not what was written"
-            )
         self._report.not_yet_anchored += 1
-        if tenant_id == TENANT and kind == events.ANCHOR:
-            self._anchored(chain, seq, data)  # it tells of what stands before it
-        self._heads[chain] = (seq, digest)
-        self._moved[chain] = seq
+        if row[0] == TENANT and row[6] == events.ANCHOR:
+            self._anchored(chain, end[0], row[7])  # it signs the events before it, not itself
+        self._ends[chain] = end
+        self._moved[chain] = end[0]
 
     def _pruned_row(self, row: tuple[Any, ...]) -> None:
-        """Before the checkpoint anything may be missing, but no anchor of later may stand there."""
-        _, tenant_id, worker_id, seq, _, _, task_id, _, data, _ = row
+        """Before the checkpoint anything may be missing, but no later anchor may be there."""
+        tenant_id, worker_id, seq, _, _, task_id, _, data, _ = row
         if tenant_id != TENANT or task_id != ANCHOR_TASK:
             return
         try:
@@ -158,21 +111,20 @@ class _Verifier:
     # -- anchors ----------------------------------------------------------------------------------
 
     def _anchored(self, chain: Chain, seq: int, data: Any) -> None:
-        anchor = self._trail.meet(chain, seq, data)
+        anchor = self._anchors.meet(chain, seq, data)
         if anchor is None:
             return
         for tenant_id, worker_id, signed, digest in anchor.chains:
             self._compare(anchor, (tenant_id, worker_id), signed, digest)
             self._moved.pop((tenant_id, worker_id), None)
-        for unknown, last in self._moved.items():
-            self._report.find(
-                "unsigned", unknown, last, f"anchor {anchor.n} does not know of its chain"
-            )
+        for unsigned, last in self._moved.items():
+            text = f"anchor {anchor.n} should have signed its chain and does not name it"
+            self._report.find("unsigned", unsigned, last, text)
         self._moved.clear()
         self._report.not_yet_anchored = 0
 
     def _compare(self, anchor: Anchor, chain: Chain, signed: int, digest: str) -> None:
-        seq, held = self._heads.get(chain, (0, GENESIS))
+        seq, held = self._ends.get(chain, NEW_CHAIN)
         if (seq, held.hex()) == (signed, digest):
             return
         if seq < signed:
@@ -180,43 +132,29 @@ class _Verifier:
             text = f"{gone} {signed} missing: anchor {anchor.n} signed them"
             self._report.find("missing", chain, signed, text)
         elif seq > signed:
-            text = f"anchor {anchor.n} signed the chain up to {signed}: what follows was put in"
+            text = f"anchor {anchor.n} signed the chain up to {signed}: later events were inserted"
             self._report.find("repeated", chain, seq, text)
         else:
             self._report.find("changed", chain, seq, f"anchor {anchor.n} signed another event here")
-        # One finding is enough: the next anchors are compared with what is there.
+        # One finding is enough: the next anchors are compared with the events that are there.
 
     # -- what was pruned --------------------------------------------------------------------------
 
     def _read_checkpoint(self) -> int:
-        """Start where the newest signed checkpoint says; returns the first row to check."""
+        """Begin at the newest signed checkpoint; returns the first row to verify."""
         try:
             found = seals.last_checkpoint(self._conn)
         except Exception as error:
-            self._report.add(Finding(kind="checkpoint", text=str(error)))
+            self.bad_checkpoint(str(error))
             return 0
-        if found is None:
+        if found is None or not self.is_signed(found[1]):
             return 0
         rowid, checkpoint = found
-        start = self._start_of(rowid, checkpoint)
-        if start is None:
-            return 0
-        for tenant_id, worker_id, seq, digest in checkpoint.chains:
-            self._heads[(tenant_id, worker_id)] = (seq, bytes.fromhex(digest))
-        self._report.pruned_before = checkpoint.anchor
-        self._file.start_at(checkpoint.anchor)
-        return start
-
-    def _start_of(self, rowid: int, checkpoint: Checkpoint) -> int | None:
-        if not checkpoint.is_sealed_by(self._key):
-            text = f"the checkpoint of {checkpoint.at} is not signed with this key"
-            self._report.add(Finding(kind="checkpoint", text=text))
-            return None
         start = seals.anchor_row(self._conn, checkpoint.anchor)
         if start is None or start > rowid:
-            text = (
+            self.bad_checkpoint(
                 f"anchor {checkpoint.anchor}, up to which events were pruned, is not in its place"
             )
-            self._report.add(Finding(kind="checkpoint", text=text))
-            return None
+            return 0
+        self._ends = self.begin_at(checkpoint)
         return start

@@ -1,4 +1,4 @@
-"""Each capability flag both ways: what is claimed works, what works is claimed."""
+"""Each capability flag both ways: a claimed feature works, and a working feature is claimed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_REAL_LEASE_S = 15.0
 
 
 async def delay(trial: Trial) -> None:
-    """A delayed message comes when its time is over, not before; others pass it meanwhile."""
+    """A delayed message comes after its delay, not before. Others overtake it."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     after = trial.harness.delay_s
@@ -69,7 +69,7 @@ async def _delay_by_clock(trial: Trial, broker: Broker, sub: Subscription) -> No
 
 
 async def priority(trial: Trial) -> None:
-    """Higher ones first, equal ones as sent; where it is not claimed, it has no effect."""
+    """Higher priorities come first, equal ones as sent. Without the flag it has no effect."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     levels = [1, 0, 3, 2, 1, 3, 0, 2, 2, 1, 0, 3]
@@ -98,7 +98,7 @@ async def priority(trial: Trial) -> None:
 
 
 async def ordered(trial: Trial) -> None:
-    """Messages of one queue come in the order sent, over batches and redeliveries."""
+    """Messages of a queue come in the order sent, over batches and redeliveries."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     batch = outgoing(200)
@@ -120,7 +120,7 @@ async def ordered(trial: Trial) -> None:
 
 
 async def ttl(trial: Trial) -> None:
-    """An expired message is handed over, marked as such; nothing is dropped."""
+    """An expired message is delivered, marked as expired. No message is dropped."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     life = trial.harness.delay_s
@@ -150,7 +150,7 @@ async def ttl(trial: Trial) -> None:
 
 
 async def lease(trial: Trial) -> None:
-    """With `lease_s` an unsettled message comes back by itself; without, it stays ours."""
+    """With `lease_s` an unsettled message comes back by itself. Without it, it does not."""
     broker = await trial.broker()
     span = broker.capabilities.lease_s
     if span is not None and trial.harness.clock is None and span > _LONGEST_REAL_LEASE_S:
@@ -176,7 +176,8 @@ async def lease(trial: Trial) -> None:
 
 
 async def once(trial: Trial) -> None:
-    """Of messages with one mark one is published, whoever sends them; a notice goes with an ACK."""
+    """One of several messages with the same mark is published. A notice is published with an
+    ACK."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     first, again = [_marked(b"first", "a"), _marked(b"other", "b")], _marked(b"again", "a")
@@ -199,7 +200,7 @@ async def once(trial: Trial) -> None:
         )
         for delivery in came
     ]
-    for _ in range(2):  # an answer may get lost, and is asked for again
+    for _ in range(2):  # repeated, as after a lost answer
         results = await broker.settle(sub, ends)
         expect(all(result.ok for result in results), "an ACK with a notice was refused")
     notices = await trial.receive(broker, told, 2, ack=True)

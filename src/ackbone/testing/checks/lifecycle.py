@@ -1,4 +1,4 @@
-"""Waiting, waking, opening, closing, a second client, and what the broker says about itself."""
+"""Waiting, wake-ups, opening, closing, a second client, health and statistics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ackbone.core.ids import new_id
 from ackbone.testing.harness import Trial, bodies, expect, expect_same, outgoing
 
 _EARLY_S = 0.02
-"""Timers of different clocks may be apart by this much."""
+"""Seconds by which timers of different clocks may differ."""
 
 
 async def wait_is_bounded(trial: Trial) -> None:
-    """On an empty queue `receive` returns empty: at once for 0, else after `wait` seconds."""
+    """On an empty queue `receive` returns an empty list after `wait` seconds, at once for 0."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     for wait in (0.0, 0.4):
@@ -44,7 +44,7 @@ async def _wakes(trial: Trial, publisher: Broker, consumer: Broker) -> None:
     sub = await trial.queue(publisher)
     patience = trial.harness.patience_s + 5 * trial.harness.tolerance_s
     waiting = asyncio.create_task(_timed_receive(consumer, sub, patience))
-    # Nothing says when a receive has begun to wait; too short a pause only makes it easier.
+    # Nothing shows when a receive has begun to wait. Too short a pause only makes it easier.
     await asyncio.sleep(trial.harness.quiet_s)
     loop = asyncio.get_running_loop()
     sent = loop.time()
@@ -71,14 +71,14 @@ async def cancelled_receive_loses_nothing(trial: Trial) -> None:
     await trial.publish(broker, sub, batch)
     came = list(await broker.receive(sub, limit=3, wait=trial.harness.quiet_s))
     if len(came) < len(batch):
-        # Some may have gone to the cancelled call; closing must bring them back.
+        # The cancelled call may have received some. Closing must bring them back.
         await trial.reopen(broker)
         came = await trial.receive(broker, sub, len(batch))
     expect_same([o.body for o in batch], bodies(came))
 
 
 async def close_ends_receive(trial: Trial) -> None:
-    """Closing ends a wait, with nothing or with an error of ours, and at once."""
+    """Closing ends a wait at once, with an empty list or an error of ackbone."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     patience = trial.harness.patience_s + 5 * trial.harness.tolerance_s
@@ -97,7 +97,7 @@ async def close_ends_receive(trial: Trial) -> None:
 
 
 async def open_and_close_again(trial: Trial) -> None:
-    """Opening twice and closing twice is harmless, and a closed broker opens again."""
+    """Opening twice and closing twice do no harm, and a closed broker can be opened again."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await broker.open()
@@ -112,7 +112,7 @@ async def open_and_close_again(trial: Trial) -> None:
 
 
 async def closed_broker_never_lies(trial: Trial) -> None:
-    """Publishing on a closed broker fails, or the message is there afterwards."""
+    """Publishing on a closed broker fails, or the message is there after it was opened."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await broker.close()
@@ -131,7 +131,7 @@ async def closed_broker_never_lies(trial: Trial) -> None:
 
 
 async def second_client(trial: Trial) -> None:
-    """Two clients: messages cross, wake the other, and belong to one of them at a time."""
+    """Two clients: messages reach and wake the other one, and only one has each at a time."""
     first = await trial.broker()
     other = await trial.second(first)
     await _wakes(trial, first, other)
@@ -144,7 +144,7 @@ async def second_client(trial: Trial) -> None:
     await trial.expect_silence(first, sub, "the rest is in the other client's hands")
     await trial.settle(other, sub, theirs, Verb.ACK)
     if first.capabilities.lease_s is not None:
-        return  # What a closed client held comes back with its lease.
+        return  # Messages of a closed client come back after its lease.
     await first.close()
     back = await trial.receive(other, sub, len(mine), ack=True)
     expect_same(bodies(mine), bodies(back), "what the closed client held")
@@ -152,7 +152,7 @@ async def second_client(trial: Trial) -> None:
 
 
 async def health(trial: Trial) -> None:
-    """`health` says yes while open, no with a reason once closed, and never raises."""
+    """`health` is ok while the broker is open, gives a reason after it was closed, never raises."""
     broker = await trial.broker()
     now = await broker.health()
     expect(now.ok, f"an open broker says: {now.detail or 'not ok, without a reason'}")
@@ -163,7 +163,7 @@ async def health(trial: Trial) -> None:
 
 
 async def stats(trial: Trial) -> None:
-    """Where there are stats, they are right within one message; age grows from sending."""
+    """Statistics are right within one message, and the age grows from the time of sending."""
     broker = await trial.broker()
     if not isinstance(broker, Inspectable):
         return

@@ -1,4 +1,4 @@
-"""The server goes away and comes back: what it said yes to is still there."""
+"""The server is restarted: accepted messages are still there."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ackbone.testing.signals import Signal
 _STEP = 3
 _DEADLINE_S = 60.0
 _PAUSE_S = 0.01
-"""Between two tries while the server is away."""
+"""Seconds between two tries while the server is away."""
 
 
 async def restart_keeps_messages(trial: Trial) -> None:
-    """What was accepted, and what was in somebody's hands, is there after a restart."""
+    """Accepted messages, also unsettled ones, are there after a restart."""
     broker = await _durable(trial)
     sub = await trial.queue(broker)
     batch = outgoing(100)
@@ -44,7 +44,7 @@ async def restart_keeps_messages(trial: Trial) -> None:
 
 
 async def restart_under_load(trial: Trial) -> None:
-    """Restarts at a third and at half of the load: nothing that was accepted is lost."""
+    """Restarts after a third and after half of the messages lose no accepted message."""
     broker = await _durable(trial)
     sub = await trial.queue(broker)
     harness = trial.harness
@@ -66,7 +66,7 @@ async def restart_under_load(trial: Trial) -> None:
         consumer.cancel()
         publishers.cancel()
         await asyncio.gather(consumer, publishers, return_exceptions=True)
-    # What the cancelled consumer was about to get comes back like any unsettled delivery.
+    # Deliveries of the cancelled consumer come back like all unsettled ones.
     await trial.reopen(broker)
     if broker.capabilities.lease_s is not None:
         await harness.pass_time(broker.capabilities.lease_s)
@@ -77,7 +77,7 @@ async def restart_under_load(trial: Trial) -> None:
 
 
 async def _durable(trial: Trial) -> Broker:
-    """An open broker; skips where neither the class nor the author promises anything."""
+    """Return an open broker. Skip the check if the broker promises no durability."""
     broker = await trial.broker()
     told = type(trial.harness).restart is not BrokerHarness.restart
     if broker.capabilities.durability is Durability.NONE and not told:
@@ -88,7 +88,7 @@ async def _durable(trial: Trial) -> Broker:
 async def _publish(
     broker: Broker, sub: Subscription, load: list[Outgoing], accepted: Signal[bytes]
 ) -> None:
-    """Small batches; whatever is not a clear yes is sent again under the same id."""
+    """Publish in small batches. Send again, with the same id, what was not clearly accepted."""
     for start in range(0, len(load), _STEP):
         left = load[start : start + _STEP]
         while left:
@@ -117,7 +117,7 @@ async def _consume(broker: Broker, sub: Subscription, received: set[bytes]) -> N
 async def _drain(
     trial: Trial, broker: Broker, sub: Subscription, missing: set[bytes]
 ) -> set[bytes]:
-    """Receive until nothing of `missing` is missing, or until silence."""
+    """Receive until all of `missing` came, or until no more come."""
     came: set[bytes] = set()
     loop = asyncio.get_running_loop()
     silent_since = loop.time()
@@ -129,12 +129,12 @@ async def _drain(
             came.update(bodies(batch))
             await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in batch])
         except AWAY:
-            await asyncio.sleep(_PAUSE_S)  # still on its way back
+            await asyncio.sleep(_PAUSE_S)  # the server is not back yet
     return came
 
 
 async def _reach(accepted: Signal[bytes], mark: int, load: asyncio.Future[list[None]]) -> None:
-    """Until `mark` messages are accepted; a publisher's own failure is raised at once."""
+    """Wait until `mark` messages are accepted. An error of the publisher is raised at once."""
     waiting = asyncio.create_task(accepted.wait(mark, timeout=_DEADLINE_S))
     both: set[asyncio.Future[Any]] = {waiting, load}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

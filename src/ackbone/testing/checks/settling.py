@@ -1,4 +1,4 @@
-"""ACK, RELEASE and REJECT: what is settled stays settled, what is not comes back."""
+"""ACK, RELEASE and REJECT: a settled message stays settled, an unsettled one comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ackbone.testing.harness import Trial, bodies, expect, expect_same, outgoing
 
 
 async def ack_is_final(trial: Trial) -> None:
-    """What was acknowledged never comes again, not even after the broker was reopened."""
+    """An acknowledged message never comes again, not even after the broker was reopened."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(10))
@@ -19,7 +19,8 @@ async def ack_is_final(trial: Trial) -> None:
 
 
 async def unsettled_comes_back(trial: Trial) -> None:
-    """Unsettled: not handed out again while the broker is open, and back after it was closed."""
+    """An unsettled message does not come again while the broker is open, but after it was
+    closed."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     sent = [
@@ -47,7 +48,7 @@ async def unsettled_comes_back(trial: Trial) -> None:
 
 
 async def release(trial: Trial) -> None:
-    """RELEASE brings a message back at once; where that is not claimed, it is not lost."""
+    """RELEASE brings a message back at once. Without the flag, it is at least not lost."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     sent = [Outgoing(id=new_id(), body=b"%d" % i, headers={"x-n": str(i)}) for i in range(3)]
@@ -78,10 +79,10 @@ async def release(trial: Trial) -> None:
 
 
 async def release_with_delay(trial: Trial) -> None:
-    """RELEASE with a delay: not before it is over where `delay` is claimed; never lost."""
+    """RELEASE with a delay: the message waits if `delay` is claimed, and is never lost."""
     broker = await trial.broker()
     if not (broker.capabilities.delay and broker.capabilities.release):
-        return  # The engine then keeps the message in its store; nothing is claimed here.
+        return  # The engine keeps such a message in its store; the broker claims nothing here.
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(1))
     first = await trial.receive(broker, sub, 1)
@@ -93,7 +94,7 @@ async def release_with_delay(trial: Trial) -> None:
 
 
 async def reject(trial: Trial) -> None:
-    """REJECT takes a message off the queue for good; where not claimed, it is refused and kept."""
+    """REJECT removes a message for good. Without the flag, it is refused and the message kept."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(2))
@@ -121,7 +122,7 @@ async def reject(trial: Trial) -> None:
 
 
 async def settle_twice(trial: Trial) -> None:
-    """Settling again, with the same verb or another one, changes nothing and harms nobody."""
+    """Settling again, with the same verb or another one, changes nothing."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(3))
@@ -131,7 +132,7 @@ async def settle_twice(trial: Trial) -> None:
     for verb in (Verb.RELEASE, Verb.ACK):
         if verb is Verb.ACK or broker.capabilities.release:
             await trial.settle(broker, sub, first[:1], verb)
-    # Twice in one batch, too.
+    # Also twice in one batch.
     await trial.settle(broker, sub, [first[1], first[1]], Verb.ACK)
     await trial.expect_silence(broker, sub, "two are acknowledged, one is in our hands")
     await trial.settle(broker, sub, [first[2]], Verb.ACK)
@@ -141,7 +142,7 @@ async def settle_twice(trial: Trial) -> None:
 
 
 async def settle_stale(trial: Trial) -> None:
-    """A delivery from before a reopening is no longer ours; settling it harms no other message."""
+    """Settling a delivery from before a reopening does not affect other messages."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(4))
@@ -150,7 +151,7 @@ async def settle_stale(trial: Trial) -> None:
     await _let_leases_end(trial, broker)
     stale = max(old, key=lambda d: d.body)
     await _settle_harmlessly(broker, sub, Settlement(delivery=stale, verb=Verb.ACK))
-    # Whether the late ACK reached its own message is open; the other three must come.
+    # The late ACK may or may not have reached its own message. The other three must come.
     back = await trial.receive(broker, sub, 3)
     back += await broker.receive(sub, limit=5, wait=trial.harness.quiet_s)
     others = [d.body for d in back if d.body != stale.body]
@@ -160,7 +161,7 @@ async def settle_stale(trial: Trial) -> None:
 
 
 async def settle_foreign(trial: Trial) -> None:
-    """A delivery that another client holds: settling it here harms no other message."""
+    """Settling a delivery of another client does not affect other messages."""
     first = await trial.broker()
     other = await trial.second(first)
     sub = await trial.queue(first)
@@ -195,7 +196,7 @@ async def mixed_settlements(trial: Trial) -> None:
 
 
 async def identity(trial: Trial) -> None:
-    """The broker's own name of a message: the same on each redelivery, never shared; or None."""
+    """The identity of a message is the same on each redelivery and unique, or None."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     twin = outgoing(1)[0]
@@ -220,7 +221,7 @@ async def _settle_harmlessly(broker: Broker, sub: Subscription, settlement: Sett
 
 
 async def _let_leases_end(trial: Trial, broker: Broker) -> None:
-    """Where deliveries come back by lease only, its time has to pass."""
+    """Let the lease pass, if deliveries come back only after it."""
     lease = broker.capabilities.lease_s
     if lease is not None:
         await trial.harness.pass_time(lease)

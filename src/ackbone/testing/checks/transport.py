@@ -15,7 +15,7 @@ _LARGE = 256 * 1024
 
 
 async def round_trip(trial: Trial) -> None:
-    """A message arrives once, whole, with what the broker knows about it."""
+    """A message arrives once and unchanged, with the broker's data about it."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     before = trial.harness.now_us()
@@ -72,7 +72,7 @@ async def empty_body(trial: Trial) -> None:
 
 
 async def large_body(trial: Trial) -> None:
-    """256 KB, or all that the broker takes if that is less."""
+    """A body of 256 KB, or of the broker's limit if that is less."""
     limit = (await trial.harness.make_broker()).capabilities.max_body
     size = _LARGE if limit is None else min(_LARGE, limit)
     await _same_bytes(trial, bytes(i * 31 % 251 for i in range(size)))
@@ -90,12 +90,12 @@ async def _same_bytes(trial: Trial, body: bytes) -> None:
 
 
 async def too_large_is_refused_alone(trial: Trial) -> None:
-    """A body above `max_body` is refused by its own result; its neighbours pass."""
+    """A body above `max_body` is refused by its own result. The rest of the batch is accepted."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     limit = broker.capabilities.max_body
     if limit is None:
-        # No limit is a claim, too.
+        # "No limit" is a claim, too.
         await trial.publish(broker, sub, [Outgoing(id=new_id(), body=bytes(4 * 1024 * 1024))])
         (came,) = await trial.receive(broker, sub, 1, ack=True)
         expect(len(came.body) == 4 * 1024 * 1024, f"4 MiB sent, {len(came.body)} bytes came")
@@ -128,7 +128,7 @@ async def results_in_order(trial: Trial) -> None:
 
 
 async def empty_batches(trial: Trial) -> None:
-    """Nothing to do is done."""
+    """Empty batches are accepted."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     expect(list(await broker.publish(sub.queue, [])) == [], "an empty publish has results")
@@ -136,7 +136,7 @@ async def empty_batches(trial: Trial) -> None:
 
 
 async def whole_batch(trial: Trial) -> None:
-    """A batch of `max_batch` items is taken in one call."""
+    """A batch of `max_batch` messages is accepted in one call."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     batch = outgoing(min(broker.capabilities.max_batch, 5000))
@@ -146,7 +146,8 @@ async def whole_batch(trial: Trial) -> None:
 
 
 async def same_id_twice(trial: Trial) -> None:
-    """Publishing an id again is harmless: at least one copy comes, and nothing else suffers."""
+    """Publishing an id again does no harm: at least one copy comes, and other messages are not
+    affected."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     out = Outgoing(id=new_id(), body=b"twin")
@@ -164,12 +165,12 @@ async def same_id_twice(trial: Trial) -> None:
 
 
 def _settling(trial: Trial, came: list[Delivery]) -> float:
-    """Patient until the last message has come, then only as long as silence takes."""
+    """Receive with patience until the last message, then only for the quiet time."""
     return trial.harness.quiet_s if b"last" in bodies(came) else trial.harness.patience_s
 
 
 async def limit(trial: Trial) -> None:
-    """`receive` never gives more than asked for, and the rest stays."""
+    """`receive` never returns more than `limit`, and the rest stays in the queue."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     batch = outgoing(10)
@@ -185,7 +186,7 @@ async def limit(trial: Trial) -> None:
 
 
 async def queues_do_not_mix(trial: Trial) -> None:
-    """Several queues at once: each one gives what was sent to it."""
+    """Several queues at once: each delivers only its own messages."""
     broker = await trial.broker()
     subs = [await trial.queue(broker, f"mix{i}") for i in range(4)]
     batches = [outgoing(40, prefix=f"queue{i}") for i in range(4)]
@@ -203,7 +204,7 @@ async def queues_do_not_mix(trial: Trial) -> None:
 
 
 async def many_consumers(trial: Trial) -> None:
-    """Several consumers share a large batch; what is acknowledged is received once."""
+    """Several consumers share a large batch. Each acknowledged message is received once."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     sent = outgoing(trial.harness.bulk)
@@ -236,7 +237,7 @@ async def concurrent_publish(trial: Trial) -> None:
 async def _consume(
     trial: Trial, brokers: list[Broker], sub: Subscription, total: int
 ) -> list[Delivery]:
-    """One consumer per entry of `brokers`, until `total` deliveries came, or silence."""
+    """Run one consumer for each of `brokers`, until `total` deliveries or no more came."""
     came: list[Delivery] = []
     loop = asyncio.get_running_loop()
     moved = loop.time()

@@ -69,7 +69,7 @@ END $$
 
 
 def upgrade() -> None:
-    """Build it; whoever worked before goes on."""
+    """Build it. Roles that worked before keep working."""
     if _is_sqlite():
         return
     for table in TABLES:

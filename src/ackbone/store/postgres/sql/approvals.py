@@ -1,10 +1,10 @@
 """Statements of `ackbone.store.approvals`."""
 
-from ackbone.store.postgres.arrays import moment
-from ackbone.store.postgres.views import us
+from ackbone.store.postgres.arrays import moment, us
 from ackbone.store.statements import ApprovalsSql
 
 from .operations import TASK
+from .records import NAMED, NAMED_LIKE
 
 COLUMNS = (
     "uuid_send(id), tenant_id, subscription, message_id, queue_name, event_name, payload_sha256,"
@@ -47,4 +47,12 @@ APPROVALS = ApprovalsSql(
     ),
     pending=f"SELECT uuid_send(id) FROM approvals WHERE {TASK} AND state = 'pending'",
     one=f"SELECT {COLUMNS} FROM approvals WHERE id = $1::uuid",
+    listed=(
+        f"SELECT {COLUMNS} FROM approvals WHERE ($2::uuid IS NULL OR id > $2::uuid)"
+        " AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR queue_name = $4)"
+        " AND ($5::text IS NULL OR rule = $5) AND ($6::text IS NULL OR tenant_id = $6)"
+        " ORDER BY id LIMIT $1::int"
+    ),
+    named=f"SELECT {COLUMNS} FROM approvals {NAMED}",
+    named_like=f"SELECT {COLUMNS} FROM approvals {NAMED_LIKE}",
 )

@@ -1,9 +1,8 @@
 """Statements of `ackbone.store.operations`, `parked`, `orchestration` and `letters`."""
 
-from ackbone.store.postgres.arrays import moment
-from ackbone.store.postgres.views import us
+from ackbone.store.conditions import KNOWN_EFFECT
+from ackbone.store.postgres.arrays import moment, us
 from ackbone.store.statements import OperationsSql
-from ackbone.store.stored import KNOWN_EFFECT
 
 TASK = "tenant_id = $1 AND subscription = $2 AND message_id = $3"
 

@@ -3,6 +3,7 @@
 from ackbone.store.statements import ApprovalsSql
 
 from .operations import TASK
+from .records import NAMED, NAMED_LIKE
 
 COLUMNS = (
     "id, tenant_id, subscription, message_id, queue_name, event_name, payload_sha256, rule, reason,"
@@ -38,4 +39,12 @@ APPROVALS = ApprovalsSql(
     ),
     pending=f"SELECT id FROM approvals WHERE {TASK} AND state = 'pending'",
     one=f"SELECT {COLUMNS} FROM approvals WHERE id = id_of(?1)",
+    listed=(
+        f"SELECT {COLUMNS} FROM approvals WHERE (?2 IS NULL OR id > id_of(?2))"
+        " AND (?3 IS NULL OR state = ?3) AND (?4 IS NULL OR queue_name = ?4)"
+        " AND (?5 IS NULL OR rule = ?5) AND (?6 IS NULL OR tenant_id = ?6)"
+        " ORDER BY id LIMIT ?1"
+    ),
+    named=f"SELECT {COLUMNS} FROM approvals {NAMED}",
+    named_like=f"SELECT {COLUMNS} FROM approvals {NAMED_LIKE}",
 )

@@ -1,7 +1,7 @@
 """Statements of `ackbone.store.operations`, `parked`, `orchestration` and `letters`."""
 
+from ackbone.store.conditions import KNOWN_EFFECT
 from ackbone.store.statements import OperationsSql
-from ackbone.store.stored import KNOWN_EFFECT
 
 TASK = "tenant_id = ?1 AND subscription = ?2 AND message_id = ?3"
 

@@ -1,0 +1,132 @@
+"""Checks that need more than one field's type: names, URLs, values that depend on each other."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ackbone.core.codecs.codec import CODECS
+from ackbone.core.message import NAME
+from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
+from ackbone.core.outbound.subscribers import events_named, no_event
+from ackbone.triggers.config import validate_config
+
+from .endpoints import ADAPTER_TYPES, read_url
+from .nodes import Where, join
+from .settings import Config
+from .settings_reader import Reader
+
+_LATER_CODECS = ("task-envelope", "cloudevents")
+_NAME_RULE = (
+    "letters, digits and . _ : - only, beginning with a letter or digit, at most 128 characters"
+)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def check(config: C, reader: Reader, fallback: Where) -> C:
+    """Return the config with absolute URLs; mistakes are added to the reader's problems."""
+    rules = _Rules(config, reader, fallback)
+    rules.queues()
+    rules.waits()
+    rules.triggers()
+    rules.subscribers()
+    if config.ledger_key_file == config.ledger_anchor_file:
+        rules.say("ledger.anchor_file", "is the same file as ledger.key_file; name another one")
+    return msgspec.structs.replace(
+        config, broker=rules.url("broker", config.broker), store=rules.url("store", config.store)
+    )
+
+
+class _Rules:
+    def __init__(self, config: Config, reader: Reader, fallback: Where) -> None:
+        self.config = config
+        self.reader = reader
+        self.fallback = fallback
+
+    def say(self, path: str, text: str) -> None:
+        self.reader.say(path, text, self.fallback)
+
+    def url(self, setting: str, url: str) -> str:
+        where = self.reader.places.get(setting)
+        folder = self.reader.folders[where.origin] if where else Path()
+        try:
+            return read_url(setting, url, folder)
+        except ValueError as error:
+            self.say(setting, str(error))
+            return url
+
+    def queues(self) -> None:
+        for name, queue in self.config.queues.items():
+            path = join("queues", name)
+            if NAME.match(name) is None:
+                self.say(path, f"not a valid queue name: {_NAME_RULE}")
+            if queue.tenant is not None and NAME.match(queue.tenant) is None:
+                self.say(join(path, "tenant"), f"not a valid tenant name: {_NAME_RULE}")
+            if queue.codec and queue.codec not in CODECS:
+                self.say(join(path, "codec"), _codec(queue.codec))
+            for field in ("results", "dead_letters"):
+                to = getattr(queue, field)
+                if to and NAME.match(to) is None:
+                    self.say(join(path, field), f"not a valid queue name: {_NAME_RULE}")
+                elif to and self.config.queue(to).notices is not None:
+                    self.say(
+                        join(path, field),
+                        "must not be a queue that has results or dead_letters itself: a loop",
+                    )
+
+    def waits(self) -> None:
+        """Check that no first wait exceeds the longest one."""
+        longest = self.config.retry.max_delay_s
+        if self.config.retry.base_delay_s > longest:
+            self.say(
+                "retry.base_delay_s",
+                f"must not exceed retry.max_delay_s ({longest:g}); lower it or raise the other",
+            )
+        for name, queue in self.config.queues.items():
+            policy = self.config.retry_policy(name)
+            own = queue.base_delay_s is not None or queue.max_delay_s is not None
+            if own and policy.base_delay > policy.max_delay:
+                field = "base_delay_s" if queue.base_delay_s is not None else "max_delay_s"
+                self.say(
+                    join(join("queues", name), field),
+                    f"the first wait ({policy.base_delay:g} s) exceeds the longest one "
+                    f"({policy.max_delay:g} s)",
+                )
+
+    def triggers(self) -> None:
+        for index, trigger in enumerate(self.config.triggers):
+            path = join("triggers", index)
+            for problem in validate_config(trigger.queue_trigger()):
+                field, _, text = problem.partition(" ")
+                self.say(join(path, field), text)
+            kind = trigger.adapter.type
+            if kind is not None and kind not in ADAPTER_TYPES:
+                near = difflib.get_close_matches(kind.lower(), ADAPTER_TYPES, 1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                text = f"{kind[:60]!r} is not an adapter; {hint}known: {', '.join(ADAPTER_TYPES)}"
+                self.say(join(join(path, "adapter"), "type"), text)
+
+    def subscribers(self) -> None:
+        for name, subscriber in self.config.subscribers.items():
+            path = join("subscribers", name)
+            if NAME.match(subscriber.channel) is None:
+                self.say(join(path, "channel"), f"not a valid channel name: {_NAME_RULE}")
+            if not 0 < len(subscriber.to) <= LONGEST_RECIPIENT:
+                self.say(join(path, "to"), f"must be text of 1 to {LONGEST_RECIPIENT} characters")
+            for index, pattern in enumerate(subscriber.events):
+                if not events_named(pattern):
+                    self.say(join(join(path, "events"), index), no_event(pattern))
+
+
+def _codec(name: str) -> str:
+    known = ", ".join(CODECS)
+    if name in _LATER_CODECS:
+        return f"this version of ackbone has no codec {name} yet; it has: {known}"
+    near = difflib.get_close_matches(name.lower(), CODECS, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{name[:60]!r} is not a codec; {hint}known: {known}"

@@ -1,0 +1,159 @@
+"""Fields of a wire form, checked as they are read. A DecodeError names the field that is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.clock import LAST, from_us
+from ackbone.core.errors import DecodeError
+from ackbone.core.ids import derived_id, new_id
+from ackbone.core.message import DEFAULT_TENANT, MAX_ID, MAX_TENANT, NAME, Raw
+
+if TYPE_CHECKING:
+    from .codec import Codec
+
+
+def raw_of(codec: Codec, delivery: Delivery) -> Raw:
+    """Return the received bytes, and how they were read."""
+    return Raw(
+        body=delivery.body,
+        codec=codec.name,
+        version=codec.version,
+        content_type=codec.content_type,
+        size=len(delivery.body),
+    )
+
+
+def id_of(value: Any, delivery: Delivery, sub: Subscription) -> str:
+    """Return the envelope's id, else one derived from the broker's identity, else a new one."""
+    if value is None or value == "":
+        if delivery.identity is not None:
+            return derived_id(sub.queue, delivery.identity)
+        return new_id()
+    return short("message_id", value)
+
+
+def tenant_of(value: Any, sub: Subscription) -> str:
+    """Return the tenant: that of the subscription, else that of the message, else the default."""
+    return named_tenant(value) if sub.tenant is None else sub.tenant
+
+
+def named_tenant(value: Any) -> str:
+    """Return the tenant that a message names, or the default tenant if it names none."""
+    if value in (None, "", DEFAULT_TENANT):
+        return DEFAULT_TENANT
+    if not isinstance(value, str) or len(value) > MAX_TENANT or not NAME.match(value):
+        raise DecodeError(f"tenant_id {value!r:.80} is not a valid name")
+    return value
+
+
+def text(name: str, value: Any, *, default: str) -> str:
+    """Return a short, printable text, or the default if there is none."""
+    if not value and (value is None or value == ""):
+        return default
+    if not isinstance(value, str):
+        raise DecodeError(f"{name} is not text: {value!r:.60}")
+    if len(value) > MAX_ID or not value.isprintable():
+        raise DecodeError(f"{name} is longer than {MAX_ID} or contains control characters")
+    return value
+
+
+def optional(name: str, value: Any) -> str | None:
+    """As `text`, or None if there is none."""
+    return None if value is None else text(name, value, default="") or None
+
+
+def header_trace(headers: Mapping[str, str]) -> str | None:
+    """Return `traceparent`. A broken one is ignored, as its standard requires."""
+    found = headers.get("traceparent")
+    return found if found and len(found) <= MAX_ID and found.isprintable() else None
+
+
+def key(name: str, value: Any) -> str | None:
+    """Return an idempotency or ordering key."""
+    if value is None or value == "":
+        return None
+    return short(name, value)
+
+
+def short(name: str, value: Any) -> str:
+    """Return a sender's text that every database accepts. A long one is replaced by its digest."""
+    if not isinstance(value, str):
+        raise DecodeError(f"{name} is not text: {value!r:.60}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DecodeError(f"{name} {value!r:.60} is not valid Unicode") from None
+    if "\0" in value:
+        raise DecodeError(f"{name} {value!r:.60} contains a NUL")
+    return value if len(value) <= MAX_ID else derived_id(f"long {name}", value)
+
+
+def priority_of(value: Any) -> int:
+    """Return a priority, limited to 0 to 3."""
+    if type(value) is int and 0 <= value <= 3:  # nearly always
+        return value
+    digits = type(value) is str and value.isascii() and value.isdigit() and len(value) < 10
+    if type(value) is not int and not digits and not (type(value) is float and value.is_integer()):
+        raise DecodeError(f"priority is not a whole number: {value!r:.60}")
+    return min(3, max(0, int(value)))
+
+
+def moment(name: str, value: Any) -> datetime | None:
+    """Read an ISO 8601 time. Without a zone it is UTC."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            raise DecodeError(f"{name} is not an ISO 8601 time: {value!r:.60}") from None
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+        return found if 1 < found.year < 9999 else _in_utc(found)
+    raise DecodeError(f"{name} is not an ISO 8601 time: {value!r:.60}")
+
+
+def _in_utc(found: datetime) -> datetime:
+    """Limit a time near year 1 or year 9999 to what every database can store and read again.
+
+    In UTC, or rounded by a database, it could fall outside these years. A late one means "for
+    ever"."""
+    try:
+        return min(found.astimezone(UTC), LAST)
+    except OverflowError:
+        return LAST if found.year > 1 else datetime.min.replace(tzinfo=UTC)
+
+
+def sent_at(delivery: Delivery) -> datetime:
+    """Return when the broker accepted the message, for messages without a time of their own."""
+    return datetime.now(UTC) if delivery.sent_at_us is None else from_us(delivery.sent_at_us)
+
+
+def time_of(moment: datetime) -> datetime | str:
+    """Return a value for the encoder, which writes UTC as `iso` does, ten times as fast."""
+    return moment if type(moment) is datetime and moment.tzinfo is UTC else iso(moment)
+
+
+def iso(moment: datetime) -> str:
+    """Return a time as all wire forms write it."""
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat()[:-6] + "Z"
+
+
+def iso_us(us: int) -> str:
+    """As `iso`, for microseconds since 1970."""
+    second, rest = divmod(us, 1_000_000)
+    # `zfill` takes a quarter of the time of a format string. Every result needs this.
+    return f"{_iso_second(second)}.{str(rest).zfill(6)}Z" if rest else f"{_iso_second(second)}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _iso_second(second: int) -> str:
+    """Cached: most times of a batch fall into the same second."""
+    return from_us(second * 1_000_000).isoformat()[:-6]

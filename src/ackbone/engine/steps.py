@@ -1,0 +1,193 @@
+"""The seven steps of a message: receive, decode, claim, guard, run, finish, settle.
+
+This is all that happens to a message in a worker, in order. Three loops decide when, and for how
+many messages at a time, and repeat a step while the store or the broker is unavailable:
+
+    fetcher.py    when slots are free     1 receive, 2 decode, 3 claim     for a batch
+    executor.py   for each granted run    4 guard, 5 run                   in a task of its own
+    settler.py    when runs have ended    6 finish, 7 settle               for a batch
+
+A broker with a life of its own keeps its copy of a message until step 7. Where queue and store are
+one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
+`flow.py` hands messages from one loop to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ackbone.core.broker import Delivery, Settlement, Subscription
+from ackbone.core.errors import BrokerError
+from ackbone.core.outcome import Outcome
+from ackbone.core.store import (
+    Answer,
+    Candidate,
+    Commit,
+    Company,
+    Decode,
+    Finished,
+    Taken,
+    Verdict,
+    Worker,
+)
+
+from .decoder import decoder
+from .guard import AskGuard
+from .handlers import outcome_of
+from .outages import Outages
+from .wiring import Ports
+
+if TYPE_CHECKING:
+    from .executor import Active
+
+T = TypeVar("T")
+
+RECEIVE_WAIT_S = 1.0
+"""How long one `receive` waits for the first message."""
+LAST_ANSWER_S = 2.0
+"""How long a fetcher that is stopped waits for the answer to its last claim."""
+
+
+class Steps:
+    """The steps of one worker, for all its subscriptions."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        outages: Outages,
+        *,
+        guard: AskGuard | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.store = ports.store
+        self.broker = ports.broker
+        self.outages = outages
+        self.worker = Worker(worker_id=0)
+        """The registration that claims and finishes. After a lost lease it is another one."""
+        self._guard = guard
+        self._max_bytes = max_bytes
+        self._decoders: dict[str, Decode] = {}
+
+    # -- steps 1 to 3, a broker with a life of its own --------------------------------------------
+
+    async def receive(self, sub: Subscription, limit: int) -> Sequence[Delivery]:
+        """Step 1. Read up to `limit` copies. The broker gives them to no other worker meanwhile."""
+        assert self.broker is not None  # noqa: S101 - for the type checker
+        limit = min(limit, self.broker.capabilities.max_batch)
+        return await self.broker.receive(sub, limit=limit, wait=RECEIVE_WAIT_S)
+
+    def decode(self, sub: Subscription, deliveries: Sequence[Delivery]) -> list[Candidate]:
+        """Step 2. Bytes and headers become messages. A copy that cannot be read becomes a candidate
+        with an error, and step 3 ends it as a dead letter."""
+        decode = self._decoder(sub)
+        return [decode(delivery) for delivery in deliveries]
+
+    async def claim(self, sub: Subscription, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
+        """Step 3. Ask the store, which alone decides, which of these messages run here and now.
+
+        RUN grants a run: steps 4 to 6 follow, and the broker keeps its copy until step 7. With
+        LEAVE the copy goes back to the broker. After every other verdict (duplicate, parked, …) the
+        store holds the message or its end, and the fetcher settles the copy at once.
+        In an ordered subscription, messages with an ordering key are written into their
+        conversations first, in the broker's order, and claimed from there when it is their turn.
+        """
+        if not sub.ordered:
+            return await _answer(self.store.claim(sub, candidates, worker=self.worker))
+        keyed = [c for c in candidates if c.message and c.message.ordering_key]
+        others = [c for c in candidates if not (c.message and c.message.ordering_key)]
+        verdicts: list[Verdict] = []
+        if keyed:
+            adopted = await self.store.adopt_in_order(sub, keyed, worker=self.worker)
+            verdicts += adopted or [
+                Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
+            ]
+        if others:
+            verdicts += await _answer(self.store.claim(sub, others, worker=self.worker))
+        return verdicts
+
+    # -- steps 1 to 3, queue and store in one file ------------------------------------------------
+
+    async def take(self, sub: Subscription, limit: int) -> Taken:
+        """Steps 1, 2 and 3 in one transaction of the store.
+
+        It deletes messages from their queue and writes their task rows. A crash leaves both or
+        neither, so no message is ever lost or there twice, and step 7 has no copy to settle. The
+        store calls the decoder in the middle of the transaction, because a message's id and keys
+        decide its claim. The same call claims messages that the store holds (see `claim_held`).
+        """
+        store: Any = self.store  # it has `take` (core.store.Fused) if there is no broker
+        return await _answer(store.take(sub, self._decoder(sub), limit=limit, worker=self.worker))
+
+    # -- step 3 alone, messages that the store holds ----------------------------------------------
+
+    async def claim_held(
+        self, sub: Subscription, limit: int, company: Company = Company.ANY
+    ) -> Sequence[Verdict]:
+        """Claim messages that passed steps 1 and 2 earlier and are due now: retries, resumed and
+        adopted messages, the next one of a conversation."""
+        return await _answer(
+            self.store.claim_ready(sub, limit=limit, worker=self.worker, company=company)
+        )
+
+    # -- steps 4 and 5, one message ---------------------------------------------------------------
+
+    async def guard_and_run(
+        self, active: Active, call: Callable[[Active], Awaitable[Any]]
+    ) -> Outcome:
+        """Step 4: ask the rules and the guard function. Anything but a clear yes ends the attempt
+        here. Step 5: `call` the handler, with its middleware and its time limit around it."""
+        if self._guard is not None:
+            stopped = await self._guard(active.run)
+            if stopped is not None:
+                return stopped
+        return outcome_of(await call(active))
+
+    # -- steps 6 and 7, everything that ended meanwhile -------------------------------------------
+
+    async def finish(self, ended: Sequence[Finished]) -> Sequence[Commit]:
+        """Step 6. One transaction: outcomes, results by key, replies, follow-ups, ledger events.
+
+        A run that lost its claim is refused (FENCED), and nothing of it is written.
+        """
+        return await self.store.finish(ended, worker=self.worker)
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
+        """Step 7. The store holds the outcome: let the broker drop, release or reject its copies.
+
+        An error here is harmless. The copy comes again, and step 3 recognizes it.
+        """
+        if self.broker is None or not batch:
+            return
+        try:
+            await self.broker.settle(sub, batch)
+        except BrokerError as error:
+            caller = f"settling {len(batch)} messages of {sub.queue}"
+            self.outages.failed(caller, error, asks_again=False)
+
+    def _decoder(self, sub: Subscription) -> Decode:
+        decode = self._decoders.get(sub.name)
+        if decode is None:
+            decode = self._decoders[sub.name] = decoder(sub, max_bytes=self._max_bytes)
+        return decode
+
+
+async def _answer(claim: Coroutine[Any, Any, T]) -> T:
+    """Return the answer of a claim, even if the caller is cancelled meanwhile. The cancellation
+    arrives at the caller's next await instead.
+
+    The store makes a claim that it was asked for, whether or not anybody still waits. Runs whose
+    grant nobody received are handed back when the worker signs off.
+    """
+    asked = asyncio.ensure_future(claim)
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        await asyncio.wait({asked}, timeout=LAST_ANSWER_S)
+        if caller is None or not asked.done() or asked.cancelled():
+            asked.cancel()
+            raise
+        caller.cancel()
+        return asked.result()

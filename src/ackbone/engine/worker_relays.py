@@ -1,0 +1,233 @@
+"""The relays of every worker: dead workers, paused queues, cancellations, broker leases, clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from ackbone.core.broker import Bound, Delivery, Extends, Subscription
+from ackbone.core.clock import Clock
+from ackbone.core.codecs.codec import TASK
+from ackbone.core.errors import ConfigError, LeaseLost
+from ackbone.core.outcome import ParkKind
+from ackbone.core.store import GROUP, Offers, Worker
+
+from .flow import Flow, Slots
+from .relays import Relay, Step
+from .steps import Steps
+from .wiring import Ports, WorkerSettings
+
+log = logging.getLogger("ackbone.engine")
+
+DOUBLE_S = 1.0
+"""How often a slow start doubles the slots."""
+
+
+class WorkerRelays:
+    """Makes the relays of one worker."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        steps: Steps,
+        flow: Flow,
+        settings: WorkerSettings,
+        offers: Callable[[], Offers],
+    ) -> None:
+        """`offers` returns what this worker has handlers and channels for now."""
+        self._ports = ports
+        self._store = ports.store
+        self._clock = ports.clock
+        self._steps = steps
+        self._flow = flow
+        self._settings = settings
+        self._offers = offers
+        self._store_name: str | None = None
+        self._expiry_held_until = 0.0
+        self._drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
+        self._store_jumps = 0
+
+    def relays(self) -> list[Relay]:
+        settings = self._settings
+        relays: list[Relay] = []
+        if not settings.is_child:
+            relays += [
+                Relay(name="reaper", every_s=settings.reap_every_s, step=self._reap),
+                Relay(name="resolver", every_s=5.0, step=self._resolve),
+                Relay(name="parked", every_s=2.0, step=self._resume_parked),
+            ]
+        relays += [
+            Relay(name="clock watch", every_s=0.5, step=self._watch_clock),
+            Relay(name="paused queues", every_s=1.0, step=self.read_paused),
+            Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
+            Relay(name="queue binding", every_s=settings.lease_s, step=self.bind_queues),
+            Relay(name="heartbeats", every_s=settings.extend_s, step=self._heartbeats),
+        ]
+        if settings.cautious and self._flow.slots:
+            slow_start = SlowStart(self._flow.slots, self._clock)
+            relays.append(Relay(name="slots", every_s=0.1, step=slow_start.step))
+        broker: object = self._ports.broker
+        if self._ports.broker is not None and isinstance(broker, Extends):
+            lease_s = self._ports.broker.capabilities.lease_s
+            if lease_s is not None:
+                every_s = min(lease_s / 4, settings.extend_s)
+                relays.append(Relay(name="leases", every_s=every_s, step=self._extender(broker)))
+        return relays
+
+    # -- running messages -------------------------------------------------------------------------
+
+    def _extender(self, broker: Extends) -> Step:
+        """Return the step that keeps the broker from taking back messages that run here."""
+
+        async def extend(worker: Worker) -> None:
+            held: dict[str, tuple[Subscription, list[Delivery]]] = {}
+            running = [(active.run, active.sub) for active in self._flow.executor.active]
+            for run, sub in (*running, *self._flow.settler.unsettled):
+                if run.delivery is not None:
+                    held.setdefault(sub.name, (sub, []))[1].append(run.delivery)
+            for sub, deliveries in held.values():
+                await broker.extend(sub, deliveries)
+
+        return extend
+
+    async def _heartbeats(self, worker: Worker) -> None:
+        """Write a `task.heartbeat` for each task that has run for a whole interval, as the task
+        protocol asks for."""
+        now_us = self._clock.now_us()
+        begun = now_us - int(self._settings.extend_s * 1e6)
+        long = [
+            active
+            for active in self._flow.executor.active
+            if active.sub.codec == TASK.name and 0 < active.started_us <= begun
+        ]
+        beats = [
+            self._store.heartbeat(
+                active.run, {"running_s": round((now_us - active.started_us) / 1e6, 1)}
+            )
+            for active in long
+        ]
+        answers = await asyncio.gather(*beats, return_exceptions=True)
+        for active, answer in zip(long, answers, strict=True):
+            # After LeaseLost the run has just ended, or learns by itself that it lost its claim.
+            if isinstance(answer, Exception) and not isinstance(answer, LeaseLost):
+                log.warning("message %s: no heartbeat: %s", active.run.message.id, answer)
+
+    async def _cancel_asked(self, worker: Worker) -> None:
+        """Cancel runs that an operator or another process wants stopped."""
+        executor = self._flow.executor
+        if executor.running:
+            for tenant_id, subscription, message_id in await self._store.to_cancel(worker=worker):
+                executor.cancel(message_id, tenant_id=tenant_id, subscription=subscription)
+
+    # -- messages that wait -----------------------------------------------------------------------
+
+    async def _reap(self, worker: Worker) -> None:
+        found = await self._store.reap(
+            worker=worker,
+            lease_s=self._settings.lease_s,
+            crash_budget=self._settings.crash_budget,
+        )
+        if found.workers:
+            log.warning(
+                "workers %s are gone: %d messages given back, %d dead-lettered (crash_budget)",
+                list(found.workers),
+                found.tasks,
+                found.quarantined,
+            )
+
+    async def _resolve(self, worker: Worker) -> None:
+        await self._store.resolve(worker=worker)
+
+    async def _resume_parked(self, worker: Worker) -> None:
+        """Resume messages that were parked because no worker had a handler for them."""
+        offers = self._offers()
+        if offers != worker.offers:  # a handler was registered while this worker runs
+            worker = await self._store.announce(worker, offers)
+            if worker.worker_id == self._steps.worker.worker_id:
+                self._steps.worker = worker
+        for subscription, types in offers.types.items():
+            if not types:
+                continue
+            n = await self._store.resume_parked(
+                ParkKind.WORKFLOW_PENDING, sorted(types), subscription=subscription, worker=worker
+            )
+            if n:
+                log.info(
+                    "resumed %d parked messages of %s: a handler is now registered", n, subscription
+                )
+
+    async def read_paused(self, worker: Worker) -> None:
+        self._flow.paused = self._settings.paused | await self._store.paused()
+
+    async def bind_queues(self, worker: Worker) -> None:
+        """Record at the broker which store the workers of these queues use.
+
+        Idempotency keys hold within one store: workers with another store would run the messages a
+        second time. Raises ConfigError if such workers read one of the queues.
+        """
+        broker: object = self._ports.broker
+        if not isinstance(broker, Bound):
+            return
+        if self._store_name is None:
+            self._store_name = await self._store.identity()
+        for_s = 3 * self._settings.lease_s
+        for sub in self._flow.subscriptions:
+            other = await broker.bind(sub, self._store_name, for_s=for_s)
+            if other is not None:
+                raise ConfigError(
+                    [
+                        f"queue {sub.queue}, group {sub.group}: workers with another store "
+                        f"({other}) read it, and this one ({self._store_name}) would run its "
+                        "messages a second time. Let all workers share one store (store: "
+                        "postgresql://…, or on one machine the same SQLite file), or read the "
+                        "queue with another `group`. If those workers are gone, wait "
+                        f"{for_s:.0f} s"
+                    ]
+                )
+
+    # -- clocks -----------------------------------------------------------------------------------
+
+    async def _watch_clock(self, worker: Worker) -> None:
+        """Let nothing expire for a while after somebody set the clock: wall clock and monotonic
+        clock drift apart then."""
+        drift = self._clock.now_us() / 1e6 - self._clock.monotonic()
+        if abs(drift - self._drift) > 1.0:
+            self._hold_expiry(f"the clock jumped by {drift - self._drift:.0f} s")
+        self._drift = drift
+        jumps = self._store.clock_jumps
+        if jumps != self._store_jumps:
+            self._hold_expiry("the clock of the store's server jumped")
+        self._store_jumps = jumps
+        self._store.expiry_paused = self._clock.monotonic() < self._expiry_held_until
+
+    def _hold_expiry(self, why: str) -> None:
+        hold_s = self._settings.clock_hold_s
+        self._expiry_held_until = self._clock.monotonic() + hold_s
+        log.warning("%s: nothing expires for the next %.0f s", why, hold_s)
+
+
+class SlowStart:
+    """Few slots at first, for a worker whose predecessor crashed: a small group over all queues
+    together, but at least one slot each. They double every second up to the configured number.
+
+    The message that killed the last process is likely to run again in this one. Few slots keep it
+    from taking many other runs along.
+    """
+
+    def __init__(self, slots: Mapping[str, Slots], clock: Clock) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._full = {name: each.size for name, each in slots.items()}
+        self._doubled_at = clock.monotonic()
+        for each in slots.values():
+            each.size = min(each.size, max(1, GROUP // len(slots)))
+
+    async def step(self, worker: Worker) -> None:
+        """Double the slots if it is time to."""
+        now = self._clock.monotonic()
+        if now - self._doubled_at < DOUBLE_S:
+            return
+        self._doubled_at = now
+        for name, each in self._slots.items():
+            each.widen(min(self._full[name], each.size * 2))

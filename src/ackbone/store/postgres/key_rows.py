@@ -1,0 +1,148 @@
+"""`idempotency_keys` on PostgreSQL, and the tasks that wait for a key.
+
+Keys are locked after tasks, sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ackbone.core.store import Finished
+from ackbone.store.tables import Holder, Pair, Waiter, Wanted
+from ackbone.store.unit import Identity, Key
+
+from . import arrays
+from .arrays import BEGUN
+
+if TYPE_CHECKING:
+    from .database import Tx
+
+_TAKE = (
+    "INSERT INTO idempotency_keys AS k (tenant_id, subscription, key, message_id, state,"
+    " created_at) SELECT u.tenant, $1, u.key, u.message, 'running', clock_timestamp()"
+    " FROM unnest($3::text[], $4::text[], $5::text[]) u(tenant, key, message)"
+    " ON CONFLICT (tenant_id, subscription, key) DO UPDATE SET message_id = excluded.message_id,"
+    " state = 'running', value = NULL, expires_at = NULL"
+    " WHERE k.message_id = excluded.message_id OR (k.state = 'done' AND $2::bool"
+    f" AND k.expires_at <= {BEGUN}) RETURNING tenant_id, key, message_id"
+)
+"""Sorted by key; one row per key."""
+_HOLDERS = (
+    "SELECT k.tenant_id, k.key, k.message_id, k.state, k.value"
+    " FROM unnest($2::text[], $3::text[]) u(tenant, key) JOIN idempotency_keys k"
+    " ON k.tenant_id = u.tenant AND k.subscription = $1 AND k.key = u.key"
+)
+KEEP = (
+    "UPDATE idempotency_keys k SET state = 'done', value = u.value,"
+    f" expires_at = {BEGUN} + u.window_us * interval '1 microsecond'"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[])"
+    " u(tenant, sub, key, message, value, window_us) WHERE k.tenant_id = u.tenant"
+    " AND k.subscription = u.sub AND k.key = u.key AND k.message_id = u.message"
+)
+FREE = (
+    "DELETE FROM idempotency_keys k USING unnest($1::text[], $2::text[], $3::text[], $4::text[])"
+    " u(tenant, sub, key, message) WHERE k.tenant_id = u.tenant AND k.subscription = u.sub"
+    " AND k.key = u.key AND k.message_id = u.message"
+)
+_WAITING = (
+    "SELECT q.tenant_id, q.subscription, q.message_id, q.idem_key, q.queue_name, q.event_name,"
+    " q.trace_id, q.lane, k.message_id, k.state, k.value FROM {} LEFT JOIN idempotency_keys k"
+    " ON k.tenant_id = q.tenant_id AND k.subscription = q.subscription AND k.key = q.idem_key"
+    " WHERE q.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
+    " ORDER BY q.id LIMIT 500 FOR UPDATE OF q SKIP LOCKED"
+)
+WAITING_FOR = _WAITING.format(
+    "unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, key) JOIN queue_executions q"
+    " ON q.tenant_id = u.tenant AND q.subscription = u.sub AND q.idem_key = u.key"
+    " AND q.status = 'waiting_key'"
+)
+WAITING = _WAITING.format("queue_executions q")
+_DUPLICATES = (
+    "UPDATE queue_executions q SET status = 'duplicate', completed_at = clock_timestamp(),"
+    " result = u.value, body = NULL, body_info = NULL FROM unnest($1::text[], $2::text[],"
+    " $3::text[], $4::bytea[]) u(tenant, sub, message, value) WHERE q.tenant_id = u.tenant"
+    " AND q.subscription = u.sub AND q.message_id = u.message"
+)
+_READY = (
+    f"UPDATE queue_executions q SET status = 'ready', due_at = {BEGUN}"
+    " FROM unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, message)"
+    " WHERE q.tenant_id = u.tenant AND q.subscription = u.sub AND q.message_id = u.message"
+    " AND q.status = 'waiting_key'"
+)
+
+
+class PostgresKeyRows:
+    """`KeyRows` in one transaction."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    async def take(
+        self, subscription: str, wanted: Sequence[Wanted], *, expiry: bool
+    ) -> Mapping[Pair, Holder]:
+        first: dict[Pair, Wanted] = {}
+        for each in wanted:
+            first.setdefault((each.tenant_id, each.key), each)
+        asked = [first[key] for key in sorted(first)]
+        found = await self._tx.rows(
+            _TAKE,
+            subscription,
+            expiry,
+            arrays.texts([each.tenant_id for each in asked]),
+            arrays.texts([each.key for each in asked]),
+            arrays.texts([each.message_id for each in asked]),
+        )
+        won = {(tenant_id, message_id) for tenant_id, _, message_id in found}
+        losers = [each for each in wanted if (each.tenant_id, each.message_id) not in won]
+        if not losers:
+            return {}
+        holders = {
+            (tenant_id, key): Holder(message_id, state, value)
+            for tenant_id, key, message_id, state, value in await self._tx.rows(
+                _HOLDERS,
+                subscription,
+                arrays.texts([each.tenant_id for each in losers]),
+                arrays.texts([each.key for each in losers]),
+            )
+        }
+        return {(each.tenant_id, each.message_id): holders[each[:2]] for each in losers}
+
+    def keep(self, done: Sequence[Finished]) -> None:
+        named = [
+            ((item.run.message.tenant_id, item.run.subscription, item.run.idem_key or ""), n)
+            for n, item in enumerate(done)
+        ]
+        named.sort()
+        found = [(key, done[n]) for key, n in named]
+        self._tx.before_end(
+            KEEP,
+            *_columns([key for key, _ in found]),
+            arrays.texts([item.run.message.id for _, item in found]),
+            arrays.blobs(item.result for _, item in found),
+            arrays.numbers(int(item.dedup_window_s * 1e6) for _, item in found),
+        )
+
+    def free(self, keys: Sequence[tuple[Key, str]]) -> None:
+        found = sorted(keys)
+        ids = arrays.texts([message_id for _, message_id in found])
+        self._tx.before_end(FREE, *_columns([key for key, _ in found]), ids)
+
+    async def waiting(self, keys: Collection[Key] | None) -> Sequence[Waiter]:
+        if keys is None:
+            rows = await self._tx.rows(WAITING)
+        else:
+            rows = await self._tx.rows(WAITING_FOR, *_columns(sorted(keys)))
+        return [Waiter(*row) for row in rows]
+
+    async def end_as_duplicates(self, ended: Sequence[tuple[Identity, bytes | None]]) -> None:
+        found = sorted(ended, key=lambda each: each[0])
+        results = arrays.blobs(result for _, result in found)
+        await self._tx.send(_DUPLICATES, *_columns([task for task, _ in found]), results)
+
+    async def make_ready(self, tasks: Sequence[Identity]) -> None:
+        await self._tx.send(_READY, *_columns(sorted(tasks)))
+
+
+def _columns(found: Sequence[tuple[str, str, str]]) -> list[str]:
+    return [arrays.texts([each[n] for each in found]) for n in range(3)]
