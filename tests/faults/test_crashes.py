@@ -49,9 +49,13 @@ def nobody_is_suspect(fleet: Fleet, innocents: Sequence[dict[str, Any]]) -> None
 
 @on_each_broker
 @pytest.mark.parametrize("ms", [10, pytest.param(200, marks=pytest.mark.soak)])
-def test_poison_does_not_hold_up_the_others(make_fleet: MakeFleet, soak: bool, ms: int) -> None:
+def test_poison_does_not_hold_up_the_others(
+    make_fleet: MakeFleet, broker: str, soak: bool, ms: int
+) -> None:
     """2 % of the messages kill their process, by all means."""
     count, bad, limit_s = (5000, 100, {10: 45, 200: 75}[ms]) if soak else (300, 6, 0)
+    if broker != "embedded":
+        limit_s = 0  # after each crash, Redis keeps the entries for the visibility timeout
     fleet = make_fleet(WORKER__LEASE_S=10 if soak else 3)
     kinds = ("exit", "segfault", "kill")
     poison = [
