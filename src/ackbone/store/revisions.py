@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,13 @@ from ackbone.core.errors import SchemaMismatch
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from sqlalchemy import Engine
 
 HEAD = "0007"
 """The revision that this program reads and writes."""
 MIGRATIONS = Path(__file__).with_name("migrations")
 
-alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
+_alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
 
 
 def known_revisions() -> set[str]:
@@ -68,15 +70,29 @@ def render(dialect: str, revision: str = "head") -> str:
     from alembic import command
 
     buffer = io.StringIO()
-    with alembic_lock:
-        command.upgrade(alembic_config(buffer, dialect=dialect), revision, sql=True)
+    with _alembic_lock:
+        command.upgrade(_alembic_config(buffer, dialect=dialect), revision, sql=True)
     # Which SQLite the machine has decides whether the last INSERT returns its row: it need not.
     text = buffer.getvalue().replace(" RETURNING version_num;", ";")
     lines = (line.rstrip() for line in text.splitlines())
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def alembic_config(output: io.StringIO, **attributes: Any) -> Config:
+def run_migrations(engine: Engine, then: Callable[[], None] | None = None) -> None:
+    """Upgrade to `HEAD` in one transaction of `engine`. `then` is called at its end."""
+    from alembic import command
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        with _alembic_lock, engine.begin() as connection:
+            command.upgrade(_alembic_config(io.StringIO(), connection=connection), "head")
+            if then is not None:
+                then()
+    except DBAPIError as error:
+        raise error.orig or error from error
+
+
+def _alembic_config(output: io.StringIO, **attributes: Any) -> Config:
     from alembic.config import Config
 
     config = Config(output_buffer=output, attributes=attributes)

@@ -9,7 +9,6 @@ An empty database gets its tables at the first start. One with an older revision
 
 from __future__ import annotations
 
-import io
 import time
 from typing import Any
 
@@ -17,13 +16,7 @@ import psycopg
 from psycopg import errors
 
 from ackbone.core.errors import SchemaMismatch, StoreError, StoreUnavailable
-from ackbone.store.revisions import (
-    HEAD,
-    alembic_config,
-    alembic_lock,
-    is_older,
-    upgrade_needed,
-)
+from ackbone.store.revisions import HEAD, is_older, run_migrations, upgrade_needed
 
 from .address import Address
 from .failures import translate
@@ -176,9 +169,7 @@ def _lock(conn: psycopg.Connection[Any], address: Address, wait_s: float) -> Non
 
 
 def _run_alembic(conn: psycopg.Connection[Any]) -> None:
-    from alembic import command
     from sqlalchemy import create_engine, event
-    from sqlalchemy.exc import DBAPIError
     from sqlalchemy.pool import StaticPool
 
     engine = create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=StaticPool)
@@ -186,10 +177,9 @@ def _run_alembic(conn: psycopg.Connection[Any]) -> None:
     event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN"))
     event.listen(engine, "commit", lambda it: it.exec_driver_sql("COMMIT"))
     event.listen(engine, "rollback", lambda it: it.exec_driver_sql("ROLLBACK"))
-    try:
-        with alembic_lock, engine.begin() as connection:
-            command.upgrade(alembic_config(io.StringIO(), connection=connection), "head")
-            make_partitions(conn)
-            extend_pass(conn)
-    except DBAPIError as error:
-        raise error.orig or error from error
+
+    def finish() -> None:
+        make_partitions(conn)
+        extend_pass(conn)
+
+    run_migrations(engine, finish)

@@ -13,29 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ackbone.core.errors import SchemaMismatch, StoreUnavailable
 from ackbone.sqlitefile.faults import refuse_network, translate
 from ackbone.sqlitefile.holders import who_upgrades
 from ackbone.sqlitefile.turnstile import Turnstile
-from ackbone.store.revisions import (
-    HEAD,
-    alembic_config,
-    alembic_lock,
-    is_older,
-    render,
-    upgrade_needed,
-)
-
-if TYPE_CHECKING:
-    pass
+from ackbone.store.revisions import HEAD, is_older, render, run_migrations, upgrade_needed
 
 PAGE_SIZE = 8192
 SPINE = Path(__file__).with_name("spine.sql")
@@ -184,19 +172,13 @@ def _run_spine(conn: sqlite3.Connection) -> None:
 
 
 def _run_alembic(conn: sqlite3.Connection) -> None:
-    from alembic import command
     from sqlalchemy import create_engine, event
-    from sqlalchemy.exc import DBAPIError
     from sqlalchemy.pool import NullPool
 
     # The driver would commit before DDL, so the transaction is begun explicitly.
     engine = create_engine("sqlite://", creator=lambda: conn, poolclass=NullPool)
     event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN IMMEDIATE"))
-    try:
-        with alembic_lock, engine.begin() as connection:
-            command.upgrade(alembic_config(io.StringIO(), connection=connection), "head")
-    except DBAPIError as error:
-        raise error.orig or error from error
+    run_migrations(engine)
 
 
 if __name__ == "__main__":
