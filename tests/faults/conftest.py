@@ -74,7 +74,7 @@ def make_fleet(
     if broker != "embedded":
         server: RedisServer = request.getfixturevalue("redis_server")
         settings_of = {
-            "BROKER": f"{server.url}?visibility_timeout_s={VISIBILITY_S}",
+            "BROKER": server.url,
             "TASKS__STREAM": "default",
             "TASKS__RETRY_DELAYS_S": "[0.01, 0.05, 0.1]",
         }

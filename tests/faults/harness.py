@@ -39,8 +39,9 @@ TARGET = f"{Path(__file__).with_name('app.py')}:app"
 PATIENCE_S = 60.0
 """How long something that must happen may take on a slow machine that many share."""
 POLL_S = 0.02
+LEASE_S = 2.0
 SETTINGS = {
-    "WORKER__LEASE_S": "2",
+    "WORKER__LEASE_S": str(LEASE_S),
     "WORKER__SHUTDOWN_TIMEOUT_S": "2",
     "RETRY__BASE_DELAY_S": "0.01",
     "RETRY__MAX_DELAY_S": "0.6",

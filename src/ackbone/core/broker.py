@@ -353,6 +353,17 @@ class NamesConsumers(Protocol):
         """
         ...
 
+    def holders(self, sub: Subscription) -> Collection[str]:
+        """Return the other readers of ours that held unsettled copies when this one last looked."""
+        ...
+
+    def take_from(self, sub: Subscription, readers: Collection[str]) -> None:
+        """Take the copies of readers that have ended, without waiting for the end of their lease.
+
+        The next `receive` returns them.
+        """
+        ...
+
 
 @runtime_checkable
 class TakesOver(Protocol):

@@ -8,7 +8,7 @@ own database. The other roles are for relays and commands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -405,6 +405,11 @@ class Claims(Protocol):
         `ended`: child processes of this worker that have ended, by name, with their exit codes (a
         signal as a negative number).
         """
+        ...
+
+    async def ended(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of the names whose workers have died or left. A name that no worker of this
+        store has had, or had too long ago, is not among them."""
         ...
 
     async def resolve(self, *, worker: Worker) -> int:

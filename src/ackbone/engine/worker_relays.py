@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 
-from ackbone.core.broker import Bound, Delivery, Extends, Subscription
+from ackbone.core.broker import Bound, Delivery, Extends, NamesConsumers, Subscription
 from ackbone.core.clock import Clock
 from ackbone.core.codecs.codec import TASK
 from ackbone.core.errors import ConfigError, LeaseLost
@@ -20,6 +21,8 @@ from .wiring import Ports, WorkerSettings
 
 log = logging.getLogger("ackbone.engine")
 
+INHERIT_S = 0.5
+"""How often to ask whether a worker has ended that holds copies of the broker."""
 DOUBLE_S = 1.0
 """How often a slow start doubles the slots."""
 
@@ -73,6 +76,9 @@ class WorkerRelays:
             if lease_s is not None:
                 every_s = min(lease_s / 4, settings.extend_s)
                 relays.append(Relay(name="leases", every_s=every_s, step=self._extender(broker)))
+        if isinstance(broker, NamesConsumers):
+            heir = self._heir(broker)
+            relays.append(Relay(name="copies of ended workers", every_s=INHERIT_S, step=heir))
         return relays
 
     # -- running messages -------------------------------------------------------------------------
@@ -90,6 +96,19 @@ class WorkerRelays:
                 await broker.extend(sub, deliveries)
 
         return extend
+
+    def _heir(self, broker: NamesConsumers) -> Step:
+        """Return the step that takes over what ended workers had received. The store knows of an
+        end long before the lease of the broker's copies is over."""
+
+        async def inherit(worker: Worker) -> None:
+            held = {sub.name: broker.holders(sub) for sub in self._flow.subscriptions}
+            names = frozenset(itertools.chain.from_iterable(held.values()))
+            ended = await self._store.ended(names) if names else names
+            for sub in self._flow.subscriptions:
+                broker.take_from(sub, ended.intersection(held[sub.name]))
+
+        return inherit
 
     async def _heartbeats(self, worker: Worker) -> None:
         """Write a `task.heartbeat` for each task that has run for a whole interval, as the task

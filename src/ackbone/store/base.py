@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -204,6 +204,9 @@ class BaseStore(Transactions[X]):
         if found and self._fleet.age_s >= LOOK_S:
             self._fleet.update(text for (text,) in await self._offers())
         return self._fleet.suspects(worker, [(sub, kind, few, n) for sub, kind, few, n in found])
+
+    async def ended(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset(name for (name,) in await self.read(self.sql.workers.ended, list(names)))
 
     async def paused(self) -> frozenset[str]:
         return frozenset(name for (name,) in await self.read(self.sql.store.paused))

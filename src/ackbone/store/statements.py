@@ -209,6 +209,8 @@ class WorkersSql(msgspec.Struct, frozen=True, kw_only=True):
     """worker, state (`left` or `dead`), now"""
     forget: str
     """worker: delete its row, if it has left"""
+    ended: str
+    """list of names → those whose workers have died or left"""
     free_sources: str
     """worker"""
     running: str

@@ -229,6 +229,12 @@ class RedisBroker:
     async def take_over(self, sub: Subscription) -> None:
         self._group(sub).take_over()
 
+    def holders(self, sub: Subscription) -> Collection[str]:
+        return self._group(sub).holders
+
+    def take_from(self, sub: Subscription, readers: Collection[str]) -> None:
+        self._group(sub).take_from(readers)
+
     async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
         await self._group(sub).extend([delivery.tag for delivery in batch])
 

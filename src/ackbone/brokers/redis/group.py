@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -84,6 +84,10 @@ class Group:
         self._cleaned_at = float("-inf")
         self._cursors = dict.fromkeys(LEVELS, START)
         """How far the scan for stale entries of other consumers has come."""
+        self._others: dict[int, list[str]] = {}
+        """Our other consumers that had pending entries when this one last looked."""
+        self._ended: frozenset[str] = frozenset()
+        """Those of them whose workers have ended."""
         self._sole = False
         """True for the only reader of an ordered queue. It gives out nothing while another
         consumer may have an older entry."""
@@ -317,6 +321,21 @@ class Group:
                     self._lease_ms / 1000,
                 )
         await self._find_missed(level, summary)
+        self._others[level] = others(summary, self._consumer)
+        for consumer in self._ended.intersection(self._others[level]):
+            n = await self._claim_from(level, consumer)
+            log.warning("%s: taking over %d entries of %s, which ended", self._queue, n, consumer)
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """Our other consumers that had pending entries when this one last looked."""
+        return frozenset(chain.from_iterable(self._others.values())) - {RELEASED}
+
+    def take_from(self, consumers: Collection[str]) -> None:
+        """Take the entries of these consumers at the next look, without waiting for the lease."""
+        self._ended = frozenset(consumers)
+        if consumers:
+            self._looked_at = float("-inf")
 
     def _take_claimed(
         self, level: int, claimed: Iterable[Any], before: Mapping[bytes, Owned]
@@ -361,7 +380,9 @@ class Group:
             before = owners(found)
             if not before:
                 return taken
-            claim = ("XCLAIM", key, self._group, self._consumer, 0)
+            # With the idle time, an entry that yet another consumer takes meanwhile is left to it.
+            idle_ms = min(idle for _, _, idle, _ in found)
+            claim = ("XCLAIM", key, self._group, self._consumer, idle_ms)
             (claimed,) = await self._ask((*claim, *before))
             taken += len(self._take_claimed(level, claimed, before))
 

@@ -25,6 +25,10 @@ WORKERS = WorkersSql(
         " WHERE worker_id = $1::bigint AND state IN ('alive', 'leaving')"
     ),
     forget="DELETE FROM workers WHERE worker_id = $1::bigint AND state = 'left'",
+    ended=(
+        "SELECT name FROM workers WHERE name = ANY($1::text[])"
+        " GROUP BY name HAVING NOT bool_or(state IN ('alive', 'leaving'))"
+    ),
     free_sources="UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint",
     running=_RUNNING.format("AND q.worker_id = $1::bigint"),
     running_of_the_gone=_RUNNING.format(""),

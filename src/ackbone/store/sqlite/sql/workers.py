@@ -20,6 +20,10 @@ WORKERS = WorkersSql(
         " AND state IN ('alive', 'leaving')"
     ),
     forget="DELETE FROM workers WHERE worker_id = ?1 AND state = 'left'",
+    ended=(
+        "SELECT name FROM workers WHERE name IN (SELECT value FROM json_each(?1))"
+        " GROUP BY name HAVING max(state IN ('alive', 'leaving')) = 0"
+    ),
     free_sources="UPDATE sources SET worker_id = NULL WHERE worker_id = ?1",
     running=f"{_RUNNING} AND q.worker_id = ?1",
     running_of_the_gone=f"{_RUNNING} AND coalesce(w.state, 'left') IN ('dead', 'left')",
