@@ -54,8 +54,6 @@ def test_poison_does_not_hold_up_the_others(
 ) -> None:
     """2 % of the messages kill their process, by all means."""
     count, bad, limit_s = (5000, 100, {10: 45, 200: 75}[ms]) if soak else (300, 6, 0)
-    if broker != "embedded":
-        limit_s = 0  # after each crash, Redis keeps the entries for the visibility timeout
     fleet = make_fleet(WORKER__LEASE_S=10 if soak else 3)
     kinds = ("exit", "segfault", "kill")
     poison = [

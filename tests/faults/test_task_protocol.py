@@ -26,8 +26,9 @@ MAX_RETRIES = 3
 
 
 @pytest.fixture
-def fleet(make_fleet: MakeFleet) -> Fleet:
-    return make_fleet(TASKS__STREAM=TASKS)
+def fleet(make_fleet: MakeFleet, redis_server: RedisServer) -> Fleet:
+    broker = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
+    return make_fleet(TASKS__STREAM=TASKS, BROKER=broker)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_a_task_that_fails(fleet: Fleet, client: Any) -> None:
 
 
 def test_a_task_of_a_worker_that_was_killed(fleet: Fleet, client: Any) -> None:
-    """3. pending for longer than the visibility timeout: reclaimed, and completed."""
+    """3. pending with a dead worker, or for too long: reclaimed, and completed."""
     fleet.start(4)
     submit(client, "t-1", "work", {"seconds": 2})
     (victim,) = fleet.wait_for(fleet.busy, "the task runs")

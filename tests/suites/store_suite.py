@@ -183,6 +183,9 @@ class StoreConformance(StoreHarness):
     async def test_the_dead_are_reaped_once(self) -> None:
         await self.check(store_workers.the_dead_are_reaped_once)
 
+    async def test_names_of_workers_that_ended(self) -> None:
+        await self.check(store_workers.names_of_workers_that_ended)
+
     async def test_one_that_stands_still_is_dead_after_its_lease(self) -> None:
         await self.check(store_workers.one_that_stands_still_is_dead_after_its_lease)
 

@@ -18,6 +18,7 @@ from ackbone.core.ids import new_id
 from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
+GROUP = "ackbone"
 PATIENCE_S = 30.0
 
 
@@ -188,6 +189,28 @@ async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
     (after,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
     assert after["consumer"] == before["consumer"]
     await other.close()
+
+
+async def test_the_entries_of_a_reader_that_ended_are_taken_before_their_lease_is_over(
+    server: RedisServer, broker: RedisBroker, client: Any
+):
+    ended, living = [RedisBroker(server.url, lease_s=30.0) for _ in range(2)]
+    names = [ended.name_consumer("ended"), living.name_consumer("living")]
+    await broker.publish("jobs", [out(b"of the ended"), out(b"of the living")])
+    for other in (ended, living):
+        await other.open()
+        await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    assert await broker.receive(SUB, limit=2, wait=0.01) == []
+    assert set(broker.holders(SUB)) == set(names)
+    broker.take_from(SUB, [names[0]])
+    (taken,) = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+    assert (taken.body, taken.count, taken.taken_from) == (b"of the ended", 2, names[0])
+    broker.take_from(SUB, [])
+    assert await broker.receive(SUB, limit=2, wait=0.2) == []
+    by_name = {found["name"]: found["pending"] for found in client.xinfo_consumers("jobs", GROUP)}
+    assert by_name[names[1].encode()] == 1, "the reader that lives keeps its entry"
+    for other in (ended, living):
+        await other.close()
 
 
 async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_nothing(

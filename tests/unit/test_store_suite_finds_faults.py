@@ -1,7 +1,7 @@
 """The store suite can fail: each planted fault is found, and the healthy store has none."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,11 @@ class NeverReaps(SqliteStore):
         return Reclaimed()
 
 
+class EndsEveryName(SqliteStore):
+    async def ended(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset(names)
+
+
 class ReapsTheLiving(SqliteStore):
     async def reap(self, **options: Any) -> Reclaimed:
         return await super().reap(**{**options, "lease_s": -1.0})
@@ -165,6 +170,8 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (LetsEveryoneFetch, store_waiting.an_ordered_source_has_one_fetcher),
     (NeverReaps, store_workers.the_dead_are_reaped_once),
     (NeverReaps, store_finish.a_late_result_is_fenced),
+    (EndsEveryName, store_workers.names_of_workers_that_ended),
+    (NeverReaps, store_workers.names_of_workers_that_ended),
     (ReapsTheLiving, store_workers.the_living_are_not_reaped),
     (CountsEveryDeath, store_workers.a_death_that_nothing_outlived_counts_for_nobody),
     (CountsEveryDeath, store_workers.a_child_without_its_parent_counts_for_nobody),

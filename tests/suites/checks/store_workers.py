@@ -47,6 +47,20 @@ async def the_dead_are_reaped_once(trial: StoreTrial) -> None:
         expect((run.crashes, run.failures) == (1, 0), f"a crash spends no retry: {run}")
 
 
+async def names_of_workers_that_ended(trial: StoreTrial) -> None:
+    """A name ends with its last worker. A name that nobody had has not ended."""
+    judge, dead = await trial.worker("judge"), await trial.worker("dead")
+    restarted = await trial.worker("restarted")
+    names = {"judge", "dead", "restarted", "nobody"}
+    expect(await trial.store.ended(names) == frozenset(), "all are alive")
+    await trial.die(dead)
+    await trial.die(restarted)
+    await trial.reap(judge)
+    await trial.worker("restarted")
+    ended = await trial.store.ended(names)
+    expect(ended == {"dead"}, f"{sorted(ended)} have ended")
+
+
 async def one_that_stands_still_is_dead_after_its_lease(trial: StoreTrial) -> None:
     still, worker = await trial.worker(), await trial.worker()
     run = await trial.run(still, "m")
