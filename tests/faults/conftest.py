@@ -14,7 +14,7 @@ from tests.servers.redis import RedisServer
 MakeFleet = Callable[..., Fleet]
 
 VISIBILITY_S = 2
-"""Redis: how long a dead worker's entries stay with it."""
+"""A visibility timeout for tests that wait for it. The default is 300."""
 on_each_broker = pytest.mark.parametrize(
     "broker",
     [

@@ -107,7 +107,7 @@ def _check(fleet: Fleet, letters: int) -> None:
         for (task,) in fleet.rows("SELECT task_id FROM event_log WHERE event_type = 'dlq.edited'")
     )
     assert acts == {f"m-{n}": 1 for n in range(letters)}
-    assert fleet.one("SELECT count(*) FROM outbox") == 0
+    fleet.wait_for(lambda: not fleet.one("SELECT count(*) FROM outbox"), "the outbox is empty")
     finals = fleet.rows(
         "SELECT task_id, count(*) FROM event_log WHERE event_type IN ('task.succeeded',"
         " 'task.failed') GROUP BY 1 HAVING count(*) <> 1"

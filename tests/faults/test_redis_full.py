@@ -8,7 +8,7 @@ from redis import Redis
 
 from ackbone.core.errors import BrokerUnavailable
 from tests.faults.checker import Sent
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.faults.harness import Fleet
 from tests.servers.redis import RedisServer
 
@@ -43,7 +43,8 @@ def test_a_full_server_is_worked_empty_by_workers_that_were_away(
     make_fleet: MakeFleet, redis_server: RedisServer, group: bool
 ) -> None:
     """Neither the group nor the key that says whose it is may need memory that is not there."""
-    fleet = make_fleet(WORKER__SLOTS=20)
+    url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
+    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url)
     with Redis.from_url(redis_server.url) as client:
         client.config_set("maxmemory", LIMIT)
         if group:

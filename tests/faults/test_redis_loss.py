@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tests.faults.conftest import MakeFleet
+from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.xdist_group("faults-redis")
@@ -17,7 +17,8 @@ MANY = 20
 def test_messages_that_redis_lost_are_dead_letters_and_others_go_on(
     make_fleet: MakeFleet, redis_server: RedisServer, home: Path
 ) -> None:
-    fleet = make_fleet(WORKER__SLOTS=MANY, WORKER__COPY_LOST_AFTER_S=1)
+    url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
+    fleet = make_fleet(WORKER__SLOTS=MANY, WORKER__COPY_LOST_AFTER_S=1, BROKER=url)
     (victim,) = fleet.start()
     until = {"until": str(home / "never")}
     fleet.send([{"type": "late", "payload": until, "id": f"lost-{n}"} for n in range(MANY)])
