@@ -86,6 +86,9 @@ class DeliveriesConformance(DeliveryHarness):
     async def test_the_dead_lose_what_they_were_sending(self) -> None:
         await self.check(checks.the_dead_lose_what_they_were_sending)
 
+    async def test_one_that_is_leaving_ends_what_it_was_sending(self) -> None:
+        await self.check(checks.one_that_is_leaving_ends_what_it_was_sending)
+
     async def test_who_left_or_died_takes_nothing(self) -> None:
         await self.check(checks.who_left_or_died_takes_nothing)
 
@@ -100,6 +103,9 @@ class DeliveriesConformance(DeliveryHarness):
 
     async def test_a_reply_is_told_when_it_is_made(self) -> None:
         await self.check(checks.a_reply_is_told_when_it_is_made)
+
+    async def test_only_a_success_sends_its_replies(self) -> None:
+        await self.check(checks.only_a_success_sends_its_replies)
 
     async def test_what_no_run_made_is_told_when_it_is_first_taken(self) -> None:
         await self.check(checks.what_no_run_made_is_told_when_it_is_first_taken)

@@ -9,7 +9,7 @@ from typing import Any
 from ackbone.core import events
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, Failed, Held, Outbound, Sent
-from ackbone.core.outcome import Done
+from ackbone.core.outcome import Dead, Done, Outcome, Park, Rejected, Released, Retry
 from ackbone.core.store import Reply, Worker
 from ackbone.testing.harness import expect, fail
 from tests.suites.delivery_harness import CHANNEL, DeliveryTrial, names
@@ -206,6 +206,23 @@ async def the_dead_lose_what_they_were_sending(trial: DeliveryTrial) -> None:
     expect(trial.told_ids(events.DELIVERY_RESENT) == ["a"], "that is told")
 
 
+async def one_that_is_leaving_ends_what_it_was_sending(trial: DeliveryTrial) -> None:
+    """Another one that took it over would send it twice."""
+    leaving, worker = await trial.worker(), await trial.worker()
+    await trial.put("a", "b")
+    reply = await trial.one(leaving)
+    await trial.store.leave(leaving, running=True)
+    expect(await trial.queue.recover(worker=worker) == 0, "it is still there")
+    expect(await trial.none(worker) is None, "it is under way")
+    await trial.settle(leaving, reply)
+    expect(trial.told_ids(events.DELIVERY_SENT) == ["a"], f"{trial.events}")
+    lost = await trial.one(leaving)
+    await trial.store.leave(leaving)
+    expect(await trial.queue.recover(worker=worker) == 1, "now it is gone")
+    reply = await trial.one(worker)
+    expect((reply.id, reply.call, reply.in_doubt) == ("b", 2, True), f"{lost}, {reply}")
+
+
 async def who_left_or_died_takes_nothing(trial: DeliveryTrial) -> None:
     left, dead, worker = [await trial.worker() for _ in range(3)]
     await trial.put("a")
@@ -287,6 +304,25 @@ async def a_reply_is_told_when_it_is_made(trial: DeliveryTrial) -> None:
     before = len(trial.events)
     await runs.committed(worker, plain, Done())
     expect(len(trial.events) == before + 1, "a run without replies has its end, and no more")
+
+
+async def only_a_success_sends_its_replies(trial: DeliveryTrial) -> None:
+    """What failed, waits or runs again has answered nobody."""
+    worker = await trial.worker()
+    runs = trial.runs()
+    reply = Reply(channel=CHANNEL, recipient="ann", content="hi")
+    ends: list[Outcome] = [
+        Retry(60.0, "again"),
+        Dead(reason="r"),
+        Park("k", "r"),
+        Rejected(reason="r"),
+        Released(after_s=60.0),
+    ]
+    for n, outcome in enumerate(ends):
+        run = await runs.run(worker, f"m{n}")
+        await runs.committed(worker, run, outcome, replies=[reply])
+    expect(await trial.none(worker) is None, "nothing is to be sent, now or later")
+    expect(not trial.told(events.DELIVERY_CREATED), f"{trial.events}")
 
 
 async def what_no_run_made_is_told_when_it_is_first_taken(trial: DeliveryTrial) -> None:
