@@ -69,6 +69,12 @@ class StoreConformance(StoreHarness):
     async def test_time_to_live_of_what_comes_again(self) -> None:
         await self.check(store_claims.time_to_live_of_what_comes_again)
 
+    async def test_what_crashed_two_workers_does_not_run_among_others(self) -> None:
+        await self.check(store_claims.what_crashed_two_workers_does_not_run_among_others)
+
+    async def test_the_urgent_run_first_then_those_that_wait_longest(self) -> None:
+        await self.check(store_claims.the_urgent_run_first_then_those_that_wait_longest)
+
     async def test_adoption(self) -> None:
         await self.check(store_claims.adoption)
 
@@ -125,6 +131,12 @@ class StoreConformance(StoreHarness):
 
     async def test_a_retry_keeps_its_key(self) -> None:
         await self.check(store_waiting.a_retry_keeps_its_key)
+
+    async def test_a_parked_message_keeps_its_key(self) -> None:
+        await self.check(store_waiting.a_parked_message_keeps_its_key)
+
+    async def test_one_that_is_over_frees_no_key_of_another(self) -> None:
+        await self.check(store_waiting.one_that_is_over_frees_no_key_of_another)
 
     async def test_keys_are_of_one_tenant_and_subscription(self) -> None:
         await self.check(store_waiting.keys_are_of_one_tenant_and_subscription)
@@ -201,6 +213,9 @@ class StoreConformance(StoreHarness):
     async def test_an_explained_crash_alone_ends_a_message(self) -> None:
         await self.check(store_workers.an_explained_crash_alone_ends_a_message)
 
+    async def test_a_spent_crash_budget_lets_others_go(self) -> None:
+        await self.check(store_workers.a_spent_crash_budget_lets_others_go)
+
     async def test_a_child_is_judged_by_its_parent(self) -> None:
         await self.check(store_workers.a_child_is_judged_by_its_parent)
 
@@ -221,6 +236,9 @@ class StoreConformance(StoreHarness):
 
     async def test_leaving_hands_back(self) -> None:
         await self.check(store_workers.leaving_hands_back)
+
+    async def test_bells_ring_for_what_is_ready(self) -> None:
+        await self.check(store_workers.bells_ring_for_what_is_ready)
 
     async def test_a_role_has_one_holder(self) -> None:
         await self.check(store_workers.a_role_has_one_holder)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ackbone.core.events import EXPIRED, FAILED
-from ackbone.core.outcome import Dead, Done, Released
-from ackbone.core.store import Answer, Commit
+from ackbone.core.message import Priority
+from ackbone.core.outcome import Dead, Done, Released, Retry
+from ackbone.core.store import Answer, Commit, Company
 from ackbone.engine.decoder import decoder
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers, expect_answers
@@ -169,6 +170,36 @@ async def time_to_live_of_what_comes_again(trial: StoreTrial) -> None:
         expect(trial.finals(message_id) == [EXPIRED], f"{trial.finals(message_id)}")
     expect_answers(await trial.claim(worker, released), Answer.FINAL)
     await trial.run(worker, "next", idempotency_key="k")  # what is over has let go of its key
+
+
+async def what_crashed_two_workers_does_not_run_among_others(trial: StoreTrial) -> None:
+    """Nor does it come back to the broker: the store keeps it until a child process takes it."""
+    worker = await trial.worker()
+    for crash in range(1, 3):
+        victim = await trial.worker()
+        (verdict,) = await trial.claim(victim, trial.candidate("m"))
+        expect(trial.granted(verdict).crashes == crash - 1, f"{verdict.run}")
+        await trial.die(victim)
+        await trial.reap(worker)
+    expect_answers(await trial.claim(worker, trial.candidate("m")), Answer.WAITING)
+    expect(await trial.ready(worker) == [], "it runs among others")
+    run = await trial.one_ready(worker, company=Company.FEW)
+    expect((run.message.id, run.crashes) == ("m", 2), f"{run}")
+
+
+async def the_urgent_run_first_then_those_that_wait_longest(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    for name, priority, wait_s in (
+        ("last", Priority.LOW, 1.0),
+        ("third", Priority.NORMAL, 4.0),
+        ("second", Priority.NORMAL, 2.0),
+        ("first", Priority.HIGH, 3.0),
+    ):
+        run = await trial.run(worker, name, priority=priority)
+        await trial.committed(worker, run, Retry(wait_s, "later"))
+    trial.clock.advance(5)
+    seen = [(await trial.one_ready(worker, limit=1)).message.id for _ in range(4)]
+    expect(seen == ["first", "second", "third", "last"], f"{seen}")
 
 
 async def adoption(trial: StoreTrial) -> None:

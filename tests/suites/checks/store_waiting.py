@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ackbone.core.events import DUPLICATE
-from ackbone.core.outcome import Dead, Done, Park, Released, Retry
+from ackbone.core.events import DUPLICATE, EXPIRED
+from ackbone.core.outcome import NO_HANDLER, Dead, Done, Park, ParkKind, Released, Retry
 from ackbone.core.store import Answer, Run, Worker
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers, expect_answers
@@ -65,6 +65,34 @@ async def a_retry_keeps_its_key(trial: StoreTrial) -> None:
     expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
 
 
+async def a_parked_message_keeps_its_key(trial: StoreTrial) -> None:
+    """It will go on: were another one with its key to run meanwhile, both would have."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("b", idempotency_key="k"))
+    await trial.committed(worker, run, Park(ParkKind.WORKFLOW_PENDING, f"{NO_HANDLER} 't'"))
+    expect(await trial.ready(worker) == [], "b took the key of what is parked")
+    await trial.store.resume_parked(
+        ParkKind.WORKFLOW_PENDING, ["t"], subscription=trial.sub.name, worker=worker
+    )
+    run = await trial.one_ready(worker)
+    expect(run.message.id == "a", f"{run.message.id} before a")
+    await trial.committed(worker, run, Done())
+    expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
+
+
+async def one_that_is_over_frees_no_key_of_another(trial: StoreTrial) -> None:
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("late", idempotency_key="k", ttl_s=-1))
+    expect(trial.finals("late") == [EXPIRED], f"{trial.finals('late')}")
+    expect_answers(
+        await trial.claim(worker, trial.candidate("b", idempotency_key="k")), Answer.WAITING
+    )
+    await trial.committed(worker, run, Done())
+    expect(trial.finals("b") == [DUPLICATE], f"{trial.finals('b')}")
+
+
 async def keys_are_of_one_tenant_and_subscription(trial: StoreTrial) -> None:
     worker = await trial.worker()
     other = msgspec.structs.replace(trial.sub, name="other")
@@ -83,7 +111,12 @@ async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:
         await trial.claim(worker, trial.candidate("b", idempotency_key="k")), Answer.DUPLICATE
     )
     trial.clock.advance(2)
-    expect_answers(await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.RUN)
+    trial.store.expiry_paused = True
+    expect_answers(
+        await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.DUPLICATE
+    )
+    trial.store.expiry_paused = False
+    expect_answers(await trial.claim(worker, trial.candidate("d", idempotency_key="k")), Answer.RUN)
 
 
 async def a_dead_workers_key_goes_with_its_message(trial: StoreTrial) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ackbone.core.errors import EffectUnknown, LeaseLost, StoreUnavailable
 from ackbone.core.events import FAILED, HEARTBEAT, RECLAIMED
-from ackbone.core.outcome import Done, Park, ParkKind, Retry
+from ackbone.core.outcome import Dead, Done, Park, ParkKind, Released, Retry
 from ackbone.core.store import Company, EffectState, Reclaimed, Reply, Run, Worker
 from ackbone.testing.harness import expect, fail
 from tests.suites.store_harness import CRASH_BUDGET, LEASE_S, StoreTrial
@@ -122,6 +124,28 @@ async def an_explained_crash_alone_ends_a_message(trial: StoreTrial) -> None:
         found = await _crash_in_child(trial, warden, Company.NONE, code=code)
         expect(found.quarantined == 1, f"exit code {code}: {found}")
         expect(trial.finals(message_id) == [FAILED], f"{trial.finals(message_id)}")
+
+
+async def a_spent_crash_budget_lets_others_go(trial: StoreTrial) -> None:
+    """The next one of its conversation runs, and the next one with its key."""
+    warden = await trial.worker("warden")
+    trial.sub = trial.lanes
+    first = [
+        trial.candidate("a1", ordering_key="a", idempotency_key="k"),
+        trial.candidate("a2", ordering_key="a"),
+    ]
+    twin = [trial.candidate("b1", ordering_key="b", idempotency_key="k")]
+    for batch in (first, twin):  # the twin comes when the first one has the key
+        await trial.store.adopt_in_order(trial.lanes, batch, worker=warden)
+        worker = await trial.worker()
+        expect((await trial.one_ready(worker)).message.id == "a1", "it has the key")
+        await trial.die(worker)
+        await trial.reap(warden)
+    await _crash_in_child(trial, warden, Company.FEW, code=1)
+    found = await _crash_in_child(trial, warden, Company.NONE, code=1)
+    expect(found.quarantined == 1, f"{found}")
+    names = {run.message.id for run in await trial.ready(warden)}
+    expect(names == {"a2", "b1"}, f"{names}")
 
 
 async def a_child_is_judged_by_its_parent(trial: StoreTrial) -> None:
@@ -267,9 +291,51 @@ async def leaving_hands_back(trial: StoreTrial) -> None:
     expect(not (await trial.reap(second)).workers, "who left is not dead")
     again = await trial.one_ready(second)
     expect((again.crashes, again.failures) == (0, 1), f"{again}")
+    expect([line["error"] for line in again.history] == ["into the store"], f"{again.history}")
     (verdict,) = await trial.claim(second, trial.candidate("broker"))
     run = trial.granted(verdict)
     expect((run.attempt, run.crashes) == (1, 0), f"{run}")
+
+
+async def bells_ring_for_what_is_ready(trial: StoreTrial) -> None:
+    """Whoever waits for work need not look for it by himself."""
+    worker, other = await trial.worker(), await trial.worker()
+    bell = trial.store.subscribe()
+
+    async def rung(why: str) -> Run:
+        try:
+            async with asyncio.timeout(10):
+                await bell.wait()
+        except TimeoutError:
+            fail(f"no bell: {why}")
+        found = await trial.one_ready(worker)
+        bell.clear()
+        return found
+
+    run = await trial.run(worker, "m")
+    bell.clear()
+    await trial.committed(worker, run, Retry(0.0, "again"))
+    run = await rung("it failed, and is due at once")
+    await trial.committed(worker, run, Released())
+    run = await rung("it was released")
+    await trial.committed(worker, run, Done())
+    for name in ("crashed", "left"):
+        await trial.store.adopt([await trial.run(other, name)], worker=other)
+        bell.clear()
+        if name == "crashed":
+            await trial.die(other)
+            await trial.reap(worker)
+        else:
+            await trial.store.leave(other)
+        run = await rung(f"its worker {name}")
+        await trial.committed(worker, run, Done())
+        other = await trial.worker()
+    run = await trial.run(worker, "holder", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("next", idempotency_key="k"))
+    bell.clear()
+    await trial.committed(worker, run, Dead(reason="r"))
+    await trial.committed(worker, await rung("its key is free"), Done())
+    trial.store.unsubscribe(bell)
 
 
 async def a_role_has_one_holder(trial: StoreTrial) -> None:
