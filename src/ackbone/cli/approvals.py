@@ -10,7 +10,8 @@ import click
 
 from .bodies import show_body
 from .many import confirm, on_each
-from .output import plain, safe, span, when
+from .output import cut, plain, safe, span, when
+from .parameters import one_id, page_limit
 from .root import Group, examples
 from .session import Session, command_options, operator_name
 
@@ -43,9 +44,7 @@ def approvals() -> None:
 @click.option("--queue", help="Only this queue.")
 @click.option("--rule", help="Only this rule.")
 @click.option("--tenant", help="Only this tenant.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
-)
+@page_limit
 @click.option("--cursor", help="Continue after this approval.")
 @command_options
 def list_(session: Session, **options: Any) -> None:
@@ -69,21 +68,20 @@ async def _list(session: Session, options: dict[str, Any]) -> None:
         use = Approvals(records)
         found = await use.list(where, limit=limit + 1, after=options["cursor"])
     shown = found[:limit]
-    if not shown and not out.as_json:
-        out.say("no pending approvals" if state == "pending" else "no approvals")
-        return
-    columns = ("id", "rule", "queue", "type", "tenant", "message", "asked (utc)", "state", "why")
-    out.table(columns, [(plain(each), _cells(each)) for each in shown])
+    out.table(
+        ("id", "rule", "queue", "type", "tenant", "message", "asked (utc)", "state", "why"),
+        [(plain(each), _cells(each)) for each in shown],
+        nothing="no pending approvals" if state == "pending" else "no approvals",
+    )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1].id}")
 
 
 def _cells(approval: Approval) -> Sequence[object]:
-    why = approval.reason
     return (
         approval.id, approval.rule, approval.queue, approval.type or "-", approval.tenant_id,
         approval.message_id, when(approval.asked_at_us), _state(approval),
-        why if len(why) <= 60 else f"{why[:59]}…",
+        cut(approval.reason),
     )  # fmt: skip
 
 
@@ -98,8 +96,7 @@ def _state(approval: Approval) -> str:
 @approvals.command(
     epilog=examples("ackbone approvals show 0199a1e1", "ackbone approvals show order-4711 --json")
 )
-@click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look only at this tenant.")
+@one_id
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
     """Show an approval with its message.

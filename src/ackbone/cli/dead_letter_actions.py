@@ -13,7 +13,7 @@ import click
 from ackbone.core.errors import Conflict
 
 from .many import Ended, Words, on_many, refuse_unclear
-from .output import Output, dump, iso, plain, safe
+from .output import Output, cut, dump, iso, plain, safe
 from .parameters import Assignment, Header, Json, Moment, Place, Rate
 from .root import examples
 from .session import Exit, Session, command_options, encoder, stop
@@ -252,9 +252,9 @@ def _cause_record(cause: Cause, word: str) -> dict[str, Any]:
 
 def _cause_cells(cause: Cause, word: str) -> tuple[object, ...]:
     what = word if cause.problem is None else f"cannot: {cause.problem}"
-    error = cause.error if len(cause.error) <= 60 else f"{cause.error[:59]}…"
     return (
-        cause.count, cause.queue, cause.type or "-", cause.reason, error, cause.examples[0], what,
+        cause.count, cause.queue, cause.type or "-", cause.reason, cut(cause.error),
+        cause.examples[0], what,
     )  # fmt: skip
 
 

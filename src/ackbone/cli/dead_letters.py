@@ -9,7 +9,8 @@ import click
 
 from .bodies import show_body, show_traceback
 from .dead_letter_actions import discard, edit, filters, replay
-from .output import Output, plain, safe, when
+from .output import Output, cut, plain, safe, when
+from .parameters import one_id
 from .root import Group, examples
 from .session import Session, command_options
 
@@ -59,12 +60,10 @@ async def _list(
     async with session.reading() as records:
         found = await records.letters(where, limit=limit + 1, before=cursor)
     shown = found[:limit]
-    if not shown and not out.as_json:
-        out.say("no dead letters" if cursor is None else "no more dead letters")
-        return
     out.table(
         ("id", "queue", "type", "reason", "failures", "when (utc)", "state", "error"),
         [(_summary(each), _cells(each)) for each in shown],
+        nothing="no dead letters" if cursor is None else "no more dead letters",
     )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1].id}")
@@ -78,18 +77,16 @@ def _summary(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _cells(letter: DeadLetter) -> Sequence[object]:
-    error = letter.error if len(letter.error) <= 60 else f"{letter.error[:59]}…"
     return (
         letter.id, letter.queue, letter.type or "-", letter.reason, letter.retry_count,
-        when(letter.failed_at_us), letter.state, error,
+        when(letter.failed_at_us), letter.state, cut(letter.error),
     )  # fmt: skip
 
 
 @dlq.command(
     epilog=examples("ackbone dlq show 0199a1e1-ab12", "ackbone dlq show order-4711 --json")
 )
-@click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look only at this tenant.")
+@one_id
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a dead letter with its failed attempts and its body.

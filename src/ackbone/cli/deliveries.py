@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .delivery_actions import discard, edit, filters, retry
-from .output import Output, dump, plain, safe, span, when
+from .output import Output, cut, dump, plain, safe, span, when
+from .parameters import one_id, page_limit
 from .root import Group, examples
 from .session import Session, command_options
 
@@ -42,9 +43,7 @@ def deliveries() -> None:
     ),
 )
 @filters()
-@click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
-)
+@page_limit
 @command_options
 def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
     """List replies, newest first."""
@@ -59,14 +58,12 @@ async def _list(session: Session, where: DeliveryFilter, limit: int) -> None:
         found = await Deliveries(records).listed(where, limit=limit + 1)
         paused = await records.paused_channels()
     shown = found[:limit]
-    if shown or out.as_json:
-        names = short_names([each.id for each in shown])
-        out.table(
-            ("id", "channel", "to", "status", "retries", "age", "next", "error"),
-            [(_summary(each), _cells(each, name)) for each, name in zip(shown, names, strict=True)],
-        )
-    else:
-        out.say("no replies" if where == type(where)() else "no reply matches")
+    names = short_names([each.id for each in shown])
+    out.table(
+        ("id", "channel", "to", "status", "retries", "age", "next", "error"),
+        [(_summary(each), _cells(each, name)) for each, name in zip(shown, names, strict=True)],
+        nothing="no replies" if where == type(where)() else "no reply matches",
+    )
     if len(found) > limit:
         out.say("more: raise --limit, or filter by --status, --channel or --since")
     for channel in sorted(paused):
@@ -87,16 +84,11 @@ def _retries(record: DeliveryRecord) -> int:
 
 
 def _cells(record: DeliveryRecord, name: str) -> Sequence[object]:
-    error = record.last_error or ""
     return (
-        name, record.channel, _cut(record.recipient, 24), status_word(record),
+        name, record.channel, cut(record.recipient, 24), status_word(record),
         f"{_retries(record)}/{record.max_retries}", age(record), next_attempt(record),
-        _cut(error, 60),
+        cut(record.last_error or ""),
     )  # fmt: skip
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def status_word(record: DeliveryRecord) -> str:
@@ -120,8 +112,7 @@ def next_attempt(record: DeliveryRecord) -> str:
 @deliveries.command(
     epilog=examples("ackbone deliveries show 5e0c1d2a", "ackbone deliveries show 5e0c1d2a --json")
 )
-@click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look only at this tenant.")
+@one_id
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a reply with its attempts, receipts and text.

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
@@ -79,6 +79,11 @@ def when(us: int | None, *, fine: bool = False) -> str:
     return text[:23].replace("T", " ") if fine else text[:19].replace("T", " ")
 
 
+def cut(text: str, length: int = 60) -> str:
+    """Return at most `length` characters; a text that was cut ends with an ellipsis."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def span(seconds: float | None) -> str:
     """Return a rounded duration: 850 ms, 12 s, 3 min, 2 h, 4 d."""
     if seconds is None:
@@ -130,11 +135,23 @@ class Output:
         for line in text.split("\n"):
             click.echo(safe(line), err=True)
 
-    def table(self, columns: Sequence[str], rows: Iterable[tuple[Any, Sequence[object]]]) -> None:
-        """Write records with their cells: one JSON line each with --json, else one table."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[tuple[Any, Sequence[object]]],
+        *,
+        nothing: str | None = None,
+    ) -> None:
+        """Write records with their cells: one JSON line each with --json, else one table.
+
+        `nothing` is said instead of a table without rows.
+        """
         if self.as_json:
             for record, _ in rows:
                 click.echo(dump(record))
+            return
+        if not rows and nothing is not None:
+            self.say(nothing)
             return
         cells = [[safe(cell) for cell in cells] for _, cells in rows]
         widths = [

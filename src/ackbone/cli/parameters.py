@@ -1,12 +1,13 @@
-"""Types of command-line options: durations, times, headers, effects, JSON."""
+"""Options that several commands have, and types: durations, times, headers, effects, JSON."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     Parameter = click.ParamType[Any]
 else:
     Parameter = click.ParamType
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+page_limit = click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
+)
+
+
+def one_id(fn: Fn) -> Fn:
+    """Add the argument ID, passed on as `name`, and --tenant to narrow the search for it."""
+    tenant = click.option("--tenant", help="Look only at this tenant.")
+    return click.argument("name", metavar="ID")(tenant(fn))
+
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)?")

@@ -10,8 +10,8 @@ import click
 from .bodies import show_body
 from .dead_letters import show_history
 from .many import confirm, on_each
-from .output import plain, safe, when
-from .parameters import EffectState
+from .output import cut, plain, safe, when
+from .parameters import EffectState, one_id, page_limit
 from .root import Group, examples
 from .session import Session, command_options
 
@@ -40,9 +40,7 @@ def parked() -> None:
 @click.option("--queue", help="Only this queue.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only messages parked for this reason.")
 @click.option("--tenant", help="Only this tenant.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
-)
+@page_limit
 @click.option("--cursor", type=int, help="Continue after this position.")
 @command_options
 def list_(session: Session, **options: Any) -> None:
@@ -61,33 +59,32 @@ async def _list(session: Session, options: dict[str, Any]) -> None:
             before=options["cursor"],
         )
     shown = found[:limit]
-    if not shown and not out.as_json:
-        out.say("no parked messages")
-        return
     rows = []
     for place, task in shown:
         record = {**plain(task), "cursor": place}
         for name in ("body", "body_info", "intact", "result"):
             record.pop(name)
         rows.append((record, _cells(task)))
-    out.table(("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"), rows)
+    out.table(
+        ("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"),
+        rows,
+        nothing="no parked messages",
+    )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1][0]}")
 
 
 def _cells(task: Task) -> Sequence[object]:
-    why = task.error or ""
     return (
         task.message_id, task.queue, task.type or "-", task.parked_kind or "-", task.tenant_id,
-        when(task.started_at_us), why if len(why) <= 60 else f"{why[:59]}…",
+        when(task.started_at_us), cut(task.error or ""),
     )  # fmt: skip
 
 
 @parked.command(
     epilog=examples("ackbone parked show 0199a1e1-ab12", "ackbone parked show order-4711 --json")
 )
-@click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look only at this tenant.")
+@one_id
 @command_options
 def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a parked message with its failed attempts, effects and body."""

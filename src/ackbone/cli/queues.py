@@ -28,9 +28,6 @@ async def _list(session: Session) -> None:
 
     async with session.reading() as records:
         found = await list_queues(records, session.queues, session.depths)
-    if not found and not session.out.as_json:
-        session.out.say("no queues yet")
-        return
     rows = [
         (
             state,
@@ -45,6 +42,7 @@ async def _list(session: Session) -> None:
         ("queue", "ready", "delayed", "running", "waiting", "parked", "dead", "oldest",
          "paused (utc)"),
         rows,
+        nothing="no queues yet",
     )  # fmt: skip
 
 

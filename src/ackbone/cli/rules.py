@@ -128,14 +128,10 @@ async def _usage(session: Session, tenant: str | None) -> None:
         limits = {rule.name: rule.quota for rule in found if rule.quota is not None}
     async with session.reading() as records:
         use = await records.quota_use(tenant_id=tenant)
-    out = session.out
-    if not use and not out.as_json:
-        out.say("no quota has been used yet")
-        return
     now = time.time_ns() // 1000
     rows = [_usage_row(_current(each, now), limits.get(each.name)) for each in use]
     columns = ("tenant", "quota", "runs", "llm calls", "tokens", "cost", "until (utc)", "waiting")
-    out.table(columns, rows)
+    session.out.table(columns, rows, nothing="no quota has been used yet")
 
 
 def _current(use: QuotaUse, now_us: int) -> QuotaUse:

@@ -10,8 +10,8 @@ import click
 from ackbone.core.outcome import Status
 
 from .bodies import show_traceback
-from .output import Output, dump, plain, safe, span, when
-from .parameters import Moment, Span
+from .output import Output, cut, dump, plain, safe, span, when
+from .parameters import Moment, Span, one_id
 from .root import examples
 from .session import Session, command_options
 
@@ -110,8 +110,7 @@ def details(data: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else dump(value)
-    return text if len(text) <= 120 else f"{text[:119]}…"
+    return cut(value if isinstance(value, str) else dump(value), 120)
 
 
 @click.command(
@@ -120,8 +119,7 @@ def _short(value: Any) -> str:
         "ackbone trace order-4711 --json",
     )
 )
-@click.argument("name", metavar="ID")
-@click.option("--tenant", help="Look only at this tenant.")
+@one_id
 @command_options
 def trace(session: Session, name: str, tenant: str | None) -> None:
     """Show the life of one message.
@@ -180,7 +178,7 @@ def _show_trace(out: Output, found: Trace) -> None:
             ("belongs", task.correlation_id),
             ("trace", task.trace_id),
             ("payload", _payload(task)),
-            ("result", None if task.result is None else _clipped(dump(_value(task.result)))),
+            ("result", None if task.result is None else cut(dump(_value(task.result)), MOST_SHOWN)),
             ("error", task.error),
         )
         if task.status != Status.SUCCEEDED:
@@ -215,7 +213,7 @@ def _payload(task: Task) -> str | None:
     if task.body is None:
         return None
     message = read_body(task, "json").message
-    return None if message is None else _clipped(dump(plain(message.payload)))
+    return None if message is None else cut(dump(plain(message.payload)), MOST_SHOWN)
 
 
 def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
@@ -224,10 +222,6 @@ def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -
     history = own[-1].history if own else task.history
     if history:
         show_traceback(out, history[-1], "    ")
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
 def _reply_state(reply: Reply) -> str:
