@@ -40,7 +40,6 @@ from ackbone.store.postgres.granted_runs import PostgresGrantedRuns
 from ackbone.store.postgres.partitions import PartitionMaker, make_partitions
 from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.sql import SQL
-from ackbone.store.postgres.sql.claims import CLAIMS
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
 from ackbone.store.postgres.wake import WakeUps
@@ -730,7 +729,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "keep": (key_rows.KEEP, 6),
         "free": (key_rows.FREE, 4),
         "waiting": (key_rows.WAITING_FOR, 3),
-        "stuck lanes": (CLAIMS.stuck, 0),
+        "stuck lanes": (SQL.claims.stuck, 0),
         "missing workers": (leases.LOOK, 1),
         "running of the gone": (SQL.workers.running_of_the_gone, 0),
         "suspects": (SQL.store.suspects_due, 1),

@@ -15,10 +15,8 @@ import pytest
 from ackbone.sqlitefile.file import add_functions
 from ackbone.sqlitefile.timebase import WAITING
 from ackbone.store.sqlite import quotas, task_rows
-from ackbone.store.sqlite.sql.approvals import APPROVALS
-from ackbone.store.sqlite.sql.deliveries import DELIVERIES, END
-from ackbone.store.sqlite.sql.maintenance import MAINTENANCE
-from ackbone.store.sqlite.sql.records import RECORDS
+from ackbone.store.sqlite.delivery_rows import END
+from ackbone.store.sqlite.sql import SQL
 from tests.property.protocol_file import empty_database
 from tests.property.protocol_world import Mode, World
 
@@ -130,15 +128,15 @@ def test_setting_the_clock_moves_only_what_waits() -> None:
     "sql",
     [
         task_rows.APPROVED,
-        MAINTENANCE.approvals_due,
-        APPROVALS.approve,
-        APPROVALS.reject,
-        APPROVALS.first_yes,
-        APPROVALS.expire,
+        SQL.maintenance.approvals_due,
+        SQL.approvals.approve,
+        SQL.approvals.reject,
+        SQL.approvals.first_yes,
+        SQL.approvals.expire,
         quotas.READ,
         quotas.WRITE,
-        MAINTENANCE.look_at_quotas_again,
-        RECORDS.quota_use,
+        SQL.maintenance.look_at_quotas_again,
+        SQL.records.quota_use,
     ],
 )
 def test_governance_reads_no_big_table(sql: str) -> None:
@@ -153,17 +151,17 @@ def test_governance_reads_no_big_table(sql: str) -> None:
 @pytest.mark.parametrize(
     "sql",
     [
-        DELIVERIES.levels,
-        DELIVERIES.due,
-        DELIVERIES.grant,
-        DELIVERIES.behind,
+        SQL.deliveries.levels,
+        SQL.deliveries.due,
+        SQL.deliveries.grant,
+        SQL.deliveries.behind,
         END,
-        DELIVERIES.promote,
-        DELIVERIES.orphans,
-        DELIVERIES.take_back,
-        DELIVERIES.free,
-        DELIVERIES.queue,
-        DELIVERIES.expire,
+        SQL.deliveries.promote,
+        SQL.deliveries.orphans,
+        SQL.deliveries.take_back,
+        SQL.deliveries.free,
+        SQL.deliveries.queue,
+        SQL.deliveries.expire,
     ],
 )
 def test_sending_reads_no_big_table(sql: str) -> None:
@@ -202,7 +200,7 @@ def test_what_operators_ask_often_reads_no_big_table(name: str) -> None:
     """These statements may sort what they found. They must not read the whole history for it."""
     conn = sqlite3.connect(":memory:")
     conn.deserialize(empty_database())
-    plan = plan_of(conn, getattr(RECORDS, name))
+    plan = plan_of(conn, getattr(SQL.records, name))
     conn.close()
     assert not [step for step in plan if re.match(rf"SCAN ({'|'.join(BIG)})$", step)], plan
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 import ackbone.store.postgres
+from ackbone.store.postgres.sql import SQL
 from ackbone.store.postgres.tenant_wall import TABLES
 
 FOLDER = Path(ackbone.store.postgres.__file__).parent
@@ -48,9 +50,6 @@ EXCUSED = {
     "UPDATE outbox SET due_at": "ids that could not be published just now",
     "SELECT status, receipts IS NOT NULL FROM deliveries": "an operator's reply: what it is now",
     "SELECT state, (extract(epoch FROM settled_at)": "an operator's letter: what it is now",
-    # The beginning of statements that do return it.
-    "UPDATE approvals SET state = '{}'": "`approve` and `reject`",
-    "UPDATE queue_executions q SET status = 'ready', due_at = {}": "messages that are resumed",
     # What moves is moved alike for all tenants, and nobody is told whose it was.
     "UPDATE {} SET {} WHERE {}": "the server's clock was set: all waiting times move with it",
     "UPDATE quotas SET deferred_until = NULL": "new rules: everybody's waits are looked at anew",
@@ -137,7 +136,17 @@ def of_the_engine() -> list[Statement]:
         module = importlib.import_module(f"ackbone.store.postgres.{name}")
         if file.stem != "__init__":
             found += statements(ast.parse(file.read_text(encoding="utf-8")), module)
-    return found
+    return found + shared()
+
+
+def shared() -> list[Statement]:
+    """The statements that are written once for both dialects, in the words of PostgreSQL."""
+    found = [
+        Statement(f"SQL.{area}.{name}", text)
+        for area, texts in msgspec.structs.asdict(SQL).items()
+        for name, text in msgspec.structs.asdict(texts).items()
+    ]
+    return [each for each in found if _VERB.match(each.text) and each.tables]
 
 
 def is_excused(statement: Statement) -> bool:

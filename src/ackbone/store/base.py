@@ -30,7 +30,7 @@ from . import parked, runs, workers
 from .commit import Transactions, X
 from .fleet import LOOK_S, Fleet, offers_text
 from .notices import NoticesOf
-from .statements import Statements
+from .sql import Statements
 from .unit import NOTHING_EXPIRES, Change, Operation, Row, Tx
 
 T = TypeVar("T")

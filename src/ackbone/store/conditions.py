@@ -1,9 +1,11 @@
-"""Conditions on the status of a task, in the words that the partial indexes have."""
+"""Conditions on tasks, in the words that the partial indexes have."""
 
 from __future__ import annotations
 
 from ackbone.core.outcome import FINAL, Status
 
+TASK = "tenant_id = $1 AND subscription = $2 AND message_id = $3"
+"""One task, by the first three parameters, as `ackbone.store.sql` writes them."""
 ENDED = tuple(status.value for status in Status if status in FINAL)
 FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
 

@@ -18,7 +18,7 @@ from ackbone.core.outbound.windows import Windows, state_of, window_of
 from ackbone.core.store import Worker
 
 from .delivery_rows import ALL, PAUSED, WindowRow, due_reply, new_delivery_row, with_content
-from .statements import DeliveriesSql
+from .sql.deliveries import DeliveriesSql
 from .unit import OUTGOING, Change, Operation, Rows, Tx, UnitOfWork
 
 T = TypeVar("T")

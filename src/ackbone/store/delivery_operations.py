@@ -12,17 +12,12 @@ from ackbone.core.errors import AckboneError, InvalidMessage
 from ackbone.core.events import Entry
 from ackbone.core.message import DEFAULT_TENANT
 from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord, refusal
-from ackbone.core.outbound.settling import AGREED
 from ackbone.core.text import storable
 
 from .delivery_rows import ALL, PAUSED
-from .statements import DeliveriesSql
+from .sql.deliveries import DeliveriesSql
 from .unit import Change, Rows, Tx
 
-RETRIED_FROM = "status IN ('failed', 'unknown', 'pending')"
-AGREES = f"in_doubt = CASE status WHEN 'unknown' THEN {AGREED} ELSE in_doubt END"
-"""Retrying a delivery whose arrival is unknown is an operator's consent to a repeat."""
-CHANGED_IN = "status IN ('pending', 'queued', 'failed', 'unknown')"
 LONGEST_CHANNEL = 200
 
 

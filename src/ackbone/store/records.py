@@ -41,7 +41,7 @@ from .record_rows import (
     uuid_text,
     worker_of_row,
 )
-from .statements import Statements
+from .sql import Statements
 from .unit import Row
 
 HIGHEST = chr(0x10FFFF)

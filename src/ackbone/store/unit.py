@@ -19,7 +19,7 @@ from ackbone.core.store import Send
 if TYPE_CHECKING:
     from .delivery_rows import DeliveryRows
     from .letters import Letter
-    from .statements import Statements
+    from .sql import Statements
     from .tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class OutgoingRows(Protocol):
 class Tx(Protocol):
     """A transaction in progress.
 
-    Values are the same for every dialect, as `ackbone.store.statements` says.
+    Values are the same for every dialect, as `ackbone.store.sql` says.
     """
 
     sql: Statements

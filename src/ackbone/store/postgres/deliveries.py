@@ -14,14 +14,21 @@ from ackbone.core.outbound.settling import AttemptEnd
 from ackbone.core.store import Worker
 from ackbone.store.deliveries import StoreDeliveries
 from ackbone.store.delivery_rows import due_reply, with_content
+from ackbone.store.sql import worded
+from ackbone.store.sql.deliveries import DUE_REPLY
 from ackbone.store.unit import OUTGOING, Change, Operation, Row, Rows, Tx
 
 from . import arrays
-from .sql import SQL
-from .sql.deliveries import HELD
+from .sql import SQL, WORDS
 from .store import PostgresStore
 
 T = TypeVar("T")
+_HELD = (
+    f"SELECT {worded(DUE_REPLY, WORDS).format(calls='d.calls - 1')}, true, d.content,"
+    " d.receipts::text FROM unnest($1::text[], $2::int[]) u(id, call) JOIN deliveries d"
+    " ON d.id = u.id WHERE d.status = 'sending' AND d.worker_id = $3::bigint AND d.calls = u.call"
+)
+"""ids, calls, worker → the calls that are this worker's: their grant was committed."""
 
 
 class PostgresDeliveries(StoreDeliveries):
@@ -96,4 +103,4 @@ async def _held(tx: Tx, calls: Mapping[str, int], worker_id: int) -> list[Row]:
     if not calls:
         return []
     await tx.hold_deliveries()
-    return await tx.rows(HELD, list(calls), arrays.numbers(calls.values()), worker_id)
+    return await tx.rows(_HELD, list(calls), arrays.numbers(calls.values()), worker_id)

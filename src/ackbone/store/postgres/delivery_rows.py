@@ -7,13 +7,46 @@ from typing import TYPE_CHECKING
 
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
-from ackbone.store.delivery_rows import DeliveryRow, WindowRow
+from ackbone.store.delivery_rows import DELIVERY_COLUMNS, DeliveryRow, WindowRow
 
 from . import arrays
-from .sql.deliveries import END, INSERT, PUT_OFF, SAVE_WINDOWS
+from .arrays import moment
 
 if TYPE_CHECKING:
     from .database import Tx
+
+INSERT = (
+    f"INSERT INTO deliveries ({DELIVERY_COLUMNS}) SELECT u.id, u.tenant, u.sub, u.task, u.channel,"
+    " u.recipient, u.content, u.conversation, u.priority,"
+    f" {moment('u.due')}, {moment('u.created')}, u.lane, u.options, u.retries,"
+    f" {moment('u.expires')} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[],"
+    " $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], $10::bigint[], $11::bigint[],"
+    " $12::text[], $13::json[], $14::int[], $15::bigint[]) u(id, tenant, sub, task,"
+    " channel, recipient, content, conversation, priority, due, created, lane, options, retries,"
+    " expires) ON CONFLICT (id) DO NOTHING"
+)
+PUT_OFF = (
+    f"UPDATE deliveries d SET due_at = {moment('u.until')}, put_off_by = u.by"
+    " FROM unnest($1::text[], $2::bigint[], $3::text[]) u(id, until, by) WHERE d.id = u.id"
+)
+END = (
+    "UPDATE deliveries d SET status = u.status, last_error = u.error,"
+    f" due_at = coalesce({moment('u.due')}, d.due_at),"
+    " retry_count = coalesce(d.retry_count + u.retries, 0),"
+    " in_doubt = coalesce(u.in_doubt, d.in_doubt), receipts = CASE WHEN u.receipt IS NULL"
+    " THEN d.receipts ELSE (coalesce(d.receipts::jsonb, '[]') || to_jsonb(u.receipt))::json END,"
+    " resent = d.resent + u.resent"
+    " FROM unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::int[],"
+    " $7::int[], $8::text[], $9::int[]) u(id, call, status, error, due, retries, in_doubt, receipt,"
+    " resent) WHERE d.id = u.id AND d.status = 'sending' AND d.worker_id = $10::bigint"
+    " AND d.calls = u.call RETURNING d.id, d.calls, d.tenant_id, coalesce(d.subscription, ''),"
+    " coalesce(d.task_id, ''), d.lane, d.retry_count, coalesce(json_array_length(d.receipts), 0)"
+)
+SAVE_WINDOWS = (
+    f"INSERT INTO send_windows (key, state, ends_at) SELECT u.key, u.state, {moment('u.ends')}"
+    " FROM unnest($1::text[], $2::json[], $3::bigint[]) u(key, state, ends) ON CONFLICT (key)"
+    " DO UPDATE SET state = excluded.state, ends_at = excluded.ends_at"
+)
 
 
 class PostgresDeliveryRows:

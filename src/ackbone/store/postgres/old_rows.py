@@ -9,7 +9,7 @@ from __future__ import annotations
 from ackbone.store.retention import BATCH, TASKS, Rule, delete_all
 
 from .arrays import MICROSECOND, moment
-from .sql.records import QUEUES
+from .sql import SQL
 from .store import PostgresStore
 
 _BEFORE = moment("$1::bigint")
@@ -51,6 +51,6 @@ class PostgresOldRows:
 
     async def _tasks(self, keep_us: int) -> int:
         gone = 0
-        for tenant, queue in await self._store.read(QUEUES):
+        for tenant, queue in await self._store.read(SQL.records.queues):
             gone += await delete_all(self._store, DELETE_TASKS, keep_us, tenant, queue)
         return gone

@@ -9,15 +9,32 @@ from collections.abc import Sequence
 from ackbone.core.records import Count, LedgerEvent, Waiting
 from ackbone.store.record_rows import text_id
 from ackbone.store.records import StoreRecords
+from ackbone.store.sql import worded
+from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import Row
 
-from .sql import SQL, records
+from .arrays import moment, us
+from .sql import SQL, WORDS
 from .store import PostgresStore
 from .wake import OUTGOING, WORK
 
 LATE_US = 2_000_000
 """A follower of the ledger looks back this far for events that became visible late."""
 _ID_BITS = 128
+_NOW = f"SELECT {us('clock_timestamp()')}"
+_EVENTS_AFTER = (
+    f"{worded(EVENT, WORDS)} WHERE created_at >= {moment('$1::bigint')}"
+    f" AND (created_at, id) > ({moment('$1::bigint')}, $2::uuid)"
+    " ORDER BY created_at, id LIMIT $3::int"
+)
+_EVENT_COUNTS = (
+    "SELECT subscription, event_type, count(*) FROM event_log"
+    f" WHERE created_at >= {moment('$1::bigint')} GROUP BY 1, 2"
+)
+_LAST_EVENT = (
+    f"SELECT uuid_send(id), {us('created_at')} FROM event_log"
+    " ORDER BY created_at DESC, id DESC OFFSET $1::int LIMIT 1"
+)
 
 
 class PostgresRecords(StoreRecords):
@@ -36,7 +53,7 @@ class PostgresRecords(StoreRecords):
         return []
 
     async def _now_us(self) -> int:
-        ((now_us,),) = await self._read(records.NOW)
+        ((now_us,),) = await self._read(_NOW)
         return int(now_us)
 
     async def _sent(self) -> list[Row]:
@@ -51,7 +68,7 @@ class PostgresRecords(StoreRecords):
     # -- the ledger, whose positions are a time and an id -----------------------------------------
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
-        return await self._counted(records.EVENT_COUNTS, since_us)
+        return await self._counted(_EVENT_COUNTS, since_us)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None
@@ -68,7 +85,7 @@ class PostgresRecords(StoreRecords):
         floor = max(self._first, position - (LATE_US << _ID_BITS))
         row_id = uuid.UUID(int=floor & ((1 << _ID_BITS) - 1))
         most = limit + len(self._returned)
-        rows = await self._read(records.EVENTS_AFTER, floor >> _ID_BITS, str(row_id), most)
+        rows = await self._read(_EVENTS_AFTER, floor >> _ID_BITS, str(row_id), most)
         new = [each for each in self._events(rows) if each.position not in self._returned][:limit]
         self._returned.update((event.position, event.at_us) for event in new)
         if new:
@@ -77,7 +94,7 @@ class PostgresRecords(StoreRecords):
         return new
 
     async def last_position(self, *, back: int = 0) -> int:
-        rows = await self._read(records.LAST_EVENT, back)
+        rows = await self._read(_LAST_EVENT, back)
         return self._position(*rows[0]) if rows else 0
 
     def _position(self, row: bytes, at_us: int) -> int:

@@ -8,9 +8,22 @@ from collections.abc import Sequence
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
 from ackbone.sqlitefile import rows
-from ackbone.store.delivery_rows import DeliveryRow, WindowRow
+from ackbone.store.delivery_rows import DELIVERY_COLUMNS, DeliveryRow, WindowRow
 
-from .sql.deliveries import END, INSERT, PUT_OFF, SAVE_WINDOWS, SAVED_BEFORE
+INSERT = f"INSERT OR IGNORE INTO deliveries ({DELIVERY_COLUMNS})"
+PUT_OFF = "UPDATE deliveries SET due_at = ?, put_off_by = ? WHERE id = ?"
+END = (
+    "UPDATE deliveries SET status = ?1, last_error = ?2, due_at = coalesce(?3, due_at),"
+    " retry_count = coalesce(retry_count + ?4, 0), in_doubt = coalesce(?5, in_doubt),"
+    " receipts = CASE WHEN ?6 IS NULL THEN receipts"
+    " ELSE json_insert(coalesce(receipts, '[]'), '$[#]', ?6) END,"
+    " resent = resent + ?7"
+    " WHERE id = ?8 AND status = 'sending' AND worker_id = ?9 AND calls = ?10"
+    " RETURNING tenant_id, coalesce(subscription, ''), coalesce(task_id, ''), lane, retry_count,"
+    " coalesce(json_array_length(receipts), 0)"
+)
+SAVE_WINDOWS = "INSERT INTO send_windows (key, state, ends_at)"
+SAVED_BEFORE = "ON CONFLICT (key) DO UPDATE SET state = excluded.state, ends_at = excluded.ends_at"
 
 
 class SqliteDeliveryRows:

@@ -11,7 +11,7 @@ from ackbone.sqlitefile import rows
 from ackbone.store.tables import Holder, Pair, Waiter, Wanted
 from ackbone.store.unit import Identity, Key
 
-from .sql.operations import OPERATIONS, TASK
+from .sql import SQL, TASK
 
 _TAKE = (
     "INSERT OR IGNORE INTO idempotency_keys (subscription, state, created_at, tenant_id, key,"
@@ -93,7 +93,7 @@ class SqliteKeyRows:
 
     def free(self, keys: Sequence[tuple[Key, str]]) -> None:
         for key, message_id in keys:
-            self._conn.execute(OPERATIONS.free_key, (*key, message_id))
+            self._conn.execute(SQL.operations.free_key, (*key, message_id))
 
     async def waiting(self, keys: Collection[Key] | None) -> Sequence[Waiter]:
         conn = self._conn

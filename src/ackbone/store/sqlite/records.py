@@ -14,10 +14,29 @@ from ackbone.sqlitefile.liveness import is_alive
 from ackbone.sqlitefile.wake import OUTGOING, WORK
 from ackbone.store.record_rows import waiting_of_row
 from ackbone.store.records import StoreRecords
+from ackbone.store.sql import worded
+from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import Row
 
-from .sql import SQL, records
+from .sql import SQL, WORDS
 from .tx import parameters
+
+_SENT = (
+    "SELECT queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),"
+    " min(sent_at) FILTER (WHERE state = 0) FROM messages GROUP BY queue"
+)
+_SENT_WITH_TEXT = (
+    "SELECT queue, message_id, state, priority, lane, sent_at, due_at, expires_at, headers,"
+    " body, body_crc FROM messages WHERE message_id = ?1 OR instr(body, ?2) > 0"
+    " ORDER BY message_id <> ?1, seq LIMIT ?3"
+)
+_EVENTS_AFTER = f"{worded(EVENT, WORDS)} WHERE rowid > ?1 ORDER BY rowid LIMIT ?2"
+_EVENT_COUNTS = (
+    "SELECT subscription, event_type, count(*) FROM event_log WHERE rowid >= ?1"
+    " AND created_at >= ?2 GROUP BY 1, 2"
+)
+_LAST_POSITION = "SELECT max(rowid) FROM event_log"
+_NEXT_EVENT = "SELECT rowid, created_at FROM event_log WHERE rowid >= ?1 ORDER BY rowid LIMIT 1"
 
 
 class SqliteRecords(StoreRecords):
@@ -33,7 +52,7 @@ class SqliteRecords(StoreRecords):
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
         part = text.encode("utf-8", "surrogatepass")
-        found = await _read(self._queue, records.SENT_WITH_TEXT, (text, part, limit))
+        found = await _read(self._queue, _SENT_WITH_TEXT, (text, part, limit))
         return [waiting_of_row(row) for row in found]
 
     async def workers(self) -> Sequence[WorkerState]:
@@ -51,23 +70,23 @@ class SqliteRecords(StoreRecords):
         return self._file.clock.now_us()
 
     async def _sent(self) -> list[Row]:
-        return await _read(self._queue, records.SENT)
+        return await _read(self._queue, _SENT)
 
     # -- the ledger, whose positions are its row numbers ------------------------------------------
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
         first = await self._first_since(since_us)
-        return await self._counted(records.EVENT_COUNTS, first, since_us)
+        return await self._counted(_EVENT_COUNTS, first, since_us)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None
     ) -> Sequence[LedgerEvent]:
         if since_us is not None:
             position = max(position, await self._first_since(since_us) - 1)
-        return self._events(await self._read(records.EVENTS_AFTER, position, limit))
+        return self._events(await self._read(_EVENTS_AFTER, position, limit))
 
     async def last_position(self, *, back: int = 0) -> int:
-        ((last,),) = await self._read(records.LAST_POSITION)
+        ((last,),) = await self._read(_LAST_POSITION)
         return max(0, (last or 0) - back)
 
     async def _first_since(self, since_us: int) -> int:
@@ -76,7 +95,7 @@ class SqliteRecords(StoreRecords):
         low, high = 1, await self.last_position() + 1
         while low < high:
             middle = (low + high) // 2
-            found = await self._read(records.NEXT_EVENT, middle)
+            found = await self._read(_NEXT_EVENT, middle)
             if found and found[0][1] < since_us:
                 low = found[0][0] + 1
             else:

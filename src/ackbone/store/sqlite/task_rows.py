@@ -30,7 +30,7 @@ from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info
 from ackbone.store.unit import Identity, Row
 
-from .sql.operations import TASK
+from .sql import TASK
 
 if TYPE_CHECKING:
     from ackbone.store.claiming import Claiming

@@ -1,0 +1,66 @@
+"""Statements of `ackbone.store.claims` and `dead_on_arrival`, each for one task. Bulk statements
+are behind `ackbone.store.tables`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ackbone.store.conditions import TASK
+
+_GIVEN_BACK = "worker_id = NULL, attempt = attempt - 1"
+
+
+def _task(assignments: str, condition: str = "") -> str:
+    return f"UPDATE queue_executions SET {assignments} WHERE {TASK}{condition}"
+
+
+class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
+    hold: str = _task(
+        "held = 'store', body = $4::bytea, body_info = $5::json, body_crc = $6::bigint",
+        " AND held = 'broker'",
+    )
+    """task, body, body_info, body_crc: the row takes the message, if the broker holds it"""
+    keep: str = _task("status = 'ready', due_at = at($4)", " AND status = 'open'")
+    """task, now: a task that is `open` is ready"""
+    count_failures: str = _task("attempt = $4::int, retry_count = $5::int")
+    """task, attempt, retry_count"""
+    found_again: str = _task("lost_by = NULL")
+    """task: nobody has lost it any more"""
+    wait_for_key: str = _task(f"status = 'waiting_key', {_GIVEN_BACK}")
+    """task: gives the attempt back"""
+    pass_on: str = _task(
+        "status = 'ready', due_at = CASE WHEN due_at < at($4) THEN due_at ELSE at($4) END,"
+        f" {_GIVEN_BACK}"
+    )
+    """task, now: gives the attempt back"""
+    park: str = _task(f"status = 'parked', parked_kind = $4, error_message = $5, {_GIVEN_BACK}")
+    """task, parked_kind, reason: gives the attempt back"""
+    put_off: str = _task(f"status = 'ready', due_at = at($4), error_message = $5, {_GIVEN_BACK}")
+    """task, due_at, reason: gives the attempt back"""
+    expire: str = _task(
+        "status = 'expired', completed_at = at($4), body = NULL,"
+        " error_message = 'expired before it could run'"
+    )
+    """task, now"""
+    fail: str = _task("status = 'failed', completed_at = at($5), error_message = $4, body = NULL")
+    """task, error, now"""
+    known_hash: str = f"SELECT body_sha256 FROM queue_executions WHERE {TASK}"
+    """task → body_sha256"""
+    dead_on_arrival: str = (
+        "INSERT INTO queue_executions (id, tenant_id, subscription, message_id, queue_name,"
+        " event_name, status, held, worker_id, started_at, completed_at, error_message,"
+        " body_sha256) VALUES ($1::uuid, $2, $3, $4, $5, $6, 'failed', 'store', $7::bigint, at($8),"
+        " at($8), $9, $10::bytea) ON CONFLICT (tenant_id, subscription, message_id) DO NOTHING"
+        " RETURNING 1"
+    )
+    """id, task, queue, type, worker_id, now, error, body_sha256 → a row if there was none"""
+    complete_letter: str = (
+        "UPDATE dead_letters SET body = $4::bytea, body_info = $5::json, body_crc = $6::bigint"
+        f" WHERE {TASK} AND body IS NULL"
+    )
+    """task, body, body_info, body_crc: only if the dead letter has no body"""
+
+    unresolved: str
+    """→ a row if a message waits for a key that is free or done"""
+    stuck: str
+    """→ tenant, subscription, lane of conversations whose first message only waits for its turn"""
