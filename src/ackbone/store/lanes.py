@@ -51,11 +51,12 @@ async def append(claim: Claiming, candidates: Sequence[Candidate]) -> list[Candi
 
 async def _placed(claim: Claiming, tasks: Sequence[Task]) -> list[Placed]:
     """Give each task its number, and its status: only the first of a lane is ready."""
-    last = await claim.tx.lanes.numbers(claim.sub.name, len(tasks))
+    take = claim.tx.sql.claims.take_places
+    ((last,),) = await claim.tx.rows(take, claim.sub.name, len(tasks))
     wanted = {(task.message.tenant_id, task.message.ordering_key or "") for task in tasks}
     busy = await claim.tx.lanes.busy(claim.sub.name, wanted)
     placed = []
-    for lane_seq, task in enumerate(tasks, last + 1):
+    for lane_seq, task in enumerate(tasks, int(last) - len(tasks) + 1):
         lane = (task.message.tenant_id, task.message.ordering_key or "")
         status = Status.QUEUED if lane in busy else Status.READY
         busy.add(lane)

@@ -174,10 +174,6 @@ class LaneRows(Protocol):
         """Become or stay the one fetcher of an ordered source. False: a living worker has it."""
         ...
 
-    async def numbers(self, subscription: str, count: int) -> int:
-        """Take `count` places in the order of a subscription; returns the one before the first."""
-        ...
-
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         """Those of these (tenant, lane) that have a task which has not ended."""
         ...

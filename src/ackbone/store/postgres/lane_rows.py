@@ -15,6 +15,7 @@ from ackbone.store.unit import Lane
 
 from . import arrays
 from .arrays import BEGUN
+from .sql import SQL
 
 if TYPE_CHECKING:
     from .database import Tx
@@ -24,14 +25,6 @@ OWNER = (
     "SELECT s.worker_id FROM sources s JOIN workers w ON w.worker_id = s.worker_id"
     " WHERE s.subscription = $1 AND s.part = '' AND w.state = 'alive'"
 )
-_OWN = (
-    "INSERT INTO sources (subscription, worker_id) VALUES ($1, $2::bigint)"
-    " ON CONFLICT (subscription, part) DO UPDATE SET worker_id = excluded.worker_id"
-    " WHERE sources.worker_id = excluded.worker_id OR sources.worker_id IS NULL"
-    " OR sources.worker_id NOT IN (SELECT worker_id FROM workers WHERE state = 'alive')"
-    " RETURNING 1"
-)
-_NUMBERS = "UPDATE sources SET n = n + $2::bigint WHERE subscription = $1 AND part = '' RETURNING n"
 _BUSY = (
     "SELECT u.tenant, u.lane FROM unnest($2::text[], $3::text[]) u(tenant, lane)"
     " WHERE EXISTS (SELECT 1 FROM queue_executions q WHERE q.tenant_id = u.tenant"
@@ -61,11 +54,7 @@ class PostgresLaneRows:
         # worker while a batch of the old fetcher is under way.
         if await self._tx.rows(_ALIVE, worker_id) != [("alive",)]:
             return False
-        return bool(await self._tx.rows(_OWN, subscription, worker_id))
-
-    async def numbers(self, subscription: str, count: int) -> int:
-        ((last,),) = await self._tx.rows(_NUMBERS, subscription, count)
-        return int(last) - count
+        return bool(await self._tx.rows(SQL.claims.own_source, subscription, worker_id))
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         wanted = sorted(lanes)

@@ -60,6 +60,20 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
     )
     """task, body, body_info, body_crc: only if the dead letter has no body"""
 
+    own_source: str = (
+        "INSERT INTO sources (subscription, worker_id) VALUES ($1, $2::bigint)"
+        " ON CONFLICT (subscription, part) DO UPDATE SET worker_id = excluded.worker_id"
+        " WHERE sources.worker_id = excluded.worker_id OR sources.worker_id IS NULL"
+        " OR sources.worker_id NOT IN (SELECT worker_id FROM workers WHERE state = 'alive')"
+        " RETURNING 1"
+    )
+    """subscription, worker → a row unless another living worker fetches from the source"""
+    take_places: str = (
+        "INSERT INTO sources (subscription, n) VALUES ($1, $2::bigint)"
+        " ON CONFLICT (subscription, part) DO UPDATE SET n = sources.n + excluded.n RETURNING n"
+    )
+    """subscription, how many → the last of the places that are taken in its order"""
+
     unresolved: str
     """→ a row if a message waits for a key that is free or done"""
     stuck: str

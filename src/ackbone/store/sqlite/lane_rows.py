@@ -10,6 +10,8 @@ from ackbone.store.conditions import UNENDED
 from ackbone.store.tables import Pair
 from ackbone.store.unit import Lane
 
+from .sql import SQL
+
 LANE_BUSY = (
     "SELECT 1 FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND lane = ?"
     f" AND {UNENDED} LIMIT 1"
@@ -19,17 +21,6 @@ LANE_FIRST = (
     f" AND lane = ? AND {UNENDED} ORDER BY lane_seq LIMIT 1"
 )
 _READY = "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?"
-_OWN = (
-    "INSERT INTO sources (subscription, worker_id) VALUES (?, ?)"
-    " ON CONFLICT (subscription, part) DO UPDATE SET worker_id = excluded.worker_id"
-    " WHERE sources.worker_id = excluded.worker_id OR sources.worker_id IS NULL"
-    " OR sources.worker_id NOT IN (SELECT worker_id FROM workers WHERE state = 'alive')"
-    " RETURNING 1"
-)
-_NUMBERS = (
-    "INSERT INTO sources (subscription, n) VALUES (?, ?) ON CONFLICT (subscription, part)"
-    " DO UPDATE SET n = n + excluded.n RETURNING n"
-)
 
 
 class SqliteLaneRows:
@@ -47,11 +38,10 @@ class SqliteLaneRows:
 
     async def own_source(self, subscription: str, worker_id: int) -> bool:
         await self._require_alive(worker_id)
-        return self._conn.execute(_OWN, (subscription, worker_id)).fetchone() is not None
-
-    async def numbers(self, subscription: str, count: int) -> int:
-        (last,) = self._conn.execute(_NUMBERS, (subscription, count)).fetchone()
-        return int(last) - count
+        return (
+            self._conn.execute(SQL.claims.own_source, (subscription, worker_id)).fetchone()
+            is not None
+        )
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         return {
