@@ -31,7 +31,7 @@ from .commit import Transactions, X
 from .fleet import LOOK_S, Fleet, offers_text
 from .notices import NoticesOf
 from .sql import Statements
-from .unit import NOTHING_EXPIRES, Change, Operation, Row, Tx
+from .unit import NOTHING_EXPIRES, WORK, Change, Operation, Row, Tx
 
 T = TypeVar("T")
 
@@ -82,6 +82,10 @@ class BaseStore(Transactions[X]):
     @abstractmethod
     def subscribe_to(self, *topics: str) -> asyncio.Event:
         """See `UnitOfWork.subscribe_to`."""
+
+    def subscribe(self) -> asyncio.Event:
+        """An event that is set whenever there may be new work."""
+        return self.subscribe_to(WORK)
 
     # -- workers ----------------------------------------------------------------------------------
 

@@ -195,9 +195,6 @@ class PostgresStore(ClaimStore[Tx]):
 
     # -- wake-ups ---------------------------------------------------------------------------------
 
-    def subscribe(self) -> asyncio.Event:
-        return self._wake_ups.subscribe()
-
     def subscribe_to(self, *topics: str) -> asyncio.Event:
         return self._wake_ups.subscribe("".join(topics))
 

@@ -126,16 +126,7 @@ class Leases:
         return is_alive(self._file.workers_folder, worker_id, lease_s=lease_s, clock=self._clock)
 
 
-def is_alive_in(conn: sqlite3.Connection, worker_id: int) -> bool:
-    """Return True if the worker may claim: it is not leaving, has not left, is not dead."""
-    return _state_in(conn, worker_id) == "alive"
-
-
 def is_present_in(conn: sqlite3.Connection, worker_id: int) -> bool:
     """Return True if the worker may write: it has not left and was not declared dead."""
-    return _state_in(conn, worker_id) in ("alive", "leaving")
-
-
-def _state_in(conn: sqlite3.Connection, worker_id: int) -> str | None:
     found = conn.execute("SELECT state FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
-    return None if found is None else str(found[0])
+    return found is not None and found[0] in ("alive", "leaving")

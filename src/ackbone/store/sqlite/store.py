@@ -164,9 +164,6 @@ class SqliteStore(ClaimStore[SqliteTx]):
 
     # -- wake-ups ---------------------------------------------------------------------------------
 
-    def subscribe(self) -> asyncio.Event:
-        return self.subscribe_to(WORK)
-
     def subscribe_to(self, *topics: str) -> asyncio.Event:
         return self.file.subscribe(*(topic.encode() for topic in topics))
 
