@@ -24,6 +24,7 @@ from ackbone.core.broker import (
     Outgoing,
     Result,
     Settlement,
+    Source,
     Subscription,
 )
 from ackbone.core.errors import BrokerUnavailable, PublishUnknown
@@ -148,13 +149,18 @@ class FaultyBroker:
 
         return await self._call("publish", once, unknown, {Fault.DUPLICATE: twice})
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+    async def subscribe(self, sub: Subscription, *, room: int) -> FaultySource:
+        return FaultySource(self, sub, await self.inner.subscribe(sub, room=room))
+
+    async def _receive(
+        self, sub: Subscription, inner: Source, *, limit: int, wait: float
+    ) -> Sequence[Delivery]:
         again = self._again[sub.queue]
 
         async def once() -> Sequence[Delivery]:
             if again:
                 return [again.popleft() for _ in range(min(limit, len(again)))]
-            return await self.inner.receive(sub, limit=limit, wait=wait)
+            return await inner.receive(limit=limit, wait=wait)
 
         async def twice() -> Sequence[Delivery]:
             batch = await once()
@@ -170,9 +176,9 @@ class FaultyBroker:
             "receive", once, _unavailable, {Fault.DUPLICATE: twice, Fault.REORDER: shuffled}
         )
 
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+    async def _settle(self, inner: Source, batch: Sequence[Settlement]) -> Sequence[Result]:
         async def once() -> Sequence[Result]:
-            return await self.inner.settle(sub, batch)
+            return await inner.settle(batch)
 
         return await self._call("settle", once, _unavailable)
 
@@ -221,6 +227,24 @@ class FaultyBroker:
         woken = self._woken
         self.stuck.emit(method)
         await woken.wait()
+
+
+class FaultySource:
+    """The inner source, with the faults that are planned for `receive` and `settle`."""
+
+    def __init__(self, broker: FaultyBroker, sub: Subscription, inner: Source) -> None:
+        self._broker = broker
+        self._sub = sub
+        self._inner = inner
+
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
+        return await self._broker._receive(self._sub, self._inner, limit=limit, wait=wait)
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        return await self._broker._settle(self._inner, batch)
+
+    async def pause(self) -> None:
+        await self._inner.pause()
 
 
 def _unavailable(detail: str) -> Exception:

@@ -252,16 +252,16 @@ class Orchestrator:
         return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
 
     async def _read(self, sub: Subscription) -> None:
-        broker, pause = self._app.broker, 0.05
+        source, pause = await self._app.broker.subscribe(sub, room=BATCH), 0.05
         found: Sequence[Delivery] = ()  # kept while the store is away
         while True:
             try:
-                found = found or await broker.receive(sub, limit=BATCH, wait=1.0)
+                found = found or await source.receive(limit=BATCH, wait=1.0)
                 if found:
                     await self._write_down(found)
                     acks = [Settlement(delivery=each, verb=Verb.ACK) for each in found]
                     found = ()
-                    await broker.settle(sub, acks)
+                    await source.settle(acks)
                 pause = 0.05
             except AckboneError as error:
                 log.warning("reading results from %s: %s", sub.queue, error)

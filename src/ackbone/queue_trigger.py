@@ -269,7 +269,9 @@ class QueueTrigger:
             decoder(subscription, max_bytes=self._max_bytes),
         )
         worker = EngineWorker(
-            Ports(store=store, broker=broker, clock=self._clock, meter=self.metrics),
+            Ports(
+                store=store, broker_of=lambda queue: broker, clock=self._clock, meter=self.metrics
+            ),
             Handling(
                 handlers=handlers,
                 make_send=_no_send,

@@ -15,6 +15,7 @@ from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerUnavailable
 from ackbone.core.ids import new_id
 from ackbone.testing.harness import bodies, outgoing
+from tests import sources
 from tests.faults.waiting import PATIENCE_S
 from tests.servers.redis import RedisServer
 
@@ -59,14 +60,14 @@ async def receive(broker: RedisBroker, sub: Subscription, n: int) -> list[Delive
     end = time.monotonic() + PATIENCE_S
     while len(got) < n:
         assert time.monotonic() < end, f"{n} entries were due, {len(got)} came"
-        got += await broker.receive(sub, limit=min(500, n - len(got)), wait=1.0)
+        got += await sources.receive(broker, sub, limit=min(500, n - len(got)), wait=1.0)
     return got
 
 
 async def settle(
     broker: RedisBroker, sub: Subscription, batch: Sequence[Delivery], verb: Verb
 ) -> None:
-    await broker.settle(sub, [Settlement(delivery=d, verb=verb) for d in batch])
+    await sources.settle(broker, sub, [Settlement(delivery=d, verb=verb) for d in batch])
 
 
 async def nothing_is_pending(raw: Redis, sub: Subscription) -> bool:
@@ -111,7 +112,7 @@ async def test_what_could_not_be_released_is_released_later(
     broker = await make_broker()
     await broker.publish(sub.queue, outgoing(1))
     (held,) = await receive(broker, sub, 1)
-    await _away(server, broker.settle(sub, [Settlement(delivery=held, verb=Verb.RELEASE)]))
+    await _away(server, sources.settle(broker, sub, [Settlement(delivery=held, verb=Verb.RELEASE)]))
     (found,) = await receive(broker, sub, 1)
     assert (found.body, found.count) == (held.body, 2)
 
@@ -122,8 +123,12 @@ async def test_what_could_not_be_acknowledged_is_acknowledged_later(
     broker = await make_broker()
     await broker.publish(sub.queue, outgoing(3))
     held = await receive(broker, sub, 3)
-    await _away(server, broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in held]))
-    assert await broker.receive(sub, limit=10, wait=0) == [], "they are not handed out again"
+    await _away(
+        server, sources.settle(broker, sub, [Settlement(delivery=d, verb=Verb.ACK) for d in held])
+    )
+    assert await sources.receive(broker, sub, limit=10, wait=0) == [], (
+        "they are not handed out again"
+    )
     assert await nothing_is_pending(raw, sub)
 
 
@@ -145,9 +150,9 @@ async def test_a_new_reader_begins_with_what_the_last_one_had(
     batch = outgoing(1_210)
     for start in range(0, len(batch), 500):
         await old.publish(sub.queue, batch[start : start + 500])
-    await old.take_over(sub)
+    (await old.subscribe(sub, room=1)).take_over()
     assert bodies(await receive(old, sub, 1_200)) == [out.body for out in batch[:1_200]]
-    await new.take_over(sub)
+    (await new.subscribe(sub, room=1)).take_over()
     assert bodies(await receive(new, sub, 1_210)) == [out.body for out in batch]
 
 
@@ -158,14 +163,14 @@ async def test_a_reader_that_was_replaced_and_reads_on(
     old, new = await make_broker(), await make_broker()
     batch = outgoing(30)
     await new.publish(sub.queue, batch[:10])
-    await new.take_over(sub)
+    (await new.subscribe(sub, room=1)).take_over()
     assert bodies(await receive(new, sub, 10)) == [out.body for out in batch[:10]]
     await new.publish(sub.queue, batch[10:20])
     late = await receive(old, sub, 10)
     await new.publish(sub.queue, batch[20:])
     assert bodies(await receive(new, sub, 20)) == [out.body for out in batch[10:]]
     await settle(old, sub, late, Verb.RELEASE)  # no longer its own: nothing happens
-    assert await new.receive(sub, limit=10, wait=0) == []
+    assert await sources.receive(new, sub, limit=10, wait=0) == []
 
 
 async def test_a_blocked_reader_sees_what_the_replaced_one_took(
@@ -173,8 +178,8 @@ async def test_a_blocked_reader_sees_what_the_replaced_one_took(
 ) -> None:
     old, new = await make_broker(), await make_broker()
     batch = outgoing(20)
-    await new.take_over(sub)
-    assert await new.receive(sub, limit=10, wait=0) == []
+    (await new.subscribe(sub, room=1)).take_over()
+    assert await sources.receive(new, sub, limit=10, wait=0) == []
     await old.publish(sub.queue, batch[:10])
     await receive(old, sub, 10)
     waiting = asyncio.create_task(receive(new, sub, 20))
@@ -190,5 +195,5 @@ async def test_nothing_is_read_for_nobody(
     broker = await make_broker()
     await broker.publish(sub.queue, outgoing(10))
     await receive(broker, sub, 1)
-    assert await broker.receive(sub, limit=0, wait=0) == []
+    assert await sources.receive(broker, sub, limit=0, wait=0) == []
     assert (await raw.xpending(sub.queue, sub.group))["pending"] == 1

@@ -16,6 +16,7 @@ from ackbone.brokers.redis import RedisBroker
 from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError, PublishUnknown
 from ackbone.testing.harness import outgoing
+from tests import sources
 from tests.faults.checker import Sent
 from tests.faults.conftest import VISIBILITY_S, MakeFleet
 from tests.faults.harness import Fleet
@@ -154,10 +155,12 @@ async def test_server_stands_still(redis_server: RedisServer, soak: bool) -> Non
 
     async def consume() -> None:
         while not end.is_set():
-            got = await caller.call("receive", broker.receive(sub, limit=20, wait=receive_s))
+            got = await caller.call(
+                "receive", sources.receive(broker, sub, limit=20, wait=receive_s)
+            )
             acks = [Settlement(delivery=delivery, verb=Verb.ACK) for delivery in got or ()]
             if acks:
-                await caller.call("settle", broker.settle(sub, acks))
+                await caller.call("settle", sources.settle(broker, sub, acks))
             settled.extend(str(ack.delivery.identity) for ack in acks)
 
     async def ask_how_it_is() -> None:
@@ -177,8 +180,8 @@ async def test_server_stands_still(redis_server: RedisServer, soak: bool) -> Non
         await until(lambda: len(settled) > before + 50, "messages flow again")
         end.set()
         await asyncio.gather(*calls)
-        while got := await broker.receive(sub, limit=500, wait=1.0):
-            await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in got])
+        while got := await sources.receive(broker, sub, limit=500, wait=1.0):
+            await sources.settle(broker, sub, [Settlement(delivery=d, verb=Verb.ACK) for d in got])
             settled.extend(str(delivery.identity) for delivery in got)
     finally:
         end.set()

@@ -18,6 +18,7 @@ from ackbone.core.records import DeadLetter, LetterFilter
 from ackbone.core.store import Answer, Worker
 from ackbone.engine.decoder import decoder
 from ackbone.engine.lost_copies import LostCopies
+from tests import sources
 from tests.integration.lab import Lab
 from tests.servers.redis import RedisServer
 from tests.servers.stores import STORES, store_url
@@ -34,7 +35,7 @@ class Scene:
         (self.sub,) = app.subscriptions()
 
     async def received(self) -> Sequence[Delivery]:
-        return await self.app.broker.receive(self.sub, limit=10, wait=PATIENCE_S)
+        return await sources.receive(self.app.broker, self.sub, limit=10, wait=PATIENCE_S)
 
     async def claim(self, copies: Sequence[Delivery], worker: Worker) -> list[Answer]:
         decode = decoder(self.sub)

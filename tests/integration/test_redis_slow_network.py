@@ -13,6 +13,7 @@ from ackbone.brokers.redis import RedisBroker
 from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerUnavailable
 from ackbone.core.ids import new_id
+from tests import sources
 from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
@@ -73,9 +74,11 @@ async def test_what_takes_longer_than_the_timeout_comes(server: RedisServer, cli
         assert client.xlen("jobs") == many
         came: list[Any] = []
         while len(came) < many:
-            came += await broker.receive(SUB, limit=many, wait=1.0)
+            came += await sources.receive(broker, SUB, limit=many, wait=1.0)
         assert len(came) == many
-        await broker.settle(SUB, [Settlement(delivery=each, verb=Verb.ACK) for each in came])
+        await sources.settle(
+            broker, SUB, [Settlement(delivery=each, verb=Verb.ACK) for each in came]
+        )
         assert client.xlen("jobs") == 0
         await broker.close()
 
@@ -86,7 +89,7 @@ async def test_a_line_that_falls_silent_is_given_up(server: RedisServer, client:
     async with line.open() as url, asyncio.timeout(LIMIT_S):
         broker = RedisBroker(url, timeout_s=TIMEOUT_S)
         await broker.open()
-        receiving = asyncio.create_task(broker.receive(SUB, limit=1, wait=LIMIT_S))
+        receiving = asyncio.create_task(sources.receive(broker, SUB, limit=1, wait=LIMIT_S))
         await line.under_way.wait()
         line.is_cut = True
         with pytest.raises(BrokerUnavailable, match="no answer within"):

@@ -19,6 +19,7 @@ from ackbone.core.events import Event
 from ackbone.core.outcome import Rejected
 from ackbone.core.records import Identity
 from ackbone.store.operations import StoreOperations
+from tests import sources
 from tests.servers.redis import RedisServer
 from tests.servers.stores import sqlite_store
 
@@ -461,7 +462,7 @@ async def test_on_one_file_results_are_messages_of_their_queue(home: Path):
         async with app:
             await app.broker.open()
             sub = app.config.subscription("done")
-            told = list(await app.broker.receive(sub, limit=10, wait=5.0))
+            told = list(await sources.receive(app.broker, sub, limit=10, wait=5.0))
     (only,) = told
     assert json.loads(only.body)["task_id"] == sent.id
     assert json.loads(only.body)["result"] == "7"

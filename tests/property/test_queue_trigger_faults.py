@@ -21,7 +21,7 @@ from ackbone.observe.metrics import Metrics
 from ackbone.testing import MockIdempotencyStore
 from ackbone.triggers import announcer, broker, mapping, messages, runner
 from ackbone.triggers.announcer import Announcer
-from ackbone.triggers.broker import AdapterBroker
+from ackbone.triggers.broker import AdapterBroker, AdapterSource
 from ackbone.triggers.broker_adapter import BrokerQueueAdapter
 from ackbone.triggers.messages import DEDUP_HEADER
 from ackbone.triggers.parsers import JSONParser
@@ -153,15 +153,15 @@ def governance_is_asked_and_not_obeyed(patch: Patch) -> None:
 
 @fault(11)
 def the_policy_acts_on_every_copy(patch: Patch) -> None:
-    real = AdapterBroker.settle
+    real = AdapterSource.settle
 
-    async def settle(self: AdapterBroker, sub: Any, batch: Any) -> Any:
+    async def settle(self: AdapterSource, batch: Any) -> Any:
         again = [
             msgspec.structs.replace(s, reason="") if s.reason == Answer.FINAL else s for s in batch
         ]
-        return await real(self, sub, again)
+        return await real(self, again)
 
-    patch.setattr(AdapterBroker, "settle", settle)
+    patch.setattr(AdapterSource, "settle", settle)
 
 
 @fault(12)

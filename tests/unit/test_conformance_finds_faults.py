@@ -223,11 +223,11 @@ class MixesQueues(MemoryBroker):
 
 
 class OnReceive(MemoryBroker):
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
         return await self.twist(sub, limit, wait)
 
     async def twist(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
-        return await super().receive(sub, limit=limit, wait=wait)
+        return await super()._receive(sub, limit, wait)
 
 
 class IgnoresLimit(OnReceive):
@@ -315,8 +315,8 @@ class OnSettle(MemoryBroker):
     def twist(self, batch: Sequence[Settlement]) -> Sequence[Settlement]:
         return batch
 
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        await super().settle(sub, self.twist(batch))
+    async def _settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        await super()._settle(self.twist(batch))
         return [Result(id=item.delivery.identity or "") for item in batch]
 
 
@@ -369,11 +369,11 @@ class AckUpTo(OnSettle):
 
 
 class RaisesOnUnknown(MemoryBroker):
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+    async def _settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
         for item in batch:
             if item.delivery.tag not in self._held:
                 raise BrokerUnavailable("PRECONDITION_FAILED - unknown delivery tag")
-        return await super().settle(sub, batch)
+        return await super()._settle(batch)
 
 
 class TagsByPosition(OnSettle):

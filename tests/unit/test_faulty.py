@@ -9,6 +9,7 @@ from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Broker, Delivery, Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerUnavailable, PublishUnknown
 from ackbone.testing import BrokerConformance
+from tests import sources
 from tests.faulty import Fault, FaultyBroker, chaos
 
 SUB = Subscription(name="q", queue="q")
@@ -45,7 +46,7 @@ def out(*bodies: bytes) -> list[Outgoing]:
 
 
 async def receive(broker: Broker, limit: int = 10) -> list[Delivery]:
-    return list(await broker.receive(SUB, limit=limit, wait=0))
+    return list(await sources.receive(broker, SUB, limit=limit, wait=0))
 
 
 async def bodies(broker: Broker) -> list[bytes]:
@@ -77,7 +78,7 @@ async def test_settle_with_unknown_outcome(faulty: FaultyBroker) -> None:
     (got,) = await receive(faulty)
     faulty.script("settle", Fault.RAISE_AFTER)
     with pytest.raises(BrokerUnavailable):
-        await faulty.settle(SUB, [Settlement(delivery=got, verb=Verb.ACK)])
+        await sources.settle(faulty, SUB, [Settlement(delivery=got, verb=Verb.ACK)])
     await faulty.close()
     await faulty.open()
     assert await bodies(faulty) == []
@@ -157,7 +158,7 @@ async def test_reorder_keeps_the_batch_whole(faulty: FaultyBroker) -> None:
 
 async def test_an_outage_refuses_everything_until_it_is_over(faulty: FaultyBroker) -> None:
     faulty.go_down("switched off")
-    for call in (faulty.publish("q", out(b"a")), receive(faulty), faulty.settle(SUB, [])):
+    for call in (faulty.publish("q", out(b"a")), receive(faulty), sources.settle(faulty, SUB, [])):
         with pytest.raises(BrokerUnavailable, match="switched off"):
             await call
     health = await faulty.health()
@@ -181,7 +182,7 @@ async def faults_of(seed: int) -> list[str]:
             seen.append("after")
         except BrokerUnavailable:
             seen.append("before")
-    stored = len(await broker.receive(SUB, limit=500, wait=0))
+    stored = len(await sources.receive(broker, SUB, limit=500, wait=0))
     assert stored == len(seen) - broker.faults["publish", Fault.RAISE_BEFORE]
     assert broker.faults["publish", Fault.RAISE_AFTER] == seen.count("after")
     await broker.close()

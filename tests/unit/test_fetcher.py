@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from ackbone.brokers.memory import MemoryBroker
@@ -23,6 +22,7 @@ from ackbone.engine.flow import Flow, Slots
 from ackbone.engine.outages import Outages
 from ackbone.engine.steps import Steps
 from ackbone.engine.wiring import Ports
+from tests import sources
 
 SUB = Subscription(name="jobs", queue="jobs", ordered=False)
 
@@ -40,7 +40,7 @@ class Idle:
 
 
 def steps_on(store: Any, broker: MemoryBroker | None) -> Steps:
-    ports = Ports(store=store, broker=broker, clock=SystemClock())
+    ports = Ports(store=store, broker_of=lambda queue: broker, clock=SystemClock())
     return Steps(ports, Outages())
 
 
@@ -62,7 +62,7 @@ async def test_what_was_received_and_not_claimed_goes_back(
     await broker.publish(
         "jobs", [Outgoing(id=m.id, body=body) for m, body in zip(sent, bodies, strict=True)]
     )
-    slots, in_hand, receive = Slots(4), asyncio.Event(), broker.receive
+    slots, in_hand, receive = Slots(4), asyncio.Event(), broker._receive
 
     async def receive_and_lose_the_slots(*args: Any, **options: Any) -> Sequence[Delivery]:
         found = await receive(*args, **options)
@@ -70,7 +70,7 @@ async def test_what_was_received_and_not_claimed_goes_back(
         in_hand.set()
         return found
 
-    monkeypatch.setattr(broker, "receive", receive_and_lose_the_slots)
+    monkeypatch.setattr(broker, "_receive", receive_and_lose_the_slots)
     fetcher = BrokerFetcher(SUB, steps_on(Away(), broker), slots, cast(Flow, Idle()))
     fetching = asyncio.ensure_future(fetcher._fetch(4))
     await in_hand.wait()
@@ -177,10 +177,11 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-def of_small_batches() -> MemoryBroker:
-    broker = MemoryBroker()
-    broker.capabilities = msgspec.structs.replace(broker.capabilities, max_batch=100)
-    return broker
+class SmallBatches(MemoryBroker):
+    """A broker whose answers hold a hundred messages at most."""
+
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
+        return await super()._receive(sub, min(limit, 100), wait)
 
 
 @dataclass
@@ -206,7 +207,7 @@ class Fetching:
 
     async def left(self) -> list[str]:
         """What nobody has in hand; it is in ours then."""
-        found = await self.broker.receive(SUB, limit=400, wait=0.0)
+        found = await sources.receive(self.broker, SUB, limit=400, wait=0.0)
         return [StandardCodec().decode(each, SUB).id for each in found]
 
 
@@ -221,7 +222,7 @@ async def fetching(broker: MemoryBroker, count: int, slots: int) -> AsyncIterato
 
 async def test_two_batches_are_claimed_at_a_time() -> None:
     """The store has the second at hand when the first is done, before anything of that one runs."""
-    async with fetching(of_small_batches(), 400, slots=400) as at:
+    async with fetching(SmallBatches(), 400, slots=400) as at:
         sent = at.sent
         assert at.store.asked == [sent[:100], sent[100:200]]
         assert at.slots.taken == 200
@@ -242,7 +243,7 @@ async def test_no_more_is_in_hand_than_there_are_slots_for() -> None:
 
 
 async def test_a_fetcher_that_is_stopped_starts_what_is_claimed_and_hands_back_the_rest() -> None:
-    async with fetching(of_small_batches(), 300, slots=400) as at:
+    async with fetching(SmallBatches(), 300, slots=400) as at:
         assert await at.left() == [], "two batches are claimed, and the next is read meanwhile"
         await at.stop()
         assert at.store.asked == [at.sent[:100], at.sent[100:200]]
@@ -261,5 +262,7 @@ async def test_an_error_of_a_claim_ends_the_fetcher() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         await fetcher.run()
     assert slots.taken == 0
-    assert len(await broker.receive(SUB, limit=400, wait=0.0)) == 100, "all were handed back"
+    assert len(await sources.receive(broker, SUB, limit=400, wait=0.0)) == 100, (
+        "all were handed back"
+    )
     await broker.close()

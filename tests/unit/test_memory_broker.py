@@ -8,6 +8,7 @@ from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Delivery, Inspectable, Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
 from ackbone.testing import FakeClock
+from tests import sources
 
 SUB = Subscription(name="q", queue="q")
 
@@ -26,7 +27,7 @@ async def broker(clock: FakeClock):
 
 
 async def receive(broker: MemoryBroker, limit: int = 10, wait: float = 0) -> list[Delivery]:
-    return list(await broker.receive(SUB, limit=limit, wait=wait))
+    return list(await sources.receive(broker, SUB, limit=limit, wait=wait))
 
 
 async def bodies(broker: MemoryBroker) -> list[bytes]:
@@ -47,7 +48,7 @@ async def test_names_differ_between_brokers(broker: MemoryBroker) -> None:
         await each.publish("q", [Outgoing(id="x", body=b"1")])
     (mine,), (theirs,) = await receive(broker), await receive(other)
     assert mine.identity != theirs.identity
-    await other.settle(SUB, [Settlement(delivery=mine, verb=Verb.ACK)])
+    await sources.settle(other, SUB, [Settlement(delivery=mine, verb=Verb.ACK)])
     await other.close()
     await other.open()
     assert await bodies(other) == [b"1"]
@@ -68,7 +69,7 @@ async def test_the_callers_headers_stay_the_callers(broker: MemoryBroker) -> Non
     assert first.headers == {"a": "1"}
     assert isinstance(first.headers, dict)
     first.headers["a"] = "3"
-    await broker.settle(SUB, [Settlement(delivery=first, verb=Verb.RELEASE)])
+    await sources.settle(broker, SUB, [Settlement(delivery=first, verb=Verb.RELEASE)])
     (again,) = await receive(broker)
     assert again.headers == {"a": "1"}
 
@@ -85,7 +86,7 @@ async def test_a_wall_jump_moves_no_delay(broker: MemoryBroker, clock: FakeClock
 async def test_what_comes_back_goes_to_the_front(broker: MemoryBroker) -> None:
     await broker.publish("q", [Outgoing(id=str(i), body=b"%d" % i) for i in range(4)])
     first = await receive(broker, limit=2)
-    await broker.settle(SUB, [Settlement(delivery=d, verb=Verb.RELEASE) for d in first])
+    await sources.settle(broker, SUB, [Settlement(delivery=d, verb=Verb.RELEASE) for d in first])
     assert await bodies(broker) == [b"0", b"1", b"2", b"3"]
     await broker.close()
     await broker.open()
@@ -95,7 +96,9 @@ async def test_what_comes_back_goes_to_the_front(broker: MemoryBroker) -> None:
 async def test_rejected_ones_are_kept_whole_with_their_reason(broker: MemoryBroker) -> None:
     await broker.publish("q", [Outgoing(id="x", body=b"bad", headers={"h": "1"})])
     (got,) = await receive(broker)
-    await broker.settle(SUB, [Settlement(delivery=got, verb=Verb.REJECT, reason="no such thing")])
+    await sources.settle(
+        broker, SUB, [Settlement(delivery=got, verb=Verb.REJECT, reason="no such thing")]
+    )
     (dead,) = broker.dead_letters
     assert (dead.queue, dead.body, dead.headers) == ("q", b"bad", {"h": "1"})
     assert (dead.reason, dead.identity, dead.count) == ("no such thing", got.identity, 1)
@@ -113,7 +116,12 @@ async def test_stats_by_the_clock(broker: MemoryBroker, clock: FakeClock) -> Non
 
 async def test_a_closed_broker_says_so(broker: MemoryBroker) -> None:
     await broker.close()
-    for call in (broker.publish("q", []), receive(broker), broker.settle(SUB, []), broker.stats()):
+    for call in (
+        broker.publish("q", []),
+        receive(broker),
+        sources.settle(broker, SUB, []),
+        broker.stats(),
+    ):
         with pytest.raises(BrokerUnavailable, match="not open"):
             await call
 

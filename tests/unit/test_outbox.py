@@ -21,6 +21,7 @@ from ackbone.store.outbox import Outbox
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import FakeClock, Signal
+from tests import sources
 
 
 class Fragile(MemoryBroker):
@@ -74,7 +75,7 @@ class Office:
 
     async def received(self, queue: str = "q") -> list[Any]:
         sub = Subscription(name=queue, queue=queue)
-        return list(await self.broker.receive(sub, limit=1000, wait=0))
+        return list(await sources.receive(self.broker, sub, limit=1000, wait=0))
 
     async def left(self) -> list[str]:
         found = await self.store.file.read(

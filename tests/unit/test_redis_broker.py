@@ -15,6 +15,7 @@ from ackbone.brokers.redis.wire import Wire
 from ackbone.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
 from ackbone.core.ids import new_id
+from tests import sources
 from tests.servers.redis import RedisServer
 
 SUB = Subscription(name="jobs", queue="jobs")
@@ -35,7 +36,7 @@ def out(body: bytes = b"hello", **options: Any) -> Outgoing:
 
 
 async def ack(broker: RedisBroker, *deliveries: Any, sub: Subscription = SUB) -> None:
-    await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in deliveries])
+    await sources.settle(broker, sub, [Settlement(delivery=d, verb=Verb.ACK) for d in deliveries])
 
 
 async def depth(broker: RedisBroker) -> tuple[int, int]:
@@ -48,7 +49,7 @@ async def depth(broker: RedisBroker) -> tuple[int, int]:
 
 async def test_an_entry_of_a_plain_client_comes_as_its_fields(broker: RedisBroker, client: Any):
     entry = client.xadd("jobs", {"task_id": "t-1", "payload": '{"n": 1}'})
-    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, SUB, limit=5, wait=PATIENCE_S)
     assert msgspec.json.decode(came.body) == {"task_id": "t-1", "payload": '{"n": 1}'}
     assert came.headers == {FLAT: "1"}
     assert came.identity == f"jobs/{entry.decode()}"
@@ -58,7 +59,7 @@ async def test_an_entry_of_a_plain_client_comes_as_its_fields(broker: RedisBroke
 
 async def test_bytes_that_are_no_text_are_kept(broker: RedisBroker, client: Any):
     client.xadd("jobs", {"payload": b"\xff\x00"})
-    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, SUB, limit=5, wait=PATIENCE_S)
     assert msgspec.json.decode(came.body) == {"payload": {"base64": "/wA="}}
 
 
@@ -106,7 +107,7 @@ async def test_each_marked_message_of_a_batch_is_an_entry_of_its_own_fields(
 
 async def test_what_was_sent_before_any_reader_is_read(broker: RedisBroker, client: Any):
     await broker.publish("jobs", [out(b"early")])
-    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, SUB, limit=5, wait=PATIENCE_S)
     assert came.body == b"early"
 
 
@@ -127,7 +128,7 @@ async def test_acknowledged_entries_go_unless_another_group_reads_them(
     broker: RedisBroker, client: Any
 ):
     await broker.publish("jobs", [out(), out()])
-    first, second = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+    first, second = await sources.receive(broker, SUB, limit=2, wait=PATIENCE_S)
     await ack(broker, first)
     assert client.xlen("jobs") == 1
     client.xgroup_create("jobs", "others", "0")
@@ -141,7 +142,7 @@ async def test_delete_acked_is_obeyed(server: RedisServer, client: Any, setting:
     await broker.open()
     await broker.publish("jobs", [out()])
     client.xgroup_create("jobs", "others", "0")
-    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    await ack(broker, *await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S))
     await broker.close()
     assert client.xlen("jobs") == left
 
@@ -152,7 +153,7 @@ async def test_a_closed_broker_leaves_no_consumer_and_nothing_in_its_hands(
     broker = RedisBroker(server.url)
     await broker.open()
     await broker.publish("jobs", [out(b"held"), out(b"done")])
-    held, done = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+    held, done = await sources.receive(broker, SUB, limit=2, wait=PATIENCE_S)
     await ack(broker, done)
     await broker.close()
     names = [found["name"] for found in client.xinfo_consumers("jobs", "ackbone")]
@@ -165,14 +166,14 @@ async def test_a_late_release_takes_nothing_from_who_has_it_now(
     server: RedisServer, broker: RedisBroker
 ):
     await broker.publish("jobs", [out()])
-    (old,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    (old,) = await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S)
     other = RedisBroker(server.url, lease_s=0.01)
     await other.open()
-    (taken,) = await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    (taken,) = await sources.receive(other, SUB, limit=1, wait=PATIENCE_S)
     assert taken.count == 2
-    await other.extend(SUB, [taken])
-    await broker.settle(SUB, [Settlement(delivery=old, verb=Verb.RELEASE)])
-    assert await broker.receive(SUB, limit=1, wait=0.2) == []
+    await (await other.subscribe(SUB, room=1)).extend([taken])
+    await sources.settle(broker, SUB, [Settlement(delivery=old, verb=Verb.RELEASE)])
+    assert await sources.receive(broker, SUB, limit=1, wait=0.2) == []
     await other.close()
 
 
@@ -180,12 +181,12 @@ async def test_a_late_sign_of_life_takes_nothing_from_who_has_it_now(
     server: RedisServer, broker: RedisBroker, client: Any
 ):
     await broker.publish("jobs", [out()])
-    (old,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    (old,) = await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S)
     other = RedisBroker(server.url, lease_s=0.01)
     await other.open()
-    await other.receive(SUB, limit=1, wait=PATIENCE_S)
+    await sources.receive(other, SUB, limit=1, wait=PATIENCE_S)
     (before,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
-    await broker.extend(SUB, [old])
+    await (await broker.subscribe(SUB, room=1)).extend([old])
     (after,) = client.xpending_range("jobs", "ackbone", "-", "+", 10)
     assert after["consumer"] == before["consumer"]
     await other.close()
@@ -199,14 +200,14 @@ async def test_the_entries_of_a_reader_that_ended_are_taken_before_their_lease_i
     await broker.publish("jobs", [out(b"of the ended"), out(b"of the living")])
     for other in (ended, living):
         await other.open()
-        await other.receive(SUB, limit=1, wait=PATIENCE_S)
-    assert await broker.receive(SUB, limit=2, wait=0.01) == []
-    assert set(broker.holders(SUB)) == set(names)
-    broker.take_from(SUB, [names[0]])
-    (taken,) = await broker.receive(SUB, limit=2, wait=PATIENCE_S)
+        await sources.receive(other, SUB, limit=1, wait=PATIENCE_S)
+    assert await sources.receive(broker, SUB, limit=2, wait=0.01) == []
+    assert set((await broker.subscribe(SUB, room=1)).holders) == set(names)
+    (await broker.subscribe(SUB, room=1)).take_from([names[0]])
+    (taken,) = await sources.receive(broker, SUB, limit=2, wait=PATIENCE_S)
     assert (taken.body, taken.count, taken.taken_from) == (b"of the ended", 2, names[0])
-    broker.take_from(SUB, [])
-    assert await broker.receive(SUB, limit=2, wait=0.2) == []
+    (await broker.subscribe(SUB, room=1)).take_from([])
+    assert await sources.receive(broker, SUB, limit=2, wait=0.2) == []
     by_name = {found["name"]: found["pending"] for found in client.xinfo_consumers("jobs", GROUP)}
     assert by_name[names[1].encode()] == 1, "the reader that lives keeps its entry"
     for other in (ended, living):
@@ -225,7 +226,7 @@ async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_n
     async def look(lease_s: float) -> set[bytes]:
         broker = RedisBroker(server.url, lease_s=lease_s)
         await broker.open()
-        await broker.receive(SUB, limit=1, wait=0.01)
+        await sources.receive(broker, SUB, limit=1, wait=0.01)
         names = {found["name"] for found in client.xinfo_consumers("jobs", "ackbone")}
         await broker.close()
         return names
@@ -247,8 +248,8 @@ async def test_consumers_of_processes_that_are_gone_are_removed_once_they_hold_n
 
 async def test_a_group_that_was_removed_is_made_again(broker: RedisBroker, client: Any):
     await broker.publish("jobs", [out(b"one")])
-    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
-    waiting = asyncio.create_task(broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    await ack(broker, *await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S))
+    waiting = asyncio.create_task(sources.receive(broker, SUB, limit=1, wait=PATIENCE_S))
     await asyncio.sleep(0)
     client.flushall()
     await broker.publish("jobs", [out(b"two")])
@@ -264,10 +265,10 @@ async def test_a_key_of_another_kind_is_an_error_and_other_queues_go_on(
     (refused,) = await broker.publish("jobs", [out()])
     assert "WRONGTYPE" in str(refused.error)
     with pytest.raises(BrokerError, match="WRONGTYPE"):
-        await broker.receive(SUB, limit=1, wait=0.1)
+        await sources.receive(broker, SUB, limit=1, wait=0.1)
     other = Subscription(name="other", queue="other")
     await broker.publish("other", [out(b"fine")])
-    (came,) = await broker.receive(other, limit=1, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, other, limit=1, wait=PATIENCE_S)
     assert came.body == b"fine"
 
 
@@ -319,7 +320,7 @@ async def test_the_servers_version_decides_how_stale_entries_are_taken(
     client.config_resetstat()
     broker = RedisBroker(server.url, lease_s=0.001)
     await broker.open()
-    (came,) = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, SUB, limit=5, wait=PATIENCE_S)
     assert came.taken_from == "stranger"
     used = client.info("commandstats")
     assert [each for each in ("xclaim", "xautoclaim") if f"cmdstat_{each}" in used] == [command]
@@ -335,7 +336,7 @@ async def test_a_full_server_refuses_and_loses_nothing(broker: RedisBroker, clie
     client.config_set("maxmemory", 0)
     (accepted,) = await broker.publish("jobs", [out(b"after")])
     assert accepted.ok
-    came = await broker.receive(SUB, limit=5, wait=PATIENCE_S)
+    came = await sources.receive(broker, SUB, limit=5, wait=PATIENCE_S)
     assert [delivery.body for delivery in came] == [b"before", b"after"]
 
 
@@ -343,11 +344,11 @@ async def test_a_full_server_can_be_emptied_by_a_worker_that_starts_then(
     server: RedisServer, broker: RedisBroker, client: Any
 ):
     await broker.publish("jobs", [out(b"one"), out(b"two")])
-    await ack(broker, *await broker.receive(SUB, limit=1, wait=PATIENCE_S))
+    await ack(broker, *await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S))
     client.config_set("maxmemory", 1)
     late = RedisBroker(server.url)
     await late.open()
-    (came,) = await late.receive(SUB, limit=5, wait=PATIENCE_S)
+    (came,) = await sources.receive(late, SUB, limit=5, wait=PATIENCE_S)
     assert came.body == b"two"
     await ack(late, came)
     assert client.xlen("jobs") == 0
@@ -363,7 +364,7 @@ async def test_however_many_results_a_full_server_owes_it_hears_of_all(
         await broker.publish("jobs", [out() for _ in range(500)])
     came: list[Any] = []
     while len(came) < many:
-        came += await broker.receive(SUB, limit=1000, wait=PATIENCE_S)
+        came += await sources.receive(broker, SUB, limit=1000, wait=PATIENCE_S)
 
     def done(n: int) -> Settlement:
         headers, fields = {FLAT: "1", ONCE: f"t-{n}"}, {"task_id": f"t-{n}", "status": "succeeded"}
@@ -371,10 +372,10 @@ async def test_however_many_results_a_full_server_owes_it_hears_of_all(
         return Settlement(delivery=came[n], verb=Verb.ACK, notices=(("told", told),))
 
     client.config_set("maxmemory", 1)
-    await broker.settle(SUB, [done(n) for n in range(many)])
+    await sources.settle(broker, SUB, [done(n) for n in range(many)])
     assert (client.xlen("told"), client.xlen("jobs")) == (0, many)
     client.config_set("maxmemory", 0)
-    assert await broker.receive(SUB, limit=1, wait=0) == []
+    assert await sources.receive(broker, SUB, limit=1, wait=0) == []
     assert (client.xlen("told"), client.xlen("jobs")) == (many, 0)
 
 
@@ -382,7 +383,7 @@ async def test_what_a_server_without_its_replicas_owes_it_hears_once_they_are_ba
     broker: RedisBroker, client: Any
 ):
     await broker.publish("jobs", [out()])
-    (came,) = await broker.receive(SUB, limit=1, wait=PATIENCE_S)
+    (came,) = await sources.receive(broker, SUB, limit=1, wait=PATIENCE_S)
     client.config_set("min-replicas-to-write", 1)
     try:
         (refused,) = await broker.publish("jobs", [out()])
@@ -391,7 +392,7 @@ async def test_what_a_server_without_its_replicas_owes_it_hears_once_they_are_ba
             await ack(broker, came)
     finally:
         client.config_set("min-replicas-to-write", 0)
-    assert await broker.receive(SUB, limit=1, wait=0) == []
+    assert await sources.receive(broker, SUB, limit=1, wait=0) == []
     assert client.xlen("jobs") == 0, "and not only when the lease is over"
 
 

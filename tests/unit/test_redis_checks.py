@@ -13,6 +13,7 @@ from ackbone.brokers.registry import make_broker
 from ackbone.core.broker import Durability, Examinable, Outgoing, Subscription
 from ackbone.core.errors import BrokerUnavailable
 from ackbone.core.findings import Check, Finding
+from tests import sources
 from tests.servers.redis import RedisServer
 
 OK, WARNING, REFUSED = Finding.OK, Finding.WARNING, Finding.REFUSED
@@ -174,7 +175,9 @@ async def test_a_server_that_tells_nothing_can_be_used_and_is_not_trusted(start:
         (result,) = await broker.publish("q", [Outgoing(id="a", body=b"x")])
         assert result.ok
         sub = Subscription(name="q", queue="q")
-        assert [each.body for each in await broker.receive(sub, limit=1, wait=30)] == [b"x"]
+        assert [each.body for each in await sources.receive(broker, sub, limit=1, wait=30)] == [
+            b"x"
+        ]
     finally:
         await broker.close()
 

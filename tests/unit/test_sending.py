@@ -205,7 +205,7 @@ async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
 class Picky:
     """A broker that refuses what is named `bad`, and knows what it was asked to publish."""
 
-    capabilities = Capabilities(durability=Durability.PROCESS, max_batch=2)
+    capabilities = Capabilities(durability=Durability.PROCESS)
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -218,7 +218,10 @@ class Picky:
         ]
 
 
-async def test_of_many_all_are_tried_and_the_first_failure_is_told() -> None:
+async def test_of_many_all_are_tried_and_the_first_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ackbone.engine.sender.BATCH", 2)
     sender, broker = Sender(lambda _: SendPolicy(), max_bytes=1000, timeout_s=30), Picky()
     names = ["a", "bad-1", "b", "bad-2", "c"]
     sends = [sender.encoded(Message(type="n", id=name), "q") for name in names]

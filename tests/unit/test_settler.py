@@ -61,7 +61,10 @@ class Broker:
         self.go_on = asyncio.Event()
         self.at_once = 0
 
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> list[Any]:
+    async def subscribe(self, sub: Subscription, *, room: int) -> Broker:
+        return self
+
+    async def settle(self, batch: Sequence[Settlement]) -> list[Any]:
         self.at_once += 1
         assert self.at_once == 1, "batches come one after the other"
         self.asked.set()
@@ -85,8 +88,13 @@ class Flow:
     def failed(self, error: Exception) -> None: ...
 
 
-def settler_on(store: Any, broker: Any, flow: Flow) -> Settler:
-    steps = Steps(Ports(store=store, broker=broker, clock=SystemClock()), Outages())
+def settler_on(store: Any, broker: Any, flow: Flow, **others: Any) -> Settler:
+    """`others`: the brokers of queues with these names."""
+
+    def broker_of(queue: str) -> Any:
+        return others.get(queue, broker)
+
+    steps = Steps(Ports(store=store, broker_of=broker_of, clock=SystemClock()), Outages())
     steps.worker = Worker(worker_id=1, name="w")
     return Settler(steps, cast(Any, flow))
 
@@ -146,6 +154,25 @@ async def test_the_next_batch_is_committed_while_the_broker_hears_of_the_last(wo
     assert broker.told == [["a"], ["b"]]
     assert reported == ["a", "b"]
     assert settler.waiting == 0
+
+
+async def test_a_broker_that_hangs_does_not_hold_up_another_one() -> None:
+    store, slow, quick = Store(), Broker(), Broker()
+    quick.go_on.set()
+    settler = settler_on(store, slow, Flow(), other=quick)
+    elsewhere = Subscription(name="other", queue="other")
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(ended("a"), SUB)
+        await slow.asked.wait()
+        for name in ("b", "c"):
+            quick.asked.clear()
+            settler.add(ended(name), elsewhere)
+            settler.add(ended(name.upper()), SUB)
+            await quick.asked.wait()
+        slow.go_on.set()
+        await settler.drain()
+    assert quick.told == [["b"], ["c"]]
+    assert slow.told == [["a"], ["B", "C"]], "what was committed meanwhile is one batch"
 
 
 async def test_who_gives_up_gives_up_on_what_the_broker_does_not_take_too(world: Any):

@@ -14,6 +14,7 @@ from ackbone.core.broker import Outgoing, Subscription
 from ackbone.core.errors import StoreUnavailable
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.testing import FakeClock
+from tests import sources
 
 QUEUE = "q"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=10)
@@ -89,7 +90,7 @@ async def test_a_receive_that_is_cancelled_while_the_file_fails_is_cancelled(
 
     monkeypatch.setattr(broker, "_receive_in", fail)
     receiving = asyncio.ensure_future(
-        broker.receive(Subscription(name=QUEUE, queue=QUEUE), limit=1, wait=60)
+        sources.receive(broker, Subscription(name=QUEUE, queue=QUEUE), limit=1, wait=60)
     )
     await asyncio.to_thread(asked.wait)
     receiving.cancel()
@@ -115,7 +116,7 @@ async def test_a_broker_closed_at_its_first_receive_leaves_nobody_behind(home: P
     holding = asyncio.ensure_future(other.file.write(hold))
     await asyncio.to_thread(held.wait)
     sub = Subscription(name=QUEUE, queue=QUEUE)
-    receiving = asyncio.ensure_future(broker.receive(sub, limit=1, wait=60))
+    receiving = asyncio.ensure_future(sources.receive(broker, sub, limit=1, wait=60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # what it asked for is in the queue of the writer thread
     closing = asyncio.ensure_future(broker.close())

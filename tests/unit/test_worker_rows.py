@@ -18,6 +18,7 @@ from ackbone.sqlitefile.file import SqliteFile
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing.clock import FakeClock
+from tests import sources
 
 
 @pytest.fixture
@@ -76,12 +77,12 @@ async def test_the_owner_of_taken_messages_goes_with_its_broker(home: Path) -> N
     await witness.open()
     await broker.open()
     await broker.publish("q", [Outgoing(id="m-1", body=b"{}")])
-    taken = await broker.receive(Subscription(name="q", queue="q"), limit=1, wait=0)
+    taken = await sources.receive(broker, Subscription(name="q", queue="q"), limit=1, wait=0)
     assert len(taken) == 1
     assert [state for _, state in await rows(witness.file)] == ["alive"]
     await broker.close()
     assert await rows(witness.file) == [], "it wrote no event, ever"
-    again = await witness.receive(Subscription(name="q", queue="q"), limit=1, wait=0)
+    again = await sources.receive(witness, Subscription(name="q", queue="q"), limit=1, wait=0)
     assert len(again) == 1, "and the message is free again"
     await witness.close()
 

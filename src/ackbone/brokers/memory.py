@@ -107,7 +107,11 @@ class MemoryBroker:
         target.wake()
         return results
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
+    async def subscribe(self, sub: Subscription, *, room: int) -> MemorySource:
+        self._require_open()
+        return MemorySource(self, sub)
+
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
         self._require_open()
         opening = self._openings
         queue = self._space.queue(sub.queue)
@@ -124,7 +128,7 @@ class MemoryBroker:
             await queue.changed(min(left, self._space.until_due(queue)))
         return []
 
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
+    async def _settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
         self._require_open()
         for settlement in batch:
             tag = settlement.delivery.tag
@@ -178,6 +182,23 @@ class MemoryBroker:
         queue.in_flight -= 1
         if settlement.verb is Verb.REJECT:
             self._space.dead.append(item.dead_copy(self._space.name, settlement.reason))
+
+
+class MemorySource:
+    """One queue, read by one client. It reads no message that nobody receives."""
+
+    def __init__(self, broker: MemoryBroker, sub: Subscription) -> None:
+        self._broker = broker
+        self._sub = sub
+
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
+        return await self._broker._receive(self._sub, limit, wait)
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        return await self._broker._settle(batch)
+
+    async def pause(self) -> None:
+        """Do nothing: all messages that were read were received."""
 
 
 _CLOSED = "the memory broker is not open"

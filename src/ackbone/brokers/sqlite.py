@@ -152,44 +152,9 @@ class SqliteBroker:
                 failure = error
         return [Result(id=item.id, error=refused.get(n, failure)) for n, item in enumerate(batch)]
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
-        file = self.file
+    async def subscribe(self, sub: Subscription, *, room: int) -> SqliteSource:
         self._received = True
-        woken = file.subscribe()
-        deadline = self._clock.monotonic() + wait
-        try:
-            while True:
-                woken.clear()
-                got, due_in = await self._taken(sub, limit)
-                left = deadline - self._clock.monotonic()
-                if got or left <= 0 or self._closed.is_set():
-                    return got
-                pause = min(left, NET_S, NET_S if due_in is None else max(0.0, due_in))
-                await self._wait(woken, pause)
-                if self._closed.is_set():
-                    return ()
-        finally:
-            file.unsubscribe(woken)
-
-    async def _taken(self, sub: Subscription, limit: int) -> tuple[list[Delivery], float | None]:
-        """Take messages for `receive`. They are released if the receiver was cancelled."""
-        asked = asyncio.ensure_future(
-            self.file.write(lambda conn: self._receive_in(conn, sub, limit))
-        )
-        try:
-            return await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            # Raise the cancellation, not this error. Either nothing was taken, or it returns to the
-            # queue when this owner has ended.
-            with contextlib.suppress(StoreError):
-                got, _ = await asked
-                back = [Settlement(delivery=delivery, verb=Verb.RELEASE) for delivery in got]
-                await self.settle(sub, back)
-            raise
-
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        await self.file.write(lambda conn: self._settle_in(conn, batch))
-        return [Result(id=item.delivery.identity or "") for item in batch]
+        return SqliteSource(self, sub)
 
     async def health(self) -> Health:
         if self._opened is None:
@@ -261,8 +226,7 @@ class SqliteBroker:
             due = _next_due(tx)
         return due
 
-    # -- without a store on the same file
-    # -------------------------------------------------------------------------------
+    # -- without a store on the same file ---------------------------------------------------------
 
     def _receive_in(
         self, conn: sqlite3.Connection, sub: Subscription, limit: int
@@ -358,14 +322,63 @@ class SqliteBroker:
             conn.execute("DELETE FROM workers WHERE worker_id = ?", (owner,))
             forget(Path(f"{self._path}.workers"), owner)
 
-    async def _wait(self, woken: asyncio.Event, seconds: float) -> None:
-        closed = asyncio.ensure_future(self._closed.wait())
-        wake = asyncio.ensure_future(woken.wait())
-        _, pending = await asyncio.wait(
-            {closed, wake}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+
+class SqliteSource:
+    """One queue, read without a store on the same file. It reads no message that nobody
+    receives."""
+
+    def __init__(self, broker: SqliteBroker, sub: Subscription) -> None:
+        self._broker = broker
+        self._sub = sub
+
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
+        broker = self._broker
+        file, clock, closed = broker.file, broker._clock, broker._closed
+        woken = file.subscribe()
+        deadline = clock.monotonic() + wait
+        try:
+            while True:
+                woken.clear()
+                got, due_in = await self._taken(limit)
+                left = deadline - clock.monotonic()
+                if got or left <= 0 or closed.is_set():
+                    return got
+                pause = min(left, NET_S, NET_S if due_in is None else max(0.0, due_in))
+                await _first_of(closed, woken, seconds=pause)
+                if closed.is_set():
+                    return ()
+        finally:
+            file.unsubscribe(woken)
+
+    async def _taken(self, limit: int) -> tuple[list[Delivery], float | None]:
+        """Take messages for `receive`. They are released if the receiver was cancelled."""
+        broker, sub = self._broker, self._sub
+        asked = asyncio.ensure_future(
+            broker.file.write(lambda conn: broker._receive_in(conn, sub, limit))
         )
-        for task in pending:
-            task.cancel()
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # Raise the cancellation, not this error. Either nothing was taken, or it returns to the
+            # queue when this owner has ended.
+            with contextlib.suppress(StoreError):
+                got, _ = await asked
+                await self.settle([Settlement(delivery=each, verb=Verb.RELEASE) for each in got])
+            raise
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        await self._broker.file.write(lambda conn: self._broker._settle_in(conn, batch))
+        return [Result(id=item.delivery.identity or "") for item in batch]
+
+    async def pause(self) -> None:
+        """Do nothing: all messages that were read were received."""
+
+
+async def _first_of(*events: asyncio.Event, seconds: float) -> None:
+    waits = {asyncio.ensure_future(event.wait()) for event in events}
+    _, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
 
 
 def _delete(tx: sqlite3.Connection, seqs: Sequence[int]) -> None:

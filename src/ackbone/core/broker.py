@@ -1,12 +1,13 @@
 """The broker port: a transport of bytes and headers, in batches.
 
 An adapter holds no policy: retries, dedup and dead letters belong to the engine and the store.
-Every call takes and returns batches, ends within a deadline, and answers for each item, so that one
-bad item never fails the others. A new broker is one class with the methods of `Broker` and an
-honest `Capabilities`. The conformance suite in `ackbone.testing` checks each flag both ways.
+Every call takes and returns batches of any size, ends within a deadline, and answers for each item,
+so that one bad item never fails the others. A new broker is a class with the methods of `Broker`, a
+class with those of `Source`, and an honest `Capabilities`. The conformance suite in
+`ackbone.testing` checks each flag both ways.
 
-Beyond `Broker` there are optional roles, such as `Extends` or `Inspectable`. An adapter has a role
-if it has the role's methods.
+Beyond these there are optional roles: of a broker, such as `Inspectable`, and of a source, such as
+`Extends`. An adapter has a role if it has the role's methods.
 """
 
 from __future__ import annotations
@@ -68,8 +69,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     """How long an unsettled delivery belongs to its receiver. None: until the connection or the
     process ends."""
-    max_batch: int = 1000
-    """Largest number of messages in one call."""
     max_body: int | None = None
     """Largest body of one message, in bytes."""
     once: bool = False
@@ -204,6 +203,34 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class Source(Protocol):
+    """One subscription in this process: receives the messages of a queue and settles them.
+
+    It outlives lost connections. Closing the broker closes it.
+    """
+
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
+        """Return up to `limit` deliveries. Waits at most `wait` seconds for the first one.
+
+        Cancelling the call loses nothing: what it received is delivered again.
+        """
+        ...
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        """Acknowledge, release or reject. Returns one result for each item, in order.
+
+        Settling a delivery twice, or one that another receiver has by now, does no harm.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Return to the queue what was read from it and not yet received.
+
+        Nothing more is read before the next `receive`. Received deliveries can still be settled.
+        """
+        ...
+
+
 class Broker(Protocol):
     """A transport. The rules for all calls are at the top of this module."""
 
@@ -232,17 +259,12 @@ class Broker(Protocol):
         """
         ...
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
-        """Return up to `limit` deliveries. Waits at most `wait` seconds for the first one.
+    async def subscribe(self, sub: Subscription, *, room: int) -> Source:
+        """Return the reader of the subscription, the same one until the broker is closed.
 
-        Cancelling the call loses nothing: what it received is delivered again.
-        """
-        ...
-
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        """Acknowledge, release or reject. Returns one result for each item, in order.
-
-        Settling a delivery twice, or one that another receiver has by now, does no harm.
+        It reads nothing before its first `receive`. `room` is how many messages the engine can have
+        at a time. An adapter whose server sends messages unasked lets it send that many. Raises
+        BrokerUnavailable if the broker is closed.
         """
         ...
 
@@ -277,15 +299,6 @@ class Examinable(Protocol):
     async def examine(self) -> Sequence[Check]:
         """Return the findings. A server that does not answer is one. The broker need not be
         open."""
-        ...
-
-
-@runtime_checkable
-class Extends(Protocol):
-    """Optional role: the lease of a delivery can be extended."""
-
-    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
-        """Start the lease of these deliveries over."""
         ...
 
 
@@ -344,36 +357,12 @@ class LimitsPublish(Protocol):
 
 @runtime_checkable
 class NamesConsumers(Protocol):
-    """Optional role: the server knows each reader by a name."""
+    """Optional role: the server knows each reader by a name. Its sources have `Inherits`."""
 
     def name_consumer(self, name: str) -> str:
         """Choose a unique reader name that contains `name`, and return it.
 
         Called before the broker is opened.
-        """
-        ...
-
-    def holders(self, sub: Subscription) -> Collection[str]:
-        """Return the other readers of ours that held unsettled copies when this one last looked."""
-        ...
-
-    def take_from(self, sub: Subscription, readers: Collection[str]) -> None:
-        """Take the copies of readers that have ended, without waiting for the end of their lease.
-
-        The next `receive` returns them.
-        """
-        ...
-
-
-@runtime_checkable
-class TakesOver(Protocol):
-    """Optional role: the reader of an ordered queue can be replaced while it holds messages."""
-
-    async def take_over(self, sub: Subscription) -> None:
-        """Become the only reader of the subscription, until another client calls this.
-
-        Messages that other readers of ours received and did not settle come to this one, before
-        all later messages. That holds, too, for messages that a replaced reader still receives.
         """
         ...
 
@@ -406,4 +395,44 @@ class Transactional(Protocol):
 
     def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
         """Store a batch."""
+        ...
+
+
+@runtime_checkable
+class Extends(Protocol):
+    """Optional role of a source: the lease of a delivery can be extended."""
+
+    async def extend(self, batch: Sequence[Delivery]) -> None:
+        """Start the lease of these deliveries over."""
+        ...
+
+
+@runtime_checkable
+class Inherits(Protocol):
+    """Optional role of a source: it can take over what other readers hold."""
+
+    @property
+    def holders(self) -> Collection[str]:
+        """The other readers of ours that held unsettled copies when this one last looked."""
+        ...
+
+    def take_from(self, readers: Collection[str]) -> None:
+        """Take the copies of readers that have ended, without waiting for the end of their lease.
+
+        The next `receive` returns them.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesOver(Protocol):
+    """Optional role of a source: the reader of an ordered queue can be replaced while it holds
+    messages."""
+
+    def take_over(self) -> None:
+        """Become the only reader of the subscription, until another client calls this.
+
+        Messages that other readers of ours received and did not settle come to this one, before
+        all later messages. That holds, too, for messages that a replaced reader still receives.
+        """
         ...

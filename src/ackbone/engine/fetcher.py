@@ -21,6 +21,8 @@ from .steps import Steps
 if TYPE_CHECKING:
     from .flow import Flow, Slots
 
+LONG_HOLD_S = 0.5
+"""Messages that were read from the broker are handed back for a hold of this length."""
 NET_S = 1.0
 """How often a waiting fetcher looks by itself, in case a wake-up got lost."""
 SMALLEST_HALF = 100
@@ -55,6 +57,8 @@ class _Fetcher:
                 woken.clear()  # before a hold as well: waiting for a set event would spin
                 hold = self._flow.wait_s(self.sub)
                 if hold > 0:
+                    if hold >= LONG_HOLD_S:
+                        await self._steps.pause(self.sub)
                     await _wait(woken, min(hold, NET_S))
                     continue
                 try:
@@ -141,6 +145,7 @@ class BrokerFetcher(_Fetcher):
         try:
             await super().run()
         finally:
+            await self._steps.pause(self.sub)
             for claiming in self._claiming:
                 claiming.cancel()
             if self._claiming:
@@ -246,18 +251,21 @@ class BrokerFetcher(_Fetcher):
     async def _is_the_reader(self) -> bool:
         """Only one worker reads an ordered source. Read by two, its messages have no order."""
         steps = self._steps
-        assert steps.broker is not None  # noqa: S101 - for the type checker
-        able = steps.broker.capabilities
+        broker = steps.broker(self.sub)
+        assert broker is not None  # noqa: S101 - for the type checker
+        able = broker.capabilities
         if able.durability is Durability.NONE and able.lease_s is None:
             return True  # a broker in memory belongs to this process
         worker = steps.worker
         if await steps.store.adopt_in_order(self.sub, [], worker=worker) is None:
+            if self._reads_as is not None:
+                await steps.pause(self.sub)
             self._reads_as = None
             return False
         if self._reads_as != worker.worker_id:
-            broker: object = steps.broker
-            if isinstance(broker, TakesOver):
-                await broker.take_over(self.sub)
+            source: object = await steps.source(self.sub)
+            if isinstance(source, TakesOver):
+                source.take_over()
             self._reads_as = worker.worker_id
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import msgspec
 
@@ -30,16 +29,17 @@ class ForeignDeadLetters:
         self._broker = broker
         # Stored under the name of the dead-letter queue, so that no second notice is sent.
         self._kept_as = msgspec.structs.replace(tasks, name=letters, notices=None)
-        self._source = Subscription(name=letters, queue=letters, group=GROUP, keep_acked=True)
+        self._letters = Subscription(name=letters, queue=letters, group=GROUP, keep_acked=True)
 
     async def step(self, worker: Worker) -> None:
-        while found := await self._broker.receive(self._source, limit=AT_ONCE, wait=0.0):
+        source = await self._broker.subscribe(self._letters, room=AT_ONCE)
+        while found := await source.receive(limit=AT_ONCE, wait=0.0):
             foreign = [each for each in found if not _is_ours(each)]
             for tenant_id in {_tenant(each) for each in foreign}:
                 of_tenant = [_candidate(each) for each in foreign if _tenant(each) == tenant_id]
                 sub = msgspec.structs.replace(self._kept_as, tenant=tenant_id)
                 await self._store.claim(sub, of_tenant, worker=worker)
-            await self._acknowledge(found)
+            await source.settle([Settlement(delivery=each, verb=Verb.ACK) for each in found])
             if foreign:
                 log.warning(
                     "%d tasks of %s were given up by workers of other programs. They are dead"
@@ -48,10 +48,6 @@ class ForeignDeadLetters:
                     self._kept_as.queue,
                     REASON,
                 )
-
-    async def _acknowledge(self, found: Sequence[Delivery]) -> None:
-        settled = [Settlement(delivery=each, verb=Verb.ACK) for each in found]
-        await self._broker.settle(self._source, settled)
 
 
 def _is_ours(entry: Delivery) -> bool:

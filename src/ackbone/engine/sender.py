@@ -40,6 +40,8 @@ MESSAGE_OPTIONS = frozenset(
     }
 )
 TRANSPORT_OPTIONS = frozenset({"delay_s", "ttl_s"})
+BATCH = 1000
+"""Messages of one call of the broker, at most."""
 LONGEST_S = 315_360_000.0
 _OPTIONAL = ("idempotency_key", "ordering_key", "correlation_id", "source", "channel", "trace")
 _MAPPINGS = ("headers", "metadata", "extra")
@@ -192,15 +194,14 @@ class Sender:
         """
         if any(send.outgoing.delay_s > 0 for send in sends):
             return list(await asyncio.gather(*(self.publish(broker, send) for send in sends)))
-        limit = broker.capabilities.max_batch
         queues: dict[str, list[int]] = {}
         for n, send in enumerate(sends):
             queues.setdefault(send.queue, []).append(n)
         asked: list[tuple[list[int], asyncio.Future[Sequence[Result | BaseException]]]] = []
         for queue, places in queues.items():
             batcher = self._batcher_of(broker, queue)
-            for at in range(0, len(places), limit):
-                part = places[at : at + limit]
+            for at in range(0, len(places), BATCH):
+                part = places[at : at + BATCH]
                 asked.append((part, batcher.add_all([sends[n].outgoing for n in part])))
         failures: dict[int, BaseException] = {}
         for part, answer in asked:
@@ -253,7 +254,7 @@ class Sender:
         async def flush(batch: Sequence[Outgoing]) -> Sequence[Result]:
             return await broker.publish(queue, batch)
 
-        return Batcher(flush, limit=broker.capabilities.max_batch, timeout_s=self._timeout_s)
+        return Batcher(flush, limit=BATCH, timeout_s=self._timeout_s)
 
 
 def check_message(message: Message) -> None:

@@ -1,14 +1,14 @@
 """The settler: commits the runs that ended, then settles their broker copies.
 
-Steps 6 and 7 (`steps.py`) for everything that ended while the last batch was written. The broker
-settles one batch while the store commits the next.
+Steps 6 and 7 (`steps.py`) for everything that ended while the last batch was written. A broker
+settles one batch while the store commits the next, and no broker waits for another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +36,13 @@ _ACK = Verb.ACK
 call."""
 
 
+_Settled = tuple[Finished, Subscription, Settlement, Commit | None]
+"""A committed run, and how its copy is settled. Without a commit its claim was lost, and nothing of
+the run was written."""
+_Copies = dict[str, list[_Settled]]
+"""By the name of their subscription."""
+
+
 class Settler:
     """Takes ended runs, commits them, settles their copies, then reports.
 
@@ -51,14 +58,17 @@ class Settler:
         self._idle = asyncio.Event()
         self._idle.set()
         self._flushing: Sequence[tuple[Finished, Subscription]] = ()
-        self._settling: asyncio.Task[None] | None = None
-        self._committed: Sequence[tuple[Finished, Subscription]] = ()
-        """Runs whose copies are being settled."""
+        self._settling: dict[int, asyncio.Task[None]] = {}
+        """The task that settles with each broker, by `id(broker)`."""
+        self._committed: dict[int, _Copies] = {}
+        """Runs whose copies are to be settled, by the same."""
+        self._telling: dict[int, _Copies] = {}
+        """Those that are being settled."""
 
     @property
     def waiting(self) -> int:
         """Runs that ended and are not committed or not settled yet."""
-        return len(self._waiting) + len(self._flushing) + len(self._committed)
+        return len(self._waiting) + len(self._flushing) + len(self._copies())
 
     @property
     def behind(self) -> int:
@@ -68,8 +78,13 @@ class Settler:
     @property
     def unsettled(self) -> list[tuple[Run, Subscription]]:
         """All runs that wait here, each with its subscription."""
-        held = (*self._committed, *self._flushing, *self._waiting)
-        return [(item.run, sub) for item, sub in held]
+        held = [(run, sub) for run, sub, _, _ in self._copies()]
+        return [(item.run, sub) for item, sub in (*held, *self._flushing, *self._waiting)]
+
+    def _copies(self) -> list[_Settled]:
+        """Return the committed runs whose copies are not settled yet."""
+        batches = (*self._telling.values(), *self._committed.values())
+        return [each for batch in batches for some in batch.values() for each in some]
 
     def add(self, finished: Finished, sub: Subscription) -> None:
         self._waiting.append((finished, sub))
@@ -87,7 +102,8 @@ class Settler:
         """Give up the runs that are not committed. Returns how many there are."""
         left = len(self._waiting) + len(self._flushing)
         self._waiting.clear()
-        for task in (self._task, self._settling):
+        self._committed.clear()
+        for task in (self._task, *self._settling.values()):
             if task is not None:
                 task.cancel()
         return left
@@ -124,7 +140,7 @@ class Settler:
                 self._rest()
 
     def _rest(self) -> None:
-        if self._task is None and self._settling is None:
+        if self._task is None and not self._settling:
             self._idle.set()
 
     async def _flush(self, batch: Sequence[tuple[Finished, Subscription]]) -> None:
@@ -137,10 +153,11 @@ class Settler:
         if Commit.BURIED in commits:
             items = [_as_kept(f, commit) for f, commit in zip(items, commits, strict=True)]
             alive = [(f, sub) for f, (_, sub) in zip(items, alive, strict=True)]
-        settled: dict[str, tuple[Subscription, list[Settlement]]] = {}
+        here: list[Finished] = []
+        as_here: list[Commit] = []
         fenced = Commit.FENCED
         known: Subscription | None = None
-        batch_of: list[Settlement] = []
+        copies: list[_Settled] = []
         for (finished, sub), commit in zip(alive, commits, strict=True):
             if commit is fenced:
                 log.warning(
@@ -149,43 +166,45 @@ class Settler:
                     finished.run.token.worker_id,
                 )
                 gone.append((finished, sub))
-                continue
-            if finished.run.delivery is not None:
+            elif finished.run.delivery is None:  # the commit was the end
+                here.append(finished)
+                as_here.append(commit)
+            else:
                 if sub is not known:
-                    known, (_, batch_of) = sub, settled.setdefault(sub.name, (sub, []))
-                batch_of.append(self._settlement(finished, sub))
+                    known, copies = sub, self._copies_of(sub)
+                copies.append((finished, sub, self._settlement(finished, sub), commit))
         for finished, sub in gone:
             self._flow.fenced(finished, sub)
             if finished.run.delivery is not None:
                 # Released without a fence: the store recognizes the copy, whatever became of the
                 # message. Kept, it would come again only when the broker misses this worker.
-                _, batch_of = settled.setdefault(sub.name, (sub, []))
-                batch_of.append(Settlement(delivery=finished.run.delivery, verb=Verb.RELEASE))
-        if not settled:  # queue and store are one file: the commit was the end
-            if items:
-                self._flow.committed(items, commits)
-            return
-        if self._settling is not None:  # the broker gets one batch after the other
-            await asyncio.wait({self._settling})
-        self._committed = batch
-        settling = self._settle(settled.values(), items, commits)
-        self._settling = asyncio.create_task(settling, name="ackbone-settler-broker")
+                back = Settlement(delivery=finished.run.delivery, verb=Verb.RELEASE)
+                self._copies_of(sub).append((finished, sub, back, None))
+        if here:
+            self._flow.committed(here, as_here)
+        for key in self._committed.keys() - self._settling.keys():
+            settling = self._settle(key)
+            self._settling[key] = asyncio.create_task(settling, name="ackbone-settler-broker")
 
-    async def _settle(
-        self,
-        settled: Iterable[tuple[Subscription, Sequence[Settlement]]],
-        items: Sequence[Finished],
-        commits: Sequence[Commit],
-    ) -> None:
+    def _copies_of(self, sub: Subscription) -> list[_Settled]:
+        key = id(self._steps.broker(sub))
+        return self._committed.setdefault(key, {}).setdefault(sub.name, [])
+
+    async def _settle(self, key: int) -> None:
+        """Settle with one broker, one batch after the other, until nothing is left."""
         try:
-            for sub, settlements in settled:
-                await self._steps.settle(sub, settlements)
-            if items:
-                self._flow.committed(items, commits)
+            while batch := self._committed.pop(key, None):
+                self._telling[key] = batch
+                for copies in batch.values():
+                    await self._steps.settle(copies[0][1], [each[2] for each in copies])
+                    ended = [(each[0], each[3]) for each in copies if each[3] is not None]
+                    if ended:
+                        self._flow.committed([run for run, _ in ended], [how for _, how in ended])
         except Exception as error:  # as above. The copies come again, and the store knows them
             self._flow.failed(error)
         finally:
-            self._settling, self._committed = None, ()
+            del self._settling[key]
+            self._telling.pop(key, None)
             self._rest()
 
     async def _commit(self, items: Sequence[Finished]) -> Sequence[Commit]:
@@ -216,7 +235,7 @@ class Settler:
             # A message that must wait is held by the store, never by a broker.
             return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
         if isinstance(outcome, Dead | Expired):
-            broker = self._steps.broker
+            broker = self._steps.broker(sub)
             can_reject = broker is not None and broker.capabilities.reject
             if sub.ack_policy == "nack" and can_reject:
                 return Verb.REJECT, getattr(outcome, "reason", "expired")

@@ -15,10 +15,10 @@ one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ackbone.core.broker import Delivery, Settlement, Subscription
+from ackbone.core.broker import Broker, Delivery, Settlement, Source, Subscription
 from ackbone.core.errors import BrokerError
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROOM = 100
 RECEIVE_WAIT_S = 1.0
 """How long one `receive` waits for the first message."""
 LAST_ANSWER_S = 2.0
@@ -60,23 +61,26 @@ class Steps:
         *,
         guard: AskGuard | None = None,
         max_bytes: int | None = None,
+        room_of: Callable[[str], int] = lambda subscription: ROOM,
     ) -> None:
+        """`room_of` returns how many messages of a subscription this worker runs at a time."""
         self.store = ports.store
-        self.broker = ports.broker
+        self._broker_of = ports.broker_of
+        self._sources: dict[str, Source] = {}
         self.outages = outages
         self.worker = Worker(worker_id=0)
         """The registration that claims and finishes. After a lost lease it is another one."""
         self._guard = guard
         self._max_bytes = max_bytes
+        self._room_of = room_of
         self._decoders: dict[str, Decode] = {}
 
     # -- steps 1 to 3, a broker with a life of its own --------------------------------------------
 
     async def receive(self, sub: Subscription, limit: int) -> Sequence[Delivery]:
         """Step 1. Read up to `limit` copies. The broker gives them to no other worker meanwhile."""
-        assert self.broker is not None  # noqa: S101 - for the type checker
-        limit = min(limit, self.broker.capabilities.max_batch)
-        return await self.broker.receive(sub, limit=limit, wait=RECEIVE_WAIT_S)
+        source = await self.source(sub)
+        return await source.receive(limit=limit, wait=RECEIVE_WAIT_S)
 
     def decode(self, sub: Subscription, deliveries: Sequence[Delivery]) -> list[Candidate]:
         """Step 2. Bytes and headers become messages. A copy that cannot be read becomes a candidate
@@ -158,13 +162,42 @@ class Steps:
 
         An error here is harmless. The copy comes again, and step 3 recognizes it.
         """
-        if self.broker is None or not batch:
+        if not batch:
             return
         try:
-            await self.broker.settle(sub, batch)
+            await (await self.source(sub)).settle(batch)
         except BrokerError as error:
             caller = f"settling {len(batch)} messages of {sub.queue}"
             self.outages.failed(caller, error, asks_again=False)
+
+    # -- the broker of a subscription -------------------------------------------------------------
+
+    def broker(self, sub: Subscription) -> Broker | None:
+        """Return the broker of the subscription. None: its queue is in the store's file."""
+        return self._broker_of(sub.queue)
+
+    async def source(self, sub: Subscription) -> Source:
+        """Return the reader of the subscription. The first call subscribes."""
+        source = self._sources.get(sub.name)
+        if source is None:
+            broker = self.broker(sub)
+            assert broker is not None  # noqa: S101 - only a queue elsewhere has a source
+            source = await broker.subscribe(sub, room=self._room_of(sub.name))
+            self._sources[sub.name] = source
+        return source
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The readers that were used so far, by the name of their subscription."""
+        return self._sources
+
+    async def pause(self, sub: Subscription) -> None:
+        """Return to the broker what was read for this subscription and not received."""
+        if sub.name in self._sources:
+            try:
+                await self._sources[sub.name].pause()
+            except BrokerError as error:
+                self.outages.failed(f"pausing {sub.queue}", error, asks_again=False)
 
     def _decoder(self, sub: Subscription) -> Decode:
         decode = self._decoders.get(sub.name)

@@ -32,8 +32,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The connections of a worker."""
 
     store: WorkerStore
-    broker: Broker | None
-    """A broker with a life of its own. None: the queues are in the store's file."""
+    broker_of: Callable[[str], Broker | None]
+    """Returns the broker of a queue. None: the queue is in the store's own file."""
     clock: Clock
     meter: Meter | None = None
 

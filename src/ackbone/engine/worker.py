@@ -81,6 +81,7 @@ class EngineWorker:
             self.outages,
             guard=None if guard is None else asking(guard, timeout_s=handling.guard_timeout_s),
             max_bytes=settings.max_message_bytes,
+            room_of=lambda name: settings.own_slots.get(name, settings.slots),
         )
         self._flow = Flow(
             ports, self._steps, handling, self._subscriptions, settings, life=self, on_work=on_work
@@ -124,7 +125,7 @@ class EngineWorker:
         steps, slots, flow = self._steps, self._flow.slots[sub.name], self._flow
         if self._settings.is_child:
             return [StoreFetcher(sub, steps, slots, flow, company=self._settings.company)]
-        if steps.broker is None:
+        if steps.broker(sub) is None:
             return [FileFetcher(sub, steps, slots, flow)]
         return [
             BrokerFetcher(sub, steps, slots, flow),

@@ -7,15 +7,28 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 
-from ackbone.core.broker import Bound, Delivery, Extends, NamesConsumers, Subscription
+import msgspec
+
+from ackbone.core.broker import (
+    Bound,
+    Broker,
+    Delivery,
+    Extends,
+    Inherits,
+    NamesConsumers,
+    Settlement,
+    Subscription,
+    Verb,
+)
 from ackbone.core.clock import Clock
 from ackbone.core.codecs.codec import TASK
 from ackbone.core.errors import ConfigError, LeaseLost
 from ackbone.core.outcome import ParkKind
 from ackbone.core.store import GROUP, Offers, Worker
 
+from .executor import Active
 from .flow import Flow, Slots
-from .relays import Relay, Step
+from .relays import Relay
 from .steps import Steps
 from .wiring import Ports, WorkerSettings
 
@@ -70,45 +83,67 @@ class WorkerRelays:
         if settings.cautious and self._flow.slots:
             slow_start = SlowStart(self._flow.slots, self._clock)
             relays.append(Relay(name="slots", every_s=0.1, step=slow_start.step))
-        broker: object = self._ports.broker
-        if self._ports.broker is not None and isinstance(broker, Extends):
-            lease_s = self._ports.broker.capabilities.lease_s
-            if lease_s is not None:
-                every_s = min(lease_s / 4, settings.extend_s)
-                relays.append(Relay(name="leases", every_s=every_s, step=self._extender(broker)))
-        if isinstance(broker, NamesConsumers):
-            heir = self._heir(broker)
-            relays.append(Relay(name="copies of ended workers", every_s=INHERIT_S, step=heir))
+        leases = [b.capabilities.lease_s for b in self._brokers() if b.capabilities.lease_s]
+        if leases:
+            every_s = min(min(leases) / 4, settings.extend_s)
+            relays.append(Relay(name="leases", every_s=every_s, step=self._extend))
+        limits = [b.capabilities.hold_limit_s for b in self._brokers()]
+        held_s = [limit for limit in limits if limit is not None]
+        if held_s:
+            step = self._adopt_long
+            relays.append(Relay(name="long runs", every_s=min(held_s) / 4, step=step))
+        if any(isinstance(broker, NamesConsumers) for broker in self._brokers()):
+            inherit = self._inherit
+            relays.append(Relay(name="copies of ended workers", every_s=INHERIT_S, step=inherit))
         return relays
+
+    def _brokers(self) -> list[Broker]:
+        found = [self._steps.broker(sub) for sub in self._flow.subscriptions]
+        return [broker for broker in found if broker is not None]
 
     # -- running messages -------------------------------------------------------------------------
 
-    def _extender(self, broker: Extends) -> Step:
-        """Return the step that keeps the broker from taking back messages that run here."""
+    async def _extend(self, worker: Worker) -> None:
+        """Keep brokers from taking back messages that run here."""
+        held: dict[str, list[Delivery]] = {}
+        running = [(active.run, active.sub) for active in self._flow.executor.active]
+        for run, sub in (*running, *self._flow.settler.unsettled):
+            if run.delivery is not None:
+                held.setdefault(sub.name, []).append(run.delivery)
+        for name, deliveries in held.items():
+            source: object = self._steps.sources.get(name)
+            if isinstance(source, Extends):
+                await source.extend(deliveries)
 
-        async def extend(worker: Worker) -> None:
-            held: dict[str, tuple[Subscription, list[Delivery]]] = {}
-            running = [(active.run, active.sub) for active in self._flow.executor.active]
-            for run, sub in (*running, *self._flow.settler.unsettled):
-                if run.delivery is not None:
-                    held.setdefault(sub.name, (sub, []))[1].append(run.delivery)
-            for sub, deliveries in held.values():
-                await broker.extend(sub, deliveries)
+    async def _adopt_long(self, worker: Worker) -> None:
+        """Take over messages whose runs keep the broker's copy for too long: the store gets the
+        whole message, and the broker's copy is acknowledged."""
+        now_us = self._clock.now_us()
+        long: dict[str, list[Active]] = {}
+        for active in self._flow.executor.active:
+            broker = self._steps.broker(active.sub)
+            limit_s = None if broker is None else broker.capabilities.hold_limit_s
+            if active.run.delivery is None or limit_s is None:
+                continue
+            if now_us - active.run.claimed_at_us >= limit_s / 2 * 1e6:
+                long.setdefault(active.sub.name, []).append(active)
+        for found in long.values():
+            adopted = await self._store.adopt([active.run for active in found], worker=worker)
+            acks = []
+            for active, ours in zip(found, adopted, strict=True):
+                if ours and active.run.delivery is not None:
+                    acks.append(Settlement(delivery=active.run.delivery, verb=Verb.ACK))
+                    active.run = msgspec.structs.replace(active.run, delivery=None)
+            await self._steps.settle(found[0].sub, acks)
 
-        return extend
-
-    def _heir(self, broker: NamesConsumers) -> Step:
-        """Return the step that takes over what ended workers had received. The store knows of an
-        end long before the lease of the broker's copies is over."""
-
-        async def inherit(worker: Worker) -> None:
-            held = {sub.name: broker.holders(sub) for sub in self._flow.subscriptions}
-            names = frozenset(itertools.chain.from_iterable(held.values()))
-            ended = await self._store.ended(names) if names else names
-            for sub in self._flow.subscriptions:
-                broker.take_from(sub, ended.intersection(held[sub.name]))
-
-        return inherit
+    async def _inherit(self, worker: Worker) -> None:
+        """Take over what ended workers had received. The store knows of an end long before the
+        lease of the broker's copies is over."""
+        sources = [each for each in self._steps.sources.values() if isinstance(each, Inherits)]
+        names = frozenset(itertools.chain.from_iterable(each.holders for each in sources))
+        ended = await self._store.ended(names) if names else names
+        for source in sources:
+            source.take_from(ended.intersection(source.holders))
 
     async def _heartbeats(self, worker: Worker) -> None:
         """Write a `task.heartbeat` for each task that has run for a whole interval, as the task
@@ -185,14 +220,18 @@ class WorkerRelays:
         Idempotency keys hold within one store: workers with another store would run the messages a
         second time. Raises ConfigError if such workers read one of the queues.
         """
-        broker: object = self._ports.broker
-        if not isinstance(broker, Bound):
+        bound: list[tuple[Subscription, Bound]] = []
+        for sub in self._flow.subscriptions:
+            broker: object = self._steps.broker(sub)
+            if isinstance(broker, Bound):
+                bound.append((sub, broker))
+        if not bound:
             return
         if self._store_name is None:
             self._store_name = await self._store.identity()
         for_s = 3 * self._settings.lease_s
-        for sub in self._flow.subscriptions:
-            other = await broker.bind(sub, self._store_name, for_s=for_s)
+        for sub, at in bound:
+            other = await at.bind(sub, self._store_name, for_s=for_s)
             if other is not None:
                 raise ConfigError(
                     [

@@ -101,7 +101,7 @@ class Outbox:
     async def step(self, worker: Worker) -> int:
         """Publish; returns how many messages were published."""
         published = 0
-        while rows := await self.due_rows(min(BATCH, self._broker.capabilities.max_batch)):
+        while rows := await self.due_rows(BATCH):
             queues: dict[str, list[Row]] = {}
             for row in rows:
                 queues.setdefault(row.queue, []).append(row)

@@ -95,6 +95,9 @@ class BrokerConformance(BrokerHarness):
     async def test_second_client(self) -> None:
         await self.check(lifecycle.second_client)
 
+    async def test_pause_hands_back(self) -> None:
+        await self.check(lifecycle.pause_hands_back)
+
     async def test_health(self) -> None:
         await self.check(lifecycle.health)
 

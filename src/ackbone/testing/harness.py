@@ -16,6 +16,7 @@ from ackbone.core.broker import (
     Outgoing,
     Result,
     Settlement,
+    Source,
     Subscription,
     Verb,
 )
@@ -27,6 +28,8 @@ from .clock import FakeClock
 AWAY = (BrokerError, StoreUnavailable)
 """Errors of a broker while its server, or the file that it shares with a store, is unavailable."""
 _SHOWN = 5
+ROOM = 2000
+"""How many messages the checks have at a time, at most."""
 
 
 class BrokerHarness:
@@ -135,15 +138,24 @@ class Trial:
     async def publish(
         self, broker: Broker, sub: Subscription, batch: Sequence[Outgoing]
     ) -> Sequence[Result]:
-        """Publish, in batches that the broker accepts. Every message must be accepted."""
-        size = broker.capabilities.max_batch
-        results: list[Result] = []
-        for start in range(0, len(batch), size):
-            results += await broker.publish(sub.queue, batch[start : start + size])
+        """Publish. Every message must be accepted."""
+        results = await broker.publish(sub.queue, batch)
         refused = [f"{r.id}: {r.error}" for r in results if not r.ok]
         expect(not refused, f"publish refused what it must take: {refused[:_SHOWN]}")
         expect(len(results) == len(batch), f"{len(batch)} published, {len(results)} results")
         return results
+
+    async def source(self, broker: Broker, sub: Subscription) -> Source:
+        return await broker.subscribe(sub, room=ROOM)
+
+    async def look(
+        self, broker: Broker, sub: Subscription, limit: int, *, wait: float | None = None
+    ) -> Sequence[Delivery]:
+        """Receive once, up to `limit` deliveries. Wait `quiet_s` unless told otherwise."""
+        source = await self.source(broker, sub)
+        return await source.receive(
+            limit=limit, wait=self.harness.quiet_s if wait is None else wait
+        )
 
     async def receive(
         self, broker: Broker, sub: Subscription, n: int, *, ack: bool = False
@@ -151,7 +163,7 @@ class Trial:
         """Receive exactly `n` deliveries. Fail if no more come before that."""
         got: list[Delivery] = []
         while len(got) < n:
-            batch = await broker.receive(sub, limit=n - len(got), wait=self.harness.patience_s)
+            batch = await self.look(broker, sub, n - len(got), wait=self.harness.patience_s)
             expect(bool(batch), f"{n} messages were due, {len(got)} came: {n - len(got)} are lost")
             got += batch
             if ack:
@@ -168,7 +180,8 @@ class Trial:
     ) -> Sequence[Result]:
         """Settle. Every item must be accepted."""
         asked = [Settlement(delivery=d, verb=verb, reason="suite", delay_s=delay_s) for d in batch]
-        results = await broker.settle(sub, asked)
+        source = await self.source(broker, sub)
+        results = await source.settle(asked)
         expect(len(results) == len(asked), f"{len(asked)} settled, {len(results)} results")
         refused = [str(r.error) for r in results if not r.ok]
         expect(not refused, f"{verb} was refused: {refused[:_SHOWN]}")
@@ -176,7 +189,7 @@ class Trial:
 
     async def expect_silence(self, broker: Broker, sub: Subscription, why: str) -> None:
         """Fail if a message comes within `quiet_s`."""
-        came = await broker.receive(sub, limit=10, wait=self.harness.quiet_s)
+        came = await self.look(broker, sub, 10)
         expect(not came, f"{why}, and yet {len(came)} came: {bodies(came)[:_SHOWN]}")
 
 

@@ -36,6 +36,8 @@ from .ports import QueueAdapter
 
 log = logging.getLogger("ackbone.trigger")
 
+AT_ONCE = 100
+"""Messages that one call hands over at most. Each is a read of its own."""
 TELL_WITHIN_S = 30.0
 """Timeout of one call to the adapter, in seconds. After that we give up, and the queue redelivers
 the message."""
@@ -44,7 +46,7 @@ the message."""
 class AdapterBroker:
     """The broker port over an adapter that is already connected."""
 
-    capabilities = Capabilities(durability=Durability.NONE, max_batch=100)
+    capabilities = Capabilities(durability=Durability.NONE)
 
     def __init__(self, adapter: QueueAdapter, config: QueueTriggerConfig) -> None:
         self._adapter = adapter
@@ -79,49 +81,8 @@ class AdapterBroker:
         error = BrokerError(f"queue {queue}: a trigger's adapter only reads")
         return [Result(id=out.id, error=error) for out in batch]
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await self._flowing.wait()
-        deliveries: list[Delivery] = []
-        while len(deliveries) < limit and self._flowing.is_set():
-            patience = 0.0 if deliveries else max(0.0, deadline - loop.time())
-            task = self._pull()
-            await asyncio.wait([task], timeout=patience)
-            if not task.done() or not self._flowing.is_set():
-                break
-            if deliveries and (task.cancelled() or task.exception() is not None):
-                break  # return what was read before; the next call finds the error
-            self._next = None
-            try:
-                raw = task.result()
-            except Exception as error:
-                self._stream = None
-                raise BrokerUnavailable(mask_line(f"the adapter failed: {error}")) from None
-            if raw is None:
-                self._stream = None
-                if deliveries:
-                    break
-                raise BrokerUnavailable("the adapter's stream of messages ended")
-            delivery = await self._delivery(raw)
-            if delivery is not None:
-                deliveries.append(delivery)
-        return deliveries
-
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        for settlement in batch:
-            copy: Copy = settlement.delivery.tag
-            self._in_engine.pop(id(copy), None)
-            if settlement.verb is Verb.RELEASE:
-                await self.hand_back(copy.raw)
-            elif settlement.reason == Answer.FINAL:
-                await self.tell(copy.raw, self._adapter.ack)
-            else:
-                self.ended.append((copy, settlement.reason))
-        self.changed.set()
-        return [Result(id=s.delivery.identity or "") for s in batch]
+    async def subscribe(self, sub: Subscription, *, room: int) -> AdapterSource:
+        return AdapterSource(self)
 
     async def health(self) -> Health:
         try:
@@ -207,3 +168,59 @@ class AdapterBroker:
         if close is not None:
             with contextlib.suppress(Exception):
                 await close()
+
+
+class AdapterSource:
+    """The adapter's stream, as the engine receives from it."""
+
+    def __init__(self, broker: AdapterBroker) -> None:
+        self._broker = broker
+
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
+        broker = self._broker
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await broker._flowing.wait()
+        deliveries: list[Delivery] = []
+        while len(deliveries) < min(limit, AT_ONCE) and broker._flowing.is_set():
+            patience = 0.0 if deliveries else max(0.0, deadline - loop.time())
+            task = broker._pull()
+            await asyncio.wait([task], timeout=patience)
+            if not task.done() or not broker._flowing.is_set():
+                break
+            if deliveries and (task.cancelled() or task.exception() is not None):
+                break  # return what was read before; the next call finds the error
+            broker._next = None
+            try:
+                raw = task.result()
+            except Exception as error:
+                broker._stream = None
+                raise BrokerUnavailable(mask_line(f"the adapter failed: {error}")) from None
+            if raw is None:
+                broker._stream = None
+                if deliveries:
+                    break
+                raise BrokerUnavailable("the adapter's stream of messages ended")
+            delivery = await broker._delivery(raw)
+            if delivery is not None:
+                deliveries.append(delivery)
+        return deliveries
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
+        broker = self._broker
+        for settlement in batch:
+            copy: Copy = settlement.delivery.tag
+            broker._in_engine.pop(id(copy), None)
+            if settlement.verb is Verb.RELEASE:
+                await broker.hand_back(copy.raw)
+            elif settlement.reason == Answer.FINAL:
+                await broker.tell(copy.raw, broker._adapter.ack)
+            else:
+                broker.ended.append((copy, settlement.reason))
+        broker.changed.set()
+        return [Result(id=s.delivery.identity or "") for s in batch]
+
+    async def pause(self) -> None:
+        """Do nothing: one message at most was read ahead, and a read cannot be undone."""

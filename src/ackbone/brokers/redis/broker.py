@@ -21,9 +21,7 @@ from ackbone.core.broker import (
     Outgoing,
     QueueStats,
     Result,
-    Settlement,
     Subscription,
-    Verb,
 )
 from ackbone.core.clock import Clock
 from ackbone.core.errors import (
@@ -93,7 +91,6 @@ class RedisBroker:
             ordered=True,
             release=True,
             lease_s=lease_s,
-            max_batch=1000,
             max_body=MAX_BODY,
             once=True,
         )
@@ -196,19 +193,23 @@ class RedisBroker:
             results[n] = Result(id=batch[n].id, error=refused)
         return [results[n] for n in range(len(batch))]
 
-    # -- receive and settle -----------------------------------------------------------------------
+    # -- read -------------------------------------------------------------------------------------
 
-    async def receive(self, sub: Subscription, *, limit: int, wait: float) -> Sequence[Delivery]:
-        return await self._group(sub).receive(limit, wait)
-
-    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> Sequence[Result]:
-        reject = Verb.REJECT
-        owed = {item.delivery.tag: item for item in batch if item.verb is not reject}
-        await self._group(sub).settle(owed)
-        return [
-            _rejected(item) if item.verb is reject else Result(id=item.delivery.identity or "")
-            for item in batch
-        ]
+    async def subscribe(self, sub: Subscription, *, room: int) -> Group:
+        wire = self.wire
+        self._queues.add(sub.queue)
+        name = (sub.queue, sub.group)
+        if name not in self._groups:
+            self._groups[name] = Group(
+                wire,
+                sub.queue,
+                sub.group,
+                self._consumer,
+                lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
+                scan=bool(self._scan),
+                delete_acked="never" if sub.keep_acked else self._delete_acked,
+            )
+        return self._groups[name]
 
     async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
         if self._allow_unsafe:
@@ -225,35 +226,6 @@ class RedisBroker:
 
     def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
         return copies(self.wire, sub.queue, sub.group)
-
-    async def take_over(self, sub: Subscription) -> None:
-        self._group(sub).take_over()
-
-    def holders(self, sub: Subscription) -> Collection[str]:
-        return self._group(sub).holders
-
-    def take_from(self, sub: Subscription, readers: Collection[str]) -> None:
-        self._group(sub).take_from(readers)
-
-    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
-        await self._group(sub).extend([delivery.tag for delivery in batch])
-
-    def _group(self, sub: Subscription) -> Group:
-        wire = self.wire
-        name = (sub.queue, sub.group)
-        group = self._groups.get(name)
-        if group is None:
-            self._queues.add(sub.queue)
-            group = self._groups[name] = Group(
-                wire,
-                sub.queue,
-                sub.group,
-                self._consumer,
-                lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
-                scan=bool(self._scan),
-                delete_acked="never" if sub.keep_acked else self._delete_acked,
-            )
-        return group
 
     # -- health and statistics -----------------------------------------------------------------
 
@@ -289,8 +261,3 @@ def _xadd(queue: str, out: Outgoing) -> Command:
         raise InvalidMessage(f"{out.id}: Redis Streams cannot hold a message back")
     level = out.priority if out.priority in LEVELS else 1
     return ("XADD", key_of(queue, level), "*", *fields_of(out))
-
-
-def _rejected(item: Settlement) -> Result:
-    error = BrokerError("Redis Streams have no dead-letter queue")
-    return Result(id=item.delivery.identity or "", error=error)

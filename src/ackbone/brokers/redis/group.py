@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from ackbone.core.broker import Delivery, Settlement, Verb
+from ackbone.core.broker import Delivery, Result, Settlement, Verb
 from ackbone.core.errors import BrokerError
 
 from .entries import LEVELS, NORMAL, delivery_of, key_of
@@ -37,13 +37,14 @@ from .pending import (
     place_in_order,
 )
 from .server_time import ServerTime
-from .settlements import Place, Settlements, by_level
+from .settlements import Settlements, by_level
 from .wire import AnswerUnknown, Wire
 
 log = logging.getLogger("ackbone.brokers.redis")
 
 CLEAN_S = 60.0
 """How often to look for consumers of processes that have ended."""
+_NO_REJECT = BrokerError("Redis Streams have no dead-letter queue")
 LOOK_S = 1.0
 """How often to look for released and abandoned entries."""
 
@@ -98,7 +99,7 @@ class Group:
 
     # -- receive ----------------------------------------------------------------------------------
 
-    async def receive(self, limit: int, wait: float) -> list[Delivery]:
+    async def receive(self, *, limit: int, wait: float) -> Sequence[Delivery]:
         if limit < 1:
             return []  # Redis takes a count of 0 as "all"
         loop = asyncio.get_running_loop()
@@ -388,10 +389,17 @@ class Group:
 
     # -- settle -----------------------------------------------------------------------------------
 
-    async def settle(self, batch: Mapping[Place, Settlement]) -> None:
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Result]:
         """ACK or RELEASE. Settlements that do not reach the server are sent at the next read."""
-        self._unsent.add(batch)
+        reject = Verb.REJECT
+        self._unsent.add({each.delivery.tag: each for each in batch if each.verb is not reject})
         await self._send()
+        return [
+            Result(
+                id=each.delivery.identity or "", error=_NO_REJECT if each.verb is reject else None
+            )
+            for each in batch
+        ]
 
     async def _send(self) -> None:
         confirmed = await self._unsent.send()
@@ -401,11 +409,22 @@ class Group:
         if any(item.verb is release for item in confirmed.values()):
             self._looked_at = float("-inf")  # the released entries can be taken at once
 
-    async def extend(self, places: Iterable[Place]) -> None:
+    async def extend(self, batch: Sequence[Delivery]) -> None:
         """Renew the lease of entries that are being processed."""
-        commands = self._unsent.extend_commands(places)
+        commands = self._unsent.extend_commands([delivery.tag for delivery in batch])
         if commands:
             await self._ask(*commands)
+
+    async def pause(self) -> None:
+        """Release the entries in the buffer, so that other consumers find them at once."""
+        if self._reading is not None:  # cancelled, it could leave entries pending unseen
+            await asyncio.wait({self._reading})
+        back = [delivery for level in self._buffer.values() for delivery in level.values()]
+        for level, waiting in self._buffer.items():
+            self._held[level].update(waiting)
+            waiting.clear()
+        if back:
+            await self.settle([Settlement(delivery=each, verb=Verb.RELEASE) for each in back])
 
     async def close(self) -> None:
         """Release everything that this consumer holds, and remove the consumer."""

@@ -49,7 +49,7 @@ async def delay(trial: Trial) -> None:
     if trial.harness.clock is not None:
         await _delay_by_clock(trial, broker, sub)
         return
-    came = list(await broker.receive(sub, limit=5, wait=after + trial.harness.tolerance_s))
+    came = list(await trial.look(broker, sub, 5, wait=after + trial.harness.tolerance_s))
     took = loop.time() - start
     expect(bodies(came) == [b"late"], f"after {took:.2f} s: {bodies(came)} instead of the late one")
     expect(took >= after - _EARLY_S, f"a delay of {after} s was over after {took:.3f} s")
@@ -60,7 +60,7 @@ async def _delay_by_clock(trial: Trial, broker: Broker, sub: Subscription) -> No
     after = trial.harness.delay_s
     await trial.harness.pass_time(after * 0.9)
     await trial.expect_silence(broker, sub, "nine tenths of the delay are over")
-    waiting = asyncio.create_task(broker.receive(sub, limit=5, wait=trial.harness.patience_s))
+    waiting = asyncio.create_task(trial.look(broker, sub, 5, wait=trial.harness.patience_s))
     await asyncio.sleep(0)
     await trial.harness.pass_time(after * 0.1 + 0.001)
     came = await waiting
@@ -163,10 +163,11 @@ async def lease(trial: Trial) -> None:
         await trial.expect_silence(broker, sub, "no lease is claimed, and the message is ours")
         await trial.settle(broker, sub, [held], Verb.ACK)
         return
-    if isinstance(broker, Extends):
+    source = await trial.source(broker, sub)
+    if isinstance(source, Extends):
         for _ in range(3):
             await trial.harness.pass_time(span / 2)
-            await broker.extend(sub, [held])
+            await source.extend([held])
         await trial.expect_silence(broker, sub, "the lease was extended")
     await trial.harness.pass_time(span)
     (back,) = await trial.receive(broker, sub, 1)
@@ -201,7 +202,7 @@ async def once(trial: Trial) -> None:
         for delivery in came
     ]
     for _ in range(2):  # repeated, as after a lost answer
-        results = await broker.settle(sub, ends)
+        results = await (await trial.source(broker, sub)).settle(ends)
         expect(all(result.ok for result in results), "an ACK with a notice was refused")
     notices = await trial.receive(broker, told, 2, ack=True)
     expect_same([b"of first", b"of other"], bodies(notices), "one notice for each ACK")

@@ -27,7 +27,7 @@ async def wait_is_bounded(trial: Trial) -> None:
     broker = await trial.broker()
     sub = await trial.queue(broker)
     for wait in (0.0, 0.4):
-        took, came = await _timed_receive(broker, sub, wait)
+        took, came = await _timed_receive(trial, broker, sub, wait)
         expect(not came, f"an empty queue gave {bodies(came)}")
         expect(took >= wait - _EARLY_S, f"wait={wait}: back after {took:.3f} s, too early")
         late = wait + trial.harness.tolerance_s
@@ -43,7 +43,7 @@ async def publish_wakes_receive(trial: Trial) -> None:
 async def _wakes(trial: Trial, publisher: Broker, consumer: Broker) -> None:
     sub = await trial.queue(publisher)
     patience = trial.harness.patience_s + 5 * trial.harness.tolerance_s
-    waiting = asyncio.create_task(_timed_receive(consumer, sub, patience))
+    waiting = asyncio.create_task(_timed_receive(trial, consumer, sub, patience))
     # Nothing shows when a receive has begun to wait. Too short a pause only makes it easier.
     await asyncio.sleep(trial.harness.quiet_s)
     loop = asyncio.get_running_loop()
@@ -63,13 +63,13 @@ async def cancelled_receive_loses_nothing(trial: Trial) -> None:
     """A `receive` that is cancelled while it waits takes no message with it."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
-    waiting = asyncio.create_task(broker.receive(sub, limit=5, wait=trial.harness.patience_s))
+    waiting = asyncio.create_task(trial.look(broker, sub, 5, wait=trial.harness.patience_s))
     await asyncio.sleep(trial.harness.quiet_s)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     batch = outgoing(3)
     await trial.publish(broker, sub, batch)
-    came = list(await broker.receive(sub, limit=3, wait=trial.harness.quiet_s))
+    came = list(await trial.look(broker, sub, 3))
     if len(came) < len(batch):
         # The cancelled call may have received some. Closing must bring them back.
         await trial.reopen(broker)
@@ -82,7 +82,7 @@ async def close_ends_receive(trial: Trial) -> None:
     broker = await trial.broker()
     sub = await trial.queue(broker)
     patience = trial.harness.patience_s + 5 * trial.harness.tolerance_s
-    waiting = asyncio.create_task(broker.receive(sub, limit=1, wait=patience))
+    waiting = asyncio.create_task(trial.look(broker, sub, 1, wait=patience))
     await asyncio.sleep(trial.harness.quiet_s)
     await broker.close()
     done, _ = await asyncio.wait({waiting}, timeout=trial.harness.tolerance_s)
@@ -151,6 +151,26 @@ async def second_client(trial: Trial) -> None:
     await trial.expect_silence(other, sub, "everything was acknowledged")
 
 
+async def pause_hands_back(trial: Trial) -> None:
+    """A paused source keeps no message that was not received. Those that were can be settled."""
+    first = await trial.broker()
+    other = await trial.second(first)
+    sub = await trial.queue(first)
+    batch = outgoing(10)
+    await trial.publish(first, sub, batch)
+    mine = await trial.receive(first, sub, 4)
+    source = await trial.source(first, sub)
+    await source.pause()
+    await source.pause()
+    theirs = await trial.receive(other, sub, 6)
+    expect_same([o.body for o in batch], bodies([*mine, *theirs]))
+    await trial.settle(first, sub, mine, Verb.ACK)
+    await trial.settle(other, sub, theirs, Verb.ACK)
+    await trial.publish(other, sub, outgoing(1, prefix="next"))
+    (came,) = await trial.receive(first, sub, 1, ack=True)
+    expect(came.body.startswith(b"next"), f"after the pause came {came.body!r}")
+
+
 async def health(trial: Trial) -> None:
     """`health` is ok while the broker is open, gives a reason after it was closed, never raises."""
     broker = await trial.broker()
@@ -207,9 +227,9 @@ def _of(sub: Subscription, everything: Sequence[QueueStats]) -> QueueStats:
 
 
 async def _timed_receive(
-    broker: Broker, sub: Subscription, wait: float
+    trial: Trial, broker: Broker, sub: Subscription, wait: float
 ) -> tuple[float, Sequence[Delivery]]:
     loop = asyncio.get_running_loop()
     start = loop.time()
-    came = await broker.receive(sub, limit=10, wait=wait)
+    came = await trial.look(broker, sub, 10, wait=wait)
     return loop.time() - start, came

@@ -53,7 +53,7 @@ async def restart_under_load(trial: Trial) -> None:
     total = share * len(loads)
     accepted: Signal[bytes] = Signal("accepted messages")
     received: set[bytes] = set()
-    consumer = asyncio.create_task(_consume(broker, sub, received))
+    consumer = asyncio.create_task(_consume(trial, broker, sub, received))
     publishers = asyncio.gather(*(_publish(broker, sub, load, accepted) for load in loads))
     try:
         for mark in (total // 3, total // 2):
@@ -104,12 +104,14 @@ async def _publish(
             await asyncio.sleep(_PAUSE_S if left else 0)
 
 
-async def _consume(broker: Broker, sub: Subscription, received: set[bytes]) -> None:
+async def _consume(trial: Trial, broker: Broker, sub: Subscription, received: set[bytes]) -> None:
     while True:
         try:
-            batch = await broker.receive(sub, limit=5, wait=0.5)
+            batch = await trial.look(broker, sub, 5, wait=0.5)
             received.update(bodies(batch))
-            await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in batch])
+            await (await trial.source(broker, sub)).settle(
+                [Settlement(delivery=d, verb=Verb.ACK) for d in batch]
+            )
         except AWAY:
             await asyncio.sleep(_PAUSE_S)
 
@@ -123,11 +125,13 @@ async def _drain(
     silent_since = loop.time()
     while not missing <= came and loop.time() - silent_since < trial.harness.patience_s:
         try:
-            batch = await broker.receive(sub, limit=100, wait=trial.harness.quiet_s)
+            batch = await trial.look(broker, sub, 100)
             if batch:
                 silent_since = loop.time()
             came.update(bodies(batch))
-            await broker.settle(sub, [Settlement(delivery=d, verb=Verb.ACK) for d in batch])
+            await (await trial.source(broker, sub)).settle(
+                [Settlement(delivery=d, verb=Verb.ACK) for d in batch]
+            )
         except AWAY:
             await asyncio.sleep(_PAUSE_S)  # the server is not back yet
     return came

@@ -55,8 +55,10 @@ async def release(trial: Trial) -> None:
     await trial.publish(broker, sub, sent)
     first = await trial.receive(broker, sub, 3)
     if not broker.capabilities.release:
-        await broker.settle(sub, [Settlement(delivery=d, verb=Verb.RELEASE) for d in first])
-        early = await broker.receive(sub, limit=3, wait=trial.harness.quiet_s)
+        await (await trial.source(broker, sub)).settle(
+            [Settlement(delivery=d, verb=Verb.RELEASE) for d in first]
+        )
+        early = await trial.look(broker, sub, 3)
         expect(not early, "`release` is not claimed, and yet a released message came at once")
         await trial.reopen(broker)
         await _let_leases_end(trial, broker)
@@ -99,8 +101,8 @@ async def reject(trial: Trial) -> None:
     sub = await trial.queue(broker)
     await trial.publish(broker, sub, outgoing(2))
     bad, good = await trial.receive(broker, sub, 2)
-    results = await broker.settle(
-        sub, [Settlement(delivery=bad, verb=Verb.REJECT, reason="suite: not wanted")]
+    results = await (await trial.source(broker, sub)).settle(
+        [Settlement(delivery=bad, verb=Verb.REJECT, reason="suite: not wanted")]
     )
     expect(len(results) == 1, f"1 settled, {len(results)} results")
     claimed = broker.capabilities.reject
@@ -150,10 +152,10 @@ async def settle_stale(trial: Trial) -> None:
     await trial.reopen(broker)
     await _let_leases_end(trial, broker)
     stale = max(old, key=lambda d: d.body)
-    await _settle_harmlessly(broker, sub, Settlement(delivery=stale, verb=Verb.ACK))
+    await _settle_harmlessly(trial, broker, sub, Settlement(delivery=stale, verb=Verb.ACK))
     # The late ACK may or may not have reached its own message. The other three must come.
     back = await trial.receive(broker, sub, 3)
-    back += await broker.receive(sub, limit=5, wait=trial.harness.quiet_s)
+    back += await trial.look(broker, sub, 5)
     others = [d.body for d in back if d.body != stale.body]
     expect_same([d.body for d in old if d.body != stale.body], others, "the other messages")
     await trial.settle(broker, sub, back, Verb.ACK)
@@ -168,7 +170,7 @@ async def settle_foreign(trial: Trial) -> None:
     await trial.publish(first, sub, outgoing(4))
     mine = await trial.receive(first, sub, 2)
     theirs = await trial.receive(other, sub, 2)
-    await _settle_harmlessly(first, sub, Settlement(delivery=theirs[0], verb=Verb.ACK))
+    await _settle_harmlessly(trial, first, sub, Settlement(delivery=theirs[0], verb=Verb.ACK))
     await trial.settle(first, sub, mine, Verb.ACK)
     await trial.settle(other, sub, theirs, Verb.ACK)
     await trial.expect_silence(first, sub, "everything was acknowledged")
@@ -185,8 +187,8 @@ async def mixed_settlements(trial: Trial) -> None:
     first = await trial.receive(broker, sub, 6)
     back_verb = Verb.RELEASE if broker.capabilities.release else Verb.ACK
     verbs = [Verb.ACK, back_verb] * 3
-    results = await broker.settle(
-        sub, [Settlement(delivery=d, verb=v) for d, v in zip(first, verbs, strict=True)]
+    results = await (await trial.source(broker, sub)).settle(
+        [Settlement(delivery=d, verb=v) for d, v in zip(first, verbs, strict=True)]
     )
     expect([r.ok for r in results] == [True] * 6, f"results: {[str(r.error) for r in results]}")
     released = [d for d, v in zip(first, verbs, strict=True) if v is Verb.RELEASE]
@@ -215,8 +217,10 @@ async def identity(trial: Trial) -> None:
     expect(again == {d.identity: d.body for d in first}, "a redelivery has another name")
 
 
-async def _settle_harmlessly(broker: Broker, sub: Subscription, settlement: Settlement) -> None:
-    results = await broker.settle(sub, [settlement])
+async def _settle_harmlessly(
+    trial: Trial, broker: Broker, sub: Subscription, settlement: Settlement
+) -> None:
+    results = await (await trial.source(broker, sub)).settle([settlement])
     expect(len(results) == 1, f"1 settled, {len(results)} results")
 
 
