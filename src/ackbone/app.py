@@ -20,21 +20,15 @@ from typing import Any, Literal, Never, NoReturn, TypeVar
 import msgspec
 
 from ackbone.backends import Storage, storage_of
-from ackbone.brokers.registry import make_broker
+from ackbone.composition.brokers import Brokers
 from ackbone.composition.event_loops import LoopLock, LoopThread, beside_the_loop
 from ackbone.composition.idle import idle
 from ackbone.composition.registrations import Registrations, formed
 from ackbone.composition.worker_parts import handling, ports, worker_settings
 from ackbone.config import Config, load_config
 from ackbone.config.rules_file import load_rules
-from ackbone.core.broker import (
-    Broker,
-    LimitsPublish,
-    NamesConsumers,
-    Notices,
-    Renews,
-    Subscription,
-)
+from ackbone.config.settings import DEFAULT
+from ackbone.core.broker import Broker, Notices, Subscription
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import AckboneError, ConfigError
 from ackbone.core.events import Observer
@@ -107,7 +101,7 @@ class App:
         self._observers = Observers()
         self._metrics: Metrics | None = None
         self._guard: Guard | None = None
-        self._broker: Broker | None = None
+        self._brokers: Brokers | None = None
         self._store: Store | None = None
         self._sync: LoopThread | None = None
         self._syncing = threading.Lock()
@@ -152,6 +146,7 @@ class App:
     def _sender(self) -> Sender:
         return Sender(
             self._send_policy,
+            self._broker_that_sends,
             max_bytes=self.config.max_message_bytes,
             timeout_s=self.config.send_timeout_s,
             hold_back=self._hold_back,
@@ -173,7 +168,7 @@ class App:
         """
         steps: list[Callable[[], object]] = [
             lambda: self.storage,
-            lambda: make_broker(self.config.broker_url, clock=self.clock),
+            lambda: Brokers(self.config, clock=self.clock),
             self.subscriptions,
             lambda: self.rule_file,
             lambda: self._subscribers,
@@ -336,40 +331,36 @@ class App:
             return
         self._renew_config()
         await beside_the_loop(self.storage.ensure)
-        self._broker = broker = make_broker(self.config.broker_url, clock=self.clock)
-        if isinstance(broker, Renews):
-            broker.renew_by(self._broker_url_now)
-        self._consumer = f"{self.name}@{socket.gethostname()}:{os.getpid()}"
-        if isinstance(broker, NamesConsumers):
-            self._consumer = broker.name_consumer(self._consumer)
-        if isinstance(broker, LimitsPublish):
+        self._brokers = brokers = Brokers(self.config, clock=self.clock)
+        self._consumer = brokers.prepare(
+            self.worker_name(os.getpid()),
             # A little less than the sender's own limit, so that the broker's error comes first: it
             # names the cause.
-            broker.publish_within_s = 0.9 * self.config.send_timeout_s
+            publish_within_s=0.9 * self.config.send_timeout_s,
+            config_now=self._config_now,
+        )
         store = self.storage.make_store(
-            broker,
+            brokers,
             clock=self.clock,
             isolates=self.target is not None,
             notices=functools.cache(self._notices),
             subscribers=self._subscribers,
         )
         try:
-            if connect or not self.config.has_server:
-                await broker.open()
+            await brokers.open(servers=connect)
             await store.open()
         except BaseException:
-            await broker.close()
-            self._broker = None
+            await brokers.close()
+            self._brokers = None
             raise
         store.on_events(self._observers.hear)
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store
 
-    def _broker_url_now(self) -> str:
-        """Return the broker's URL as the configuration file has it now, with a changed password."""
-        config = self.config if self.config.file is None else load_config(self.config.file)
-        return config.broker_url
+    def _config_now(self) -> Config:
+        """Return the configuration as its file has it now, with a changed password."""
+        return self.config if self.config.file is None else load_config(self.config.file)
 
     @functools.cached_property
     def storage(self) -> Storage:
@@ -383,9 +374,9 @@ class App:
         if self._store is not None:
             store, self._store = self._store, None
             await store.close()
-        if self._broker is not None:
-            broker, self._broker = self._broker, None
-            await broker.close()
+        if self._brokers is not None:
+            brokers, self._brokers = self._brokers, None
+            await brokers.close()
 
     async def __aenter__(self) -> App:
         """Open the app. `async with` blocks may overlap, as a worker's and an orchestrator's do."""
@@ -409,10 +400,20 @@ class App:
                 await self.close()
 
     @property
-    def broker(self) -> Broker:
-        if self._broker is None:
+    def brokers(self) -> Brokers:
+        """The brokers of the open app, by name."""
+        if self._brokers is None:
             raise RuntimeError("the app is not open: use 'async with app' or 'await app.open()'")
-        return self._broker
+        return self._brokers
+
+    @property
+    def broker(self) -> Broker:
+        """The broker that is called `default`."""
+        return self.brokers.by_name[DEFAULT]
+
+    def _broker_of(self, queue: str) -> Broker | None:
+        """Return the broker of a queue. None: the queue is in the store's own file."""
+        return None if self.store.holds(queue) else self.brokers.of(queue)
 
     @property
     def store(self) -> Store:
@@ -436,20 +437,18 @@ class App:
         correlation_id, channel, source, trace, headers, metadata.
         """
         send = self._sender.outgoing(type, payload, self._queue(queue), options)
-        return await self._sender.publish(self.broker, send)
+        return await self._sender.publish(send)
 
     async def send_message(self, message: Message, *, queue: str | None = None) -> Receipt:
         """Send a message that exists already (a replay, a line of a file)."""
         send = self._sender.encoded(message, self._queue(queue))
-        return await self._sender.publish(self.broker, send)
+        return await self._sender.publish(send)
 
     async def send_many(
         self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
         """As `send_message`, for many at once. If one is invalid, none is accepted."""
-        return await self._sender.publish_many(
-            self.broker, self._encoded_many(messages, queue=queue)
-        )
+        return await self._sender.publish_many(self._encoded_many(messages, queue=queue))
 
     def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
         """Return the messages as `send_many` would send them. Raises InvalidMessage."""
@@ -508,6 +507,9 @@ class App:
     def _default_queue(self) -> str:
         return self.config.default_queue
 
+    def _broker_that_sends(self, queue: str) -> Broker:
+        return self.brokers.of(queue)
+
     async def _hold_back(self, send: Send) -> None:
         await self.store.hold_back(send)
 
@@ -547,8 +549,9 @@ class App:
 
     def _told(self, sub: Subscription) -> Subscription:
         """Let the broker publish the notice of a success with its acknowledgement, if it can."""
-        on_ack = self._broker is not None and self._broker.capabilities.once
-        if sub.notices is None or not on_ack:
+        if sub.notices is None or self._brokers is None:
+            return sub
+        if not self._brokers.of(sub.queue).capabilities.once:
             return sub
         notices = msgspec.structs.replace(sub.notices, on_ack=True)
         return msgspec.structs.replace(sub, notices=notices)
@@ -562,8 +565,9 @@ class App:
         queues = ", ".join(
             f"{queue} ({n or 'no'} handler{'' if n == 1 else 's'})" for queue, n in counts.items()
         )
-        kinds = [f"broker {self.config.broker_kind}"]
-        if self.config.store_kind != self.config.broker_kind:
+        brokers = dict.fromkeys(each.kind.name for each in self.config.endpoints.values())
+        kinds = [f"broker {', '.join(brokers)}"]
+        if [self.config.store_kind] != list(brokers):
             kinds.append(f"store {self.config.store_kind}")
         return ", ".join([*kinds, f"queues {queues}"])
 

@@ -30,6 +30,7 @@ from ackbone.core.records import Operations, Records
 from ackbone.core.store import Copies, Store, Worker
 
 if TYPE_CHECKING:
+    from ackbone.composition.brokers import Brokers
     from ackbone.config import Config
     from ackbone.store.anchors import ChainEnds
     from ackbone.store.ledger_report import LedgerReport, Progress
@@ -148,32 +149,38 @@ class Storage(ABC):
 
     def make_store(
         self,
-        broker: Broker,
+        brokers: Brokers | None,
         *,
         clock: Clock,
         isolates: bool,
         notices: Callable[[str], Notices | None] | None,
         subscribers: Subscribers | None = None,
     ) -> Store:
-        """A store that is not open yet."""
+        """A store that is not open yet. Without `brokers` all queues are elsewhere."""
         made: Store = self._roles.store(
             self._where,
             clock=clock,
             isolates=isolates,
             notices=notices,
             subscribers=subscribers,
-            **self._options(broker),
+            **self._options(brokers),
         )
         return made
 
     @abstractmethod
-    def _options(self, broker: Broker) -> dict[str, Any]:
+    def _options(self, brokers: Brokers | None) -> dict[str, Any]:
         """Arguments that only this dialect's store takes."""
 
-    def outbox(self, store: Store, broker: Broker, *, codec_of: Callable[[str], str]) -> Outbox:
+    def outbox(
+        self,
+        store: Store,
+        broker_of: Callable[[str], Broker],
+        *,
+        codec_of: Callable[[str], str],
+    ) -> Outbox:
         from ackbone.store.outbox import Outbox
 
-        return Outbox(self._own(store), broker, codec_of=codec_of)
+        return Outbox(self._own(store), broker_of, codec_of=codec_of)
 
     def deliveries(self, store: Store) -> Deliveries:
         return self._roles.deliveries(self._own(store))
@@ -225,7 +232,7 @@ class Storage(ABC):
         """The records of a store that nobody has opened. Makes nothing and migrates nothing."""
 
     @abstractmethod
-    def records(self, store: Store, broker: Broker | None = None) -> Looking:
+    def records(self, store: Store, brokers: Brokers | None = None) -> Looking:
         """The records of an open store."""
 
     def operations(self, store: Store, *, by: str) -> AbstractAsyncContextManager[Acting]:
@@ -278,13 +285,14 @@ class SqliteStorage(Storage):
         )
 
     def _files(self) -> Sequence[Path]:
-        files = (self._path, self._config.broker_file)
-        return list(dict.fromkeys(path for path in files if path is not None))
+        return list(dict.fromkeys([self._path, *self._config.broker_files]))
 
-    def _options(self, broker: Broker) -> dict[str, Any]:
-        one_file = self._config.broker_file == self._path
-        queue: object = broker
-        return {"queue": queue if one_file and isinstance(queue, Transactional) else None}
+    def _options(self, brokers: Brokers | None) -> dict[str, Any]:
+        found = None if brokers is None else brokers.on_file(self._path)
+        queue: object = found
+        if brokers is None or not isinstance(queue, Transactional):
+            return {}
+        return {"queue": queue, "is_local": lambda name: brokers.of(name) is found}
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Looking]:
@@ -292,26 +300,26 @@ class SqliteStorage(Storage):
         from ackbone.store.sqlite.records import SqliteRecords
 
         self.require()
-        queue_path = self._config.broker_file
-        apart = queue_path is not None and queue_path != self._path and queue_path.exists()
-        file = await asyncio.to_thread(open_file, self._path)
+        paths = [path for path in self._files() if path.exists()]
+        files = []
         try:
-            queue = await asyncio.to_thread(open_file, queue_path) if apart and queue_path else None
-            try:
-                yield SqliteRecords(file, queue=queue, lease_s=self._config.worker.lease_s)
-            finally:
-                if queue is not None:
-                    await asyncio.to_thread(close_file, queue)
+            for path in paths:
+                files.append(await asyncio.to_thread(open_file, path))
+            queues = files[1:] if self._path not in self._config.broker_files else files
+            yield SqliteRecords(files[0], queues=queues, lease_s=self._config.worker.lease_s)
         finally:
-            await asyncio.to_thread(close_file, file)
+            for file in files:
+                await asyncio.to_thread(close_file, file)
 
-    def records(self, store: Store, broker: Broker | None = None) -> Looking:
+    def records(self, store: Store, brokers: Brokers | None = None) -> Looking:
         from ackbone.brokers.sqlite import SqliteBroker
         from ackbone.store.sqlite.records import SqliteRecords
 
-        queue = broker.file if isinstance(broker, SqliteBroker) else None
+        made = () if brokers is None else brokers.by_name.values()
+        queues = {each.file.path: each.file for each in made if isinstance(each, SqliteBroker)}
         lease_s = self._config.worker.lease_s
-        return SqliteRecords(self._own(store).file, queue=queue, lease_s=lease_s)
+        file = self._own(store).file
+        return SqliteRecords(file, queues=list(queues.values()) or [file], lease_s=lease_s)
 
     def examine(self, *, deep: bool) -> Sequence[Check]:
         from ackbone.admin import doctor
@@ -385,9 +393,9 @@ class PostgresStorage(Storage):
         return migrate.admit(self._url, worker=worker, api=api)
 
     def _files(self) -> Sequence[Path]:
-        return [] if self._config.broker_file is None else [self._config.broker_file]
+        return self._config.broker_files
 
-    def _options(self, broker: Broker) -> dict[str, Any]:
+    def _options(self, brokers: Brokers | None) -> dict[str, Any]:
         return {"lease_s": self._config.worker.lease_s}
 
     @asynccontextmanager
@@ -400,7 +408,7 @@ class PostgresStorage(Storage):
         finally:
             await store.close()
 
-    def records(self, store: Store, broker: Broker | None = None) -> Looking:
+    def records(self, store: Store, brokers: Brokers | None = None) -> Looking:
         from ackbone.store.postgres.records import PostgresRecords
 
         return PostgresRecords(self._own(store))

@@ -245,14 +245,14 @@ class Orchestrator:
     def _results(self) -> Subscription | None:
         """Return the queue of results, if other programs may write into it."""
         notices = self._app.config.queue(self._queue).notices
-        if notices is None or notices.results is None or self._app.store.fused:
+        if notices is None or notices.results is None or self._app.store.holds(notices.results):
             return None
         to = notices.results
         # Keep entries after the ack: other programs read them without a group of their own.
         return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
 
     async def _read(self, sub: Subscription) -> None:
-        source, pause = await self._app.broker.subscribe(sub, room=BATCH), 0.05
+        source, pause = await self._app.brokers.of(sub.queue).subscribe(sub, room=BATCH), 0.05
         found: Sequence[Delivery] = ()  # kept while the store is away
         while True:
             try:

@@ -367,7 +367,7 @@ class QueueTrigger:
         storage = storage_of(config)
         await asyncio.to_thread(storage.ensure)
         # A trigger has no supervisor to start child processes, so all messages run in this process.
-        store = storage.make_store(broker, clock=self._clock, isolates=False, notices=None)
+        store = storage.make_store(None, clock=self._clock, isolates=False, notices=None)
         await store.open()
         try:
             store.on_events(self._listener)

@@ -71,7 +71,7 @@ class Lab:
     ) -> App:
         """An open app whose events are seen here. `target`: where child processes find it."""
         config = self.config(**settings)
-        for path in {config.store_file, config.broker_file or config.store_file}:
+        for path in {config.store_file, *config.broker_files}:
             if not path.exists():
                 shutil.copy(self._schema, path)
         app = App(config, clock=clock)

@@ -1074,7 +1074,7 @@ async def test_what_is_held_back_does_not_leave_early(
             " created_at) VALUES (gen_random_uuid(), 'q', 'm', '{}', '', 0,"
             " fake.clock_timestamp() + interval '1 minute', fake.clock_timestamp())"
         )
-    outbox = Outbox(store, MemoryBroker(), codec_of=lambda queue: "standard")
+    outbox = Outbox(store, lambda queue: MemoryBroker(), codec_of=lambda queue: "standard")
     clock.jump_wall(3600)
     assert await outbox.due_rows(10) == []
     clock.advance(59)

@@ -72,7 +72,7 @@ class Desk:
     async def work(self) -> None:
         """Run a worker until nothing is left to do."""
         # What is sent again goes through the outbox, unless the queue is in the store's file.
-        relays = () if self.app.store.fused else relays_of(self.app, spawn_solo=False)
+        relays = () if self.app.store.holds("default") else relays_of(self.app, spawn_solo=False)
         worker = self.app.worker(relays=relays)
         await worker.begin()
         try:

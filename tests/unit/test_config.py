@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ackbone.brokers.redis.address import read_address
+from ackbone.brokers.registry import kind_of
 from ackbone.config import (
     Config,
     Queue,
@@ -105,7 +106,11 @@ def problems(load):
 def test_without_a_file_everything_has_a_default(load, tmp_path):
     config = load()
     assert config.home == tmp_path / ".ackbone"
-    assert config.broker_file == config.store_file == tmp_path / ".ackbone" / "ackbone.db"
+    assert (
+        config.endpoints["default"].file
+        == config.store_file
+        == tmp_path / ".ackbone" / "ackbone.db"
+    )
     assert config.ledger_key_file == tmp_path / ".ackbone" / "ledger.key"
     assert config.ledger_anchor_file == tmp_path / ".ackbone" / "ledger.anchors"
     assert config.file is None
@@ -170,7 +175,9 @@ def test_the_visibility_timeout_counts_from_wherever_it_is_set(load, tmp_path):
     def seen(text, environ=None):
         config = load(text, environ or {})
         shown = {s.path: (s.value, s.origin) for s in config.describe()}
-        return read_address(config.broker_url).lease_s, shown["tasks.visibility_timeout_s"]
+        return read_address(config.endpoints["default"].url).lease_s, shown[
+            "tasks.visibility_timeout_s"
+        ]
 
     assert seen(redis) == (9.0, (9, "env"))
     assert seen(redis, {"VISIBILITY_TIMEOUT_S": "8"}) == (8.0, (8, "env"))
@@ -287,7 +294,7 @@ def test_relative_paths_start_at_the_file_or_at_the_current_folder(tmp_path):
     (tmp_path / "etc" / "h.yaml").write_text("home: data\nbroker: sqlite:///q.db\n")
     config = load_config(Path("etc/h.yaml"), environ={}, cwd=tmp_path)
     assert config.home == tmp_path / "etc" / "data"
-    assert config.broker_file == config.store_file == tmp_path / "etc" / "q.db"
+    assert config.endpoints["default"].file == config.store_file == tmp_path / "etc" / "q.db"
     config = load_config(Path("etc/h.yaml"), environ={"ACKBONE_HOME": "h"}, cwd=tmp_path)
     assert config.home == tmp_path / "h"
 
@@ -307,12 +314,14 @@ def test_broker_and_store_share_a_file_unless_told_otherwise(
     load, tmp_path, lines, broker_file, store_file
 ):
     config = load(f"home: home\n{lines}\n")
-    assert config.broker_file == (broker_file and tmp_path / broker_file)
+    assert config.endpoints["default"].file == (broker_file and tmp_path / broker_file)
     assert config.store_file == tmp_path / store_file
 
 
 def test_an_absolute_sqlite_url_has_four_slashes(load, problems, tmp_path):
-    assert load(f"broker: sqlite:///{tmp_path}/x.db\n").broker_file == tmp_path / "x.db"
+    assert (
+        load(f"broker: sqlite:///{tmp_path}/x.db\n").endpoints["default"].file == tmp_path / "x.db"
+    )
     [problem] = problems("broker: sqlite:///tmp/x.db\n")
     assert "write four: sqlite:////tmp/x.db" in problem
 
@@ -414,9 +423,9 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: unix://redis.sock", "a socket's path is absolute: unix:///run/redis.sock"),
         ("broker: redsi://u:hunter2@h/0", "did you mean redis?"),
         ("store: redis://u:hunter2@h/0", "'redis://***@h/0' is not a known store"),
-        ("broker: amqp://h", "has no RabbitMQ adapter yet; it has: sqlite, sqlite:///path"),
+        ("broker: amqp://h", "has no RabbitMQ adapter yet; it has: sqlite, memory://"),
         ("broker: kafka://h", "no Kafka adapter"),
-        ("broker: sqs://h", "no SQS adapter"),
+        ("broker: sqs://h", "no Amazon SQS adapter"),
         ("broker: servicebus://h", "no Azure Service Bus adapter"),
         ("store: postgresql://", "postgresql:// names no database; write postgresql://user@host"),
         ("store: postgrsql://u:hunter2@h/db", "did you mean postgresql?"),
@@ -780,11 +789,12 @@ def test_a_password_in_a_url_is_masked_whatever_it_holds(load, problems, passwor
 def test_an_adapter_that_this_version_lacks_is_named_when_it_is_started(load):
     [trigger] = load(QUEUE_TRIGGER, KAFKA).triggers
     with pytest.raises(
-        ConfigError, match=r"adapter\.type: this version of ackbone has no Kafka ad"
+        ConfigError, match=r"adapter\.type: Kafka has no adapter in this version; it has: mock"
     ):
-        trigger.adapter.broker()
+        trigger.adapter.url(kind_of("sqlite"))
     [trigger] = load(QUEUE_TRIGGER.replace('"kafka"', "mock"), KAFKA).triggers
-    assert trigger.adapter.broker() == "memory"
+    with pytest.raises(ConfigError, match=r"adapter.type mock needs|is the memory broker"):
+        trigger.adapter.url(kind_of("sqlite"))
 
 
 def test_mistakes_in_a_trigger_stand_under_their_own_name(problems):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ackbone import App, Config, ConfigError, Context
+from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.errors import InvalidMessage
 from ackbone.core.text import unknown_option
 from ackbone.engine.sender import Sender, SendPolicy
@@ -32,7 +33,9 @@ def app(tmp_path: Path) -> App:
     ],
 )
 def test_an_option_of_send_that_is_nearly_right_is_named(wrong: str, right: str) -> None:
-    sender = Sender(lambda queue: SendPolicy(), max_bytes=1000, timeout_s=1)
+    sender = Sender(
+        lambda queue: SendPolicy(), lambda queue: MemoryBroker(), max_bytes=1000, timeout_s=1
+    )
     with pytest.raises(InvalidMessage, match=f"unknown option {wrong!r}; did you mean {right!r}"):
         sender.outgoing("t", None, "q", {wrong: 5})
 

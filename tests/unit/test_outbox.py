@@ -46,7 +46,9 @@ class Office:
         self.clock = FakeClock()
         self.store = SqliteStore(home / "ackbone.db", clock=self.clock)
         self.broker = Fragile(clock=self.clock)
-        self.outbox = Outbox(self.store, self.broker, codec_of=lambda queue: "standard")
+        self.outbox = Outbox(
+            self.store, lambda queue: self.broker, codec_of=lambda queue: "standard"
+        )
         self.worker = Worker(worker_id=0)
 
     async def put(self, name: str, body: bytes = b"{}", **columns: Any) -> None:
@@ -233,3 +235,22 @@ async def test_a_store_with_its_own_queue_needs_no_outbox(home):
     app = App(load_config(environ={}, cwd=home, overrides={"home": str(home)}))
     async with app:
         assert "outbox" not in {relay.name for relay in relays_of(app, spawn_solo=False)}
+
+
+async def test_a_broker_that_is_away_holds_up_its_own_queues_alone(office):
+    away = Fragile(clock=office.clock)
+    await away.open()
+    away.down = True
+    brokers = {"far": away}
+    outbox = Outbox(
+        office.store, lambda queue: brokers.get(queue, office.broker), codec_of=lambda _: "standard"
+    )
+    for n in range(3):
+        await office.put(f"far{n}", queue_name="far")
+        await office.put(f"near{n}")
+    with pytest.raises(BrokerUnavailable):
+        await outbox.step(office.worker)
+    assert await office.left() == ["far0", "far1", "far2"]
+    assert len(await office.received()) == 3
+    away.down = False
+    assert await outbox.step(office.worker) == 3

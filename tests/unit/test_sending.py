@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ackbone.app import App
 from ackbone.config import Config
 from ackbone.core.broker import (
+    Broker,
     Capabilities,
     Delivery,
     Durability,
@@ -202,6 +203,10 @@ async def test_many_are_refused_before_any_is_accepted(app: App) -> None:
         assert list(await app.broker.stats()) == []  # type: ignore[attr-defined]
 
 
+def no_broker(queue: str) -> Broker:
+    raise AssertionError("nothing is published here")
+
+
 class Picky:
     """A broker that refuses what is named `bad`, and knows what it was asked to publish."""
 
@@ -222,21 +227,27 @@ async def test_of_many_all_are_tried_and_the_first_failure_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ackbone.engine.sender.BATCH", 2)
-    sender, broker = Sender(lambda _: SendPolicy(), max_bytes=1000, timeout_s=30), Picky()
+    broker = Picky()
+    sender = Sender(
+        lambda queue: SendPolicy(),
+        lambda queue: broker,  # type: ignore[arg-type, return-value]
+        max_bytes=1000,
+        timeout_s=30,
+    )
     names = ["a", "bad-1", "b", "bad-2", "c"]
     sends = [sender.encoded(Message(type="n", id=name), "q") for name in names]
     with pytest.raises(BrokerError, match="no bad-1"):
-        await sender.publish_many(broker, sends)  # type: ignore[arg-type]
+        await sender.publish_many(sends)
     assert broker.asked == names
     good = [sender.encoded(Message(type="n", id=name), "q") for name in ("d", "e", "f")]
-    receipts = await sender.publish_many(broker, good)  # type: ignore[arg-type]
+    receipts = await sender.publish_many(good)
     assert [(r.id, r.durability) for r in receipts] == [(n, "process") for n in ("d", "e", "f")]
     await sender.drain()
 
 
 @pytest.mark.parametrize("payload", [None, {}, {"a": [1, {"b": None}]}, {"ä": "漢"}])
 def test_a_new_task_is_written_as_a_message_of_the_same_would_be(payload: Any) -> None:
-    sender = Sender(lambda _: SendPolicy(codec="task"), max_bytes=10_000, timeout_s=30)
+    sender = Sender(lambda _: SendPolicy(codec="task"), no_broker, max_bytes=10_000, timeout_s=30)
     sender.outgoing("n", payload, "q", {})  # the first look at a queue's policy
     out = sender.outgoing("n", payload, "q", {}).outgoing
     assert out.fields is not None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.codecs.json_text import dumps, is_model, result_bytes
@@ -58,7 +59,12 @@ def test_models_become_objects(value: Any, plain: Any) -> None:
 def test_models_are_payloads_in_every_form(
     codec: str, options: dict[str, Any], value: Any, plain: Any
 ) -> None:
-    sender = Sender(lambda queue: SendPolicy(codec=codec), max_bytes=10_000, timeout_s=1)
+    sender = Sender(
+        lambda queue: SendPolicy(codec=codec),
+        lambda queue: MemoryBroker(),
+        max_bytes=10_000,
+        timeout_s=1,
+    )
     sender.outgoing("warm", {}, "q", {"priority": 1})  # a queue that is known takes a short cut
     outgoing = sender.outgoing("order", value, "q", options).outgoing
     copy = Delivery(body=outgoing.body, headers=outgoing.headers, tag=None, identity=outgoing.id)

@@ -1,4 +1,7 @@
-"""The broker for a URL scheme. Its driver is imported when a URL needs it."""
+"""The kinds of brokers: one entry for each adapter, read by configuration, help and error messages.
+
+An adapter's driver is imported when a URL needs it.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,89 @@ import importlib
 from difflib import get_close_matches
 from typing import Protocol
 
+import msgspec
+
 from ackbone.core.broker import Broker
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import ConfigError
 from ackbone.core.extras import install_extra
 
-_BROKERS = {
-    "memory": "ackbone.brokers.memory:MemoryBroker",
-    "sqlite": "ackbone.brokers.sqlite:SqliteBroker",
-    "redis": "ackbone.brokers.redis:RedisBroker",
-    "rediss": "ackbone.brokers.redis:RedisBroker",
-    "unix": "ackbone.brokers.redis:RedisBroker",
-}
-_LATER = {
-    "amqp": "RabbitMQ",
-    "amqps": "RabbitMQ",
-    "kafka": "Kafka",
-    "sqs": "Amazon SQS",
-    "servicebus": "Azure Service Bus",
-}
-"""Schemes that this version has no adapter for yet."""
-_EXTRAS = {"redis": "redis"}
-"""The extra that installs each driver, by the package that is imported."""
-_ALIASES = {"rabbitmq": "amqp", "mem": "memory", "sqlite3": "sqlite", "inmemory": "memory"}
-"""Schemes that people write for another one."""
+
+class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of broker."""
+
+    name: str
+    title: str
+    """For people."""
+    schemes: tuple[str, ...]
+    """URL schemes. The first one is the usual one."""
+    example: str
+    """A URL as users write it."""
+    adapter: str = ""
+    """Module and class of the adapter. Empty: a later version will have one."""
+    extra: str | None = None
+    """The extra that installs the driver."""
+    driver: str | None = None
+    """The package that the adapter imports."""
+    is_server: bool = True
+    """The broker may be unreachable, and other processes reach the same queues."""
+    trigger_types: tuple[str, ...] = ()
+    """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
+    misspelled: tuple[str, ...] = ()
+    """Schemes that people write instead."""
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return self.trigger_types or (self.name,)
 
 
-def broker_schemes() -> tuple[str, ...]:
-    """Return the URL schemes that this version has an adapter for."""
-    return tuple(_BROKERS)
+KINDS = (
+    BrokerKind(
+        name="memory",
+        title="memory",
+        schemes=("memory",),
+        example="memory://",
+        adapter="ackbone.brokers.memory:MemoryBroker",
+        is_server=False,
+        trigger_types=("mock", "memory"),
+        misspelled=("mem", "inmemory"),
+    ),
+    BrokerKind(
+        name="sqlite",
+        title="SQLite",
+        schemes=("sqlite",),
+        example="sqlite:///path/to/file.db",
+        adapter="ackbone.brokers.sqlite:SqliteBroker",
+        is_server=False,
+        misspelled=("sqlite3",),
+    ),
+    BrokerKind(
+        name="redis",
+        title="Redis",
+        schemes=("redis", "rediss", "unix"),
+        example="redis://host:6379/0",
+        adapter="ackbone.brokers.redis:RedisBroker",
+        extra="redis",
+        driver="redis",
+    ),
+    BrokerKind(
+        name="rabbitmq",
+        title="RabbitMQ",
+        schemes=("amqp", "amqps"),
+        example="amqp://user@host:5672/vhost",
+        misspelled=("rabbitmq",),
+    ),
+    BrokerKind(name="kafka", title="Kafka", schemes=("kafka",), example="kafka://host:9092"),
+    BrokerKind(name="sqs", title="Amazon SQS", schemes=("sqs",), example="sqs://region"),
+    BrokerKind(
+        name="servicebus",
+        title="Azure Service Bus",
+        schemes=("servicebus",),
+        example="servicebus://namespace",
+    ),
+)
+BY_SCHEME = {scheme: kind for kind in KINDS for scheme in kind.schemes}
+_INSTEAD = {name: kind.schemes[0] for kind in KINDS for name in kind.misspelled}
 
 
 class Adapter(Protocol):
@@ -46,49 +103,69 @@ class Adapter(Protocol):
         ...
 
 
-def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
-    """Import the adapter for `url` (`sqlite:///path`, `memory:`) and return a broker, not open yet.
+def broker_schemes() -> tuple[str, ...]:
+    """Return the URL schemes that this version has an adapter for."""
+    return tuple(scheme for scheme, kind in BY_SCHEME.items() if kind.adapter)
+
+
+def kind_of(url: str) -> BrokerKind:
+    """Return the kind of broker that a URL names.
 
     Raises ConfigError for a scheme without an adapter. The error names the scheme alone: the rest
     of a URL may hold a password.
     """
-    return _adapter(url).from_url(url, clock=clock or SystemClock())
-
-
-def _adapter(url: str) -> type[Adapter]:
     scheme = url.partition(":")[0].strip().lower()
-    target = _BROKERS.get(scheme)
-    if target is None:
-        raise ConfigError([_refusal(scheme)])
-    module, _, name = target.partition(":")
+    kind = BY_SCHEME.get(scheme)
+    if kind is None or not kind.adapter:
+        raise ConfigError([f"broker: {_refusal(scheme)}"])
+    return kind
+
+
+def kind_of_trigger(adapter_type: str) -> BrokerKind:
+    """Return the kind of broker behind `adapter.type` of a trigger.
+
+    Raises ConfigError for a type that this version has no adapter for.
+    """
+    kind = next((each for each in KINDS if adapter_type in each.types), None)
+    if kind is not None and kind.adapter:
+        return kind
+    known = ", ".join(name for each in KINDS if each.adapter for name in each.types)
+    title = adapter_type if kind is None else kind.title
+    raise ConfigError([f"adapter.type: {title} has no adapter in this version; it has: {known}"])
+
+
+def trigger_types() -> tuple[str, ...]:
+    """Return the names that `adapter.type` may have, also those of later versions."""
+    return tuple(name for kind in KINDS for name in kind.types)
+
+
+def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
+    """Import the adapter for `url` (`sqlite:///path`, `memory:`) and return a broker, not open yet.
+
+    Raises ConfigError for a scheme without an adapter, a missing driver and a wrong URL.
+    """
+    kind = kind_of(url)
+    module, _, name = kind.adapter.partition(":")
     try:
-        adapter = importlib.import_module(module)
+        adapter: type[Adapter] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if (error.name or "").partition(".")[0] != kind.driver or kind.extra is None:
             raise
-        raise ConfigError([_without_driver(scheme, _EXTRAS[package])]) from None
-    found: type[Adapter] = getattr(adapter, name)
-    return found
-
-
-def _without_driver(scheme: str, extra: str) -> str:
-    return f"broker: {scheme}: its driver is missing; {install_extra(extra)}"
+        scheme, how = url.partition(":")[0], install_extra(kind.extra)
+        raise ConfigError([f"broker: {scheme}: its driver is missing; {how}"]) from None
+    return adapter.from_url(url, clock=clock or SystemClock())
 
 
 def _refusal(scheme: str) -> str:
-    known = ", ".join(f"{name}:" for name in _BROKERS)
+    known = ", ".join(f"{name}:" for name in broker_schemes())
     if not scheme:
-        return f"broker: the URL has no scheme; this version knows {known}"
-    meant = scheme if scheme in _LATER else _ALIASES.get(scheme)
-    if meant is None:
-        close = get_close_matches(scheme, [*_BROKERS, *_LATER], n=1, cutoff=0.6)
-        meant = close[0] if close else None
-    if meant == scheme:
-        return (
-            f"broker: {scheme}: ({_LATER[scheme]}) has no adapter in this version; it knows {known}"
-        )
+        return f"the URL has no scheme; this version knows {known}"
+    if scheme in BY_SCHEME:
+        title = BY_SCHEME[scheme].title
+        return f"{scheme}: ({title}) has no adapter in this version; it knows {known}"
+    close = get_close_matches(scheme, [*BY_SCHEME], n=1, cutoff=0.6)
+    meant = _INSTEAD.get(scheme) or (close[0] if close else None)
     hint = f" Did you mean {meant}:?" if meant else ""
-    if meant in _LATER:
-        hint = f"{hint} ({_LATER[meant]} has no adapter in this version either.)"
-    return f"broker: {scheme}: is not a scheme that this version knows ({known}).{hint}"
+    if meant and not BY_SCHEME[meant].adapter:
+        hint += f" ({BY_SCHEME[meant].title} has no adapter in this version either.)"
+    return f"{scheme}: is not a scheme that this version knows ({known}).{hint}"

@@ -54,7 +54,7 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
         return use.check_problems(error.problems)
     found = [
         *use.check_settings(
-            in_memory=config.broker_kind == "memory",
+            in_memory=any(e.kind.name == "memory" for e in config.endpoints.values()),
             dedup_may_stop=config.on_dedup_unavailable == "continue",
         ),
         *use.check_subscribers(
@@ -76,16 +76,21 @@ def _findings(session: Session, *, deep: bool) -> list[Check]:
 
 
 async def _of_broker(config: Config) -> Sequence[Check]:
-    """Check the broker's server, if there is one."""
+    """Check the servers of brokers, if there are any."""
     from ackbone.admin import doctor as use
     from ackbone.brokers.registry import make_broker
     from ackbone.core.broker import Examinable
 
-    try:
-        broker: object = make_broker(config.broker_url)
-    except ConfigError as error:
-        return use.check_problems(error.problems)
-    return await broker.examine() if isinstance(broker, Examinable) else []
+    found: list[Check] = []
+    for endpoint in config.endpoints.values():
+        try:
+            broker: object = make_broker(endpoint.url)
+        except ConfigError as error:
+            found += use.check_problems(error.problems)
+            continue
+        if isinstance(broker, Examinable):
+            found += await broker.examine()
+    return found
 
 
 def _of_config(config: Config, found: Sequence[Check]) -> list[Check]:

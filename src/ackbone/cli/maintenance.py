@@ -144,7 +144,7 @@ def recover(session: Session, accept_loss: bool) -> None:
             "the tools of the server"
         )
     sound = True
-    for path in dict.fromkeys(p for p in (config.store_file, config.broker_file) if p is not None):
+    for path in dict.fromkeys([config.store_file, *config.broker_files]):
         found = recovery.recover(path, accept_loss=True) if accept_loss else recovery.inspect(path)
         sound = sound and found.sound
         out.data({"sound": found.sound, **plain(found)}, safe(found.summary))

@@ -174,8 +174,10 @@ def _publisher(app: App) -> Publish:
     """
 
     async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
-        if not _kept_by_the_store(app, batch[0].outgoing.delay_s):  # --delay: the same for all
-            return await app.broker.publish(queue, [send.outgoing for send in batch])
+        if not _kept_by_the_store(
+            app, queue, batch[0].outgoing.delay_s
+        ):  # --delay: the same for all
+            return await app.brokers.of(queue).publish(queue, [send.outgoing for send in batch])
         for send in batch:
             await app.store.hold_back(send)
         return [Result(id=send.outgoing.id) for send in batch]
@@ -183,8 +185,8 @@ def _publisher(app: App) -> Publish:
     return publish
 
 
-def _kept_by_the_store(app: App, delay_s: float) -> bool:
-    return delay_s > 0 and not app.broker.capabilities.delay
+def _kept_by_the_store(app: App, queue: str, delay_s: float) -> bool:
+    return delay_s > 0 and not app.brokers.of(queue).capabilities.delay
 
 
 def _line_encoder(app: App, options: Mapping[str, Any]) -> Callable[[Message], Send]:
@@ -239,8 +241,9 @@ class _Receipts:
             _refused(self._session, answer)
         else:
             self._sent += 1
-            durability = self._app.broker.capabilities.durability
-            if _kept_by_the_store(self._app, self._delay_s):
+            queue = answer.queue or self._app.config.default_queue
+            durability = self._app.brokers.of(queue).capabilities.durability
+            if _kept_by_the_store(self._app, queue, self._delay_s):
                 durability = Durability.FSYNC
             receipt = {
                 "id": answer.id,
@@ -277,7 +280,7 @@ def _refused(session: Session, answer: Answer) -> None:
 
 
 def _refuse_memory(app: App) -> None:
-    if app.config.broker_kind == "memory":
+    if any(each.kind.name == "memory" for each in app.config.endpoints.values()):
         raise BrokerUnavailable(
             "the broker is memory://, which no other process can reach; "
             "write broker: sqlite to send from another process"

@@ -124,17 +124,21 @@ class Session:
             return ()
         from ackbone.brokers.registry import make_broker
         from ackbone.core.broker import Inspectable
-        from ackbone.core.clock import SystemClock
 
-        broker = make_broker(self.config.broker_url, clock=SystemClock())
-        try:
-            await broker.open()
-            found = await broker.stats(queues) if isinstance(broker, Inspectable) else ()
-        except AckboneError as error:
-            self.out.say(f"messages at the broker are not counted: {error}")
-            return ()
-        finally:
-            await broker.close()
+        found: list[QueueStats] = []
+        for endpoint in self.config.endpoints.values():
+            if not endpoint.kind.is_server:
+                continue
+            broker = make_broker(endpoint.url)
+            here = [name for name in queues if self.config.endpoint(name) == endpoint]
+            try:
+                await broker.open()
+                found += await broker.stats(here) if isinstance(broker, Inspectable) else ()
+            except AckboneError as error:
+                name = "" if endpoint.name == "default" else f" {endpoint.name}"
+                self.out.say(f"messages at the broker{name} are not counted: {error}")
+            finally:
+                await broker.close()
         return found
 
     def codec_of(self, queue: str) -> str:
@@ -180,7 +184,7 @@ class Session:
 @asynccontextmanager
 async def operating(app: App) -> AsyncIterator[tuple[Looking, Operating]]:
     """Yield the records and the operations of an open app."""
-    records = app.storage.records(app.store, app.broker)
+    records = app.storage.records(app.store, app.brokers)
     async with app.storage.operations(app.store, by=operator_name()) as operations:
         yield records, operations
 

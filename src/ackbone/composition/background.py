@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ackbone.config.settings import DEFAULT
 from ackbone.core.approvals import GovernanceUpkeep
 from ackbone.core.breaker import BreakerPolicy
-from ackbone.core.broker import Shows, Trims
+from ackbone.core.broker import Shows, Subscription, Trims
 from ackbone.core.store import Store, Worker
 from ackbone.delivery.carrier import Carried, Carrier
 from ackbone.delivery.channels.terminal_channel import TerminalChannel
@@ -66,7 +67,7 @@ def relays_of(
         relays += _exporting(app, app.metrics)
     if app.rule_file is not None:
         relays.append(_rules(app.rule_file, app.storage.governance(app.store)))
-    if not app.store.fused and not child:
+    if not child and any(not app.store.holds(sub.queue) for sub in app.subscriptions()):
         relays.append(_outbox(app))
         relays += _trimming(app)
         relays += _lost_copies(app)
@@ -184,7 +185,7 @@ def _rules(file: RuleFile, governance: GovernanceUpkeep) -> Relay:
 
 def _outbox(app: App) -> Relay:
     outbox = app.storage.outbox(
-        app.store, app.broker, codec_of=lambda queue: app.config.queue(queue).codec
+        app.store, app.brokers.of, codec_of=lambda queue: app.config.queue(queue).codec
     )
     return Relay(
         name="outbox",
@@ -199,9 +200,6 @@ def _outbox(app: App) -> Relay:
 
 def _trimming(app: App) -> list[Relay]:
     """The relay that removes old entries from the streams of results and dead letters."""
-    broker: object = app.broker
-    if not isinstance(broker, Trims):
-        return []
     days: dict[str, float] = {}
     for sub in app.subscriptions():
         to, tasks = sub.notices, app.config.tasks
@@ -209,9 +207,12 @@ def _trimming(app: App) -> list[Relay]:
             days[to.results] = tasks.results_days
         if to is not None and to.dead_letters and tasks.dead_letters_days:
             days[to.dead_letters] = tasks.dead_letters_days
+    days = {queue: kept for queue, kept in days.items() if isinstance(_broker(app, queue), Trims)}
 
     async def step(worker: Worker) -> None:
         for queue, kept in days.items():
+            broker = _broker(app, queue)
+            assert isinstance(broker, Trims)  # noqa: S101 - for the type checker
             removed = await broker.trim(queue, older_than_s=kept * 86_400)
             if removed:
                 log.info("%s: %d entries older than %g days are removed", queue, removed, kept)
@@ -221,13 +222,33 @@ def _trimming(app: App) -> list[Relay]:
 
 def _lost_copies(app: App) -> list[Relay]:
     """The relay for messages that the broker's server lost while their worker was dead."""
-    broker: object = app.broker
-    if not isinstance(broker, Shows):
-        return []
-    after_s = max(app.config.worker.copy_lost_after_s, 2 * (app.broker.capabilities.lease_s or 0.0))
-    lost = LostCopies(app.storage.copies(app.store), broker, app.subscriptions(), after_s=after_s)
-    every_s = min(COPIES_S, after_s / 2)
-    return [Relay(name="copies", every_s=every_s, step=lost.step, role="copies", due=lost.due)]
+    relays = []
+    by_broker: dict[str, list[Subscription]] = {}
+    for sub in app.subscriptions():
+        by_broker.setdefault(sub.broker, []).append(sub)
+    for name, subs in by_broker.items():
+        broker = app._broker_of(subs[0].queue)
+        if broker is None or not isinstance(broker, Shows):
+            continue
+        lease_s = broker.capabilities.lease_s or 0.0
+        after_s = max(app.config.worker.copy_lost_after_s, 2 * lease_s)
+        lost = LostCopies(app.storage.copies(app.store), broker, subs, after_s=after_s)
+        role = "copies" if name == DEFAULT else f"copies:{name}"
+        relays.append(
+            Relay(
+                name=role,
+                every_s=min(COPIES_S, after_s / 2),
+                step=lost.step,
+                role=role,
+                due=lost.due,
+            )
+        )
+    return relays
+
+
+def _broker(app: App, queue: str) -> object:
+    """Return the broker of a queue, to be asked for its roles."""
+    return app.brokers.of(queue)
 
 
 def _foreign_letters(app: App) -> list[Relay]:
@@ -236,7 +257,9 @@ def _foreign_letters(app: App) -> list[Relay]:
         Relay(
             name=f"letters of {sub.queue}",
             every_s=LETTERS_S,
-            step=ForeignDeadLetters(app.store, app.broker, sub, sub.notices.dead_letters).step,
+            step=ForeignDeadLetters(
+                app.store, app.brokers.of(sub.queue), sub, sub.notices.dead_letters
+            ).step,
             role=f"letters:{sub.queue}",
             at_end=True,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from ackbone.core.broker import Inspectable
+from ackbone.core.broker import Broker, Inspectable
 from ackbone.core.errors import BrokerError, StoreError
 
 if TYPE_CHECKING:
@@ -32,20 +32,21 @@ async def idle(app: App, worker: EngineWorker) -> None:
     subscriptions = app.subscriptions()
     names = [sub.name for sub in subscriptions]
     queues = {sub.queue for sub in subscriptions}
-    fused = app.store.fused
+    elsewhere = [queue for queue in queues if not app.store.holds(queue)]
+    brokers = app.brokers.with_queues(elsewhere)
     # Broker and store are not read at the same moment, and the outbox moves messages from one to
     # the other. A message missed by the first look is found by the second.
-    looks = 1 if fused else 2
-    knows_broker = fused or isinstance(app.broker, Inspectable)
+    looks = 2 if elsewhere else 1
+    knows_brokers = all(isinstance(broker, Inspectable) for broker, _ in brokers)
     asking = "asking whether there is more to do"
     quiet = left = 0
     loop = asyncio.get_running_loop()
     stuck_at = loop.time()
     while not worker.stopped.is_set():
         try:
-            nothing = worker.is_idle() and await _broker_is_empty(app, queues)
+            nothing = worker.is_idle() and await _are_empty(brokers)
             quiet = quiet + 1 if nothing and await app.store.is_empty(names) else 0
-            left = await app.store.stuck(names) if nothing and knows_broker and not quiet else 0
+            left = await app.store.stuck(names) if nothing and knows_brokers and not quiet else 0
             worker.outages.worked(asking, "")
         except (StoreError, BrokerError) as error:  # without an answer there may be messages
             worker.outages.failed(asking, error)
@@ -65,12 +66,12 @@ async def idle(app: App, worker: EngineWorker) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _broker_is_empty(app: App, queues: Collection[str]) -> bool:
-    """Return True if the broker holds nothing. A broker in the store's file is not asked."""
-    if app.store.fused or not isinstance(app.broker, Inspectable):
-        return True
-    return not any(
-        found.ready or found.delayed or found.in_flight
-        for found in await app.broker.stats(queues)
-        if found.queue in queues
-    )
+async def _are_empty(brokers: Sequence[tuple[Broker, Collection[str]]]) -> bool:
+    """Return True if the queues on these brokers are empty. Those in the store's file are not
+    asked."""
+    for broker, queues in brokers:
+        if isinstance(broker, Inspectable):
+            for found in await broker.stats(queues):
+                if found.queue in queues and (found.ready or found.delayed or found.in_flight):
+                    return False
+    return True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def ports(app: App) -> Ports:
     return Ports(
         store=app.store,
-        broker_of=lambda queue: None if app.store.fused else app.broker,
+        broker_of=app._broker_of,
         clock=app.clock,
         meter=app.metrics,
     )

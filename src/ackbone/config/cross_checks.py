@@ -8,15 +8,16 @@ from typing import TypeVar
 
 import msgspec
 
+from ackbone.brokers.registry import trigger_types
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.message import NAME
 from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
 from ackbone.core.outbound.subscribers import events_named, no_event
 from ackbone.triggers.config import validate_config
 
-from .endpoints import ADAPTER_TYPES, read_url
+from .endpoints import read_url
 from .nodes import Where, join
-from .settings import Config
+from .settings import DEFAULT, Config
 from .settings_reader import Reader
 
 _LATER_CODECS = ("task-envelope", "cloudevents")
@@ -31,6 +32,7 @@ C = TypeVar("C", bound=Config)
 def check(config: C, reader: Reader, fallback: Where) -> C:
     """Return the config with absolute URLs; mistakes are added to the reader's problems."""
     rules = _Rules(config, reader, fallback)
+    rules.brokers()
     rules.queues()
     rules.waits()
     rules.triggers()
@@ -38,7 +40,12 @@ def check(config: C, reader: Reader, fallback: Where) -> C:
     if config.ledger_key_file == config.ledger_anchor_file:
         rules.say("ledger.anchor_file", "is the same file as ledger.key_file; name another one")
     return msgspec.structs.replace(
-        config, broker=rules.url("broker", config.broker), store=rules.url("store", config.store)
+        config,
+        broker=rules.url("broker", config.broker),
+        brokers={
+            name: rules.url(join("brokers", name), url) for name, url in config.brokers.items()
+        },
+        store=rules.url("store", config.store),
     )
 
 
@@ -60,9 +67,23 @@ class _Rules:
             self.say(setting, str(error))
             return url
 
+    def brokers(self) -> None:
+        for name in self.config.brokers:
+            path = join("brokers", name)
+            if NAME.match(name) is None:
+                self.say(path, f"not a valid name: {_NAME_RULE}")
+            elif name == DEFAULT:
+                self.say(path, "is the broker that `broker` names; write its URL there")
+
     def queues(self) -> None:
         for name, queue in self.config.queues.items():
             path = join("queues", name)
+            if queue.broker is not None and queue.broker not in (DEFAULT, *self.config.brokers):
+                known = ", ".join((DEFAULT, *self.config.brokers))
+                self.say(
+                    join(path, "broker"),
+                    f"there is no broker {queue.broker[:60]!r}; `brokers` has: {known}",
+                )
             if NAME.match(name) is None:
                 self.say(path, f"not a valid queue name: {_NAME_RULE}")
             if queue.tenant is not None and NAME.match(queue.tenant) is None:
@@ -104,11 +125,11 @@ class _Rules:
             for problem in validate_config(trigger.queue_trigger()):
                 field, _, text = problem.partition(" ")
                 self.say(join(path, field), text)
-            kind = trigger.adapter.type
-            if kind is not None and kind not in ADAPTER_TYPES:
-                near = difflib.get_close_matches(kind.lower(), ADAPTER_TYPES, 1)
+            kind, known = trigger.adapter.type, trigger_types()
+            if kind is not None and kind not in known:
+                near = difflib.get_close_matches(kind.lower(), known, 1)
                 hint = f"did you mean {near[0]}? " if near else ""
-                text = f"{kind[:60]!r} is not an adapter; {hint}known: {', '.join(ADAPTER_TYPES)}"
+                text = f"{kind[:60]!r} is not an adapter; {hint}known: {', '.join(known)}"
                 self.say(join(join(path, "adapter"), "type"), text)
 
     def subscribers(self) -> None:

@@ -1,35 +1,36 @@
-"""The broker URLs, store URLs and trigger adapters that this version has."""
+"""The URLs of brokers and stores, read and completed."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
+from ackbone.brokers.registry import BY_SCHEME, KINDS, BrokerKind, kind_of
+from ackbone.core.errors import ConfigError
 from ackbone.core.secret import mask_value
 
 STORES = {"postgresql": "postgresql", "postgres": "postgresql"}
 """URL schemes of stores on a server, and the store behind each."""
-SERVERS = {"redis": "redis", "rediss": "redis", "unix": "redis"}
-"""URL schemes of brokers on a server, and the broker behind each."""
-ADAPTERS = {"mock": "memory", "memory": "memory", "sqlite": "sqlite", "redis": "redis"}
-"""Adapter types of triggers, and the broker behind each."""
-_LATER = {
-    "amqp": "RabbitMQ",
-    "amqps": "RabbitMQ",
-    "kafka": "Kafka",
-    "rabbitmq": "RabbitMQ",
-    "servicebus": "Azure Service Bus",
-    "sqs": "SQS",
-}
-"""Schemes and adapter types that a later version will have."""
-ADAPTER_TYPES = ("mock", "memory", "sqlite", "kafka", "rabbitmq", "sqs", "redis", "servicebus")
-"""Adapter types of triggers. Those that are not in ADAPTERS can be loaded and not started."""
 
 
-def lacks_adapter(kind: str, instead: str) -> str:
-    """Return the message for an adapter that a later version will have."""
-    return f"this version of ackbone has no {_LATER.get(kind, kind)} adapter yet; it has: {instead}"
+class Endpoint(NamedTuple):
+    """A broker of the configuration."""
+
+    name: str
+    url: str
+    kind: BrokerKind
+
+    @property
+    def file(self) -> Path | None:
+        """Its SQLite file; None for a broker without one."""
+        return sqlite_file(self.url)
+
+
+def endpoint(name: str, url: str, *, file: Path) -> Endpoint:
+    """Return a broker by its URL. `file`: the file of `sqlite` without a path."""
+    return Endpoint(name, f"sqlite:///{file}" if url == "sqlite" else url, kind_of(url))
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -41,45 +42,53 @@ def sqlite_file(url: str) -> Path | None:
 
 def read_url(setting: str, url: str, folder: Path) -> str:
     """Return the URL with an absolute path. Raises ValueError with what to write instead."""
-    forms = "sqlite, sqlite:///path/to/file.db"
-    if setting == "broker":
-        forms += ", memory://, redis://host:6379/0"
-    else:
-        forms += ", postgresql://user@host:5432/name"
     scheme, separator, rest = url.partition("://")
     scheme = scheme.strip().lower()
-    if scheme == "memory" and setting == "broker":
+    broker = setting != "store"
+    if scheme == "sqlite":
+        return f"sqlite:///{_sqlite_path(rest, folder)}" if rest else "sqlite"
+    if scheme == "memory":
+        if not broker:
+            raise ValueError(
+                "the store cannot be in memory, because it must survive a restart; write sqlite"
+            )
         if rest:
             raise ValueError("memory:// takes no path; write memory://")
         return "memory://"
-    if scheme == "memory":
-        raise ValueError(
-            "the store cannot be in memory, because it must survive a restart; write sqlite"
-        )
-    if scheme == "sqlite" and not rest:
-        return "sqlite"
-    if scheme == "sqlite":
-        return f"sqlite:///{_sqlite_path(rest, folder)}"
-    if scheme in SERVERS and setting == "broker":
-        return _server(scheme, rest, url)
-    if scheme in STORES and setting == "store":
+    if broker and scheme in BY_SCHEME:
+        return _server(BY_SCHEME[scheme], scheme, rest, url)
+    if scheme in STORES and not broker:
         if not rest:
             raise ValueError(f"{scheme}:// names no database; write postgresql://user@host/name")
         return url.strip()
-    if scheme in _LATER:
-        raise ValueError(lacks_adapter(scheme, forms))
-    near = difflib.get_close_matches(scheme, ["sqlite", "memory", *SERVERS, *STORES, *_LATER], 1)
+    kind = "broker" if broker else "store"
+    near = difflib.get_close_matches(scheme, BY_SCHEME if broker else ["sqlite", *STORES], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     found = mask_value(url) if separator else url
-    raise ValueError(f"{found[:60]!r} is not a known {setting}; {hint}write one of: {forms}")
+    raise ValueError(
+        f"{found[:60]!r} is not a known {kind}; {hint}write one of: {_forms(broker=broker)}"
+    )
 
 
-def _server(scheme: str, rest: str, url: str) -> str:
+def _forms(*, broker: bool) -> str:
+    if not broker:
+        return "sqlite, sqlite:///path/to/file.db, postgresql://user@host:5432/name"
+    return ", ".join(["sqlite", *(kind.example for kind in KINDS if kind.adapter)])
+
+
+def _server(kind: BrokerKind, scheme: str, rest: str, url: str) -> str:
     """Return a server's URL unchanged; the adapter reads the part after the `?`."""
+    try:
+        kind_of(url)
+    except ConfigError:
+        raise ValueError(
+            f"this version of ackbone has no {kind.title} adapter yet; it has: "
+            f"{_forms(broker=True)}"
+        ) from None
     if scheme == "unix" and not rest.startswith("/"):
         raise ValueError("a socket's path is absolute: unix:///run/redis.sock")
     if not rest:
-        raise ValueError(f"{scheme}:// names no server; write redis://host:6379/0")
+        raise ValueError(f"{scheme}:// names no server; write {kind.example}")
     return url.strip()
 
 

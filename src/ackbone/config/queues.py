@@ -40,6 +40,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """One queue. Retry settings that are not given here come from `retry`."""
 
+    broker: str | None = None
+    """Its name in `brokers`; null: the default one."""
     codec: str = ""
     """Wire form of the messages: standard, json, text, binary or task. Empty: standard, and task
     for the stream of `tasks`."""

@@ -6,6 +6,8 @@ is relative to the file's folder; one from a variable or an argument, to the cur
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -13,21 +15,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from ackbone.brokers.registry import BrokerKind, kind_of, kind_of_trigger
 from ackbone.core.broker import Subscription
 from ackbone.core.errors import ConfigError
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.secret import MASK, Secret, is_secret_name, mask_value
 from ackbone.triggers.config import QueueTriggerConfig
 
-from .endpoints import (
-    ADAPTERS,
-    SERVERS,
-    STORES,
-    lacks_adapter,
-    parameter,
-    sqlite_file,
-    with_default,
-)
+from .endpoints import STORES, Endpoint, endpoint, parameter, sqlite_file, with_default
 from .nodes import join
 from .queues import YEAR, Days, Queue, Retry, Span, Tasks, Time
 
@@ -159,17 +154,38 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     connection: dict[str, Any] = {}
     """Arguments of the adapter; secrets in it are `Secret`s."""
 
-    def broker(self) -> str | None:
-        """Return the broker of the adapter; None is the broker of the file.
+    def url(self, usual: BrokerKind) -> str | None:
+        """Return the URL of a broker of its own. None: the queue is on the broker of the file,
+        which is of the kind `usual`.
 
-        Raises ConfigError for an adapter that this version does not have. Such a trigger can be
-        loaded and not started.
+        Raises ConfigError if that broker is not known, or not in this version. Such a trigger can
+        be loaded and not started.
         """
         if self.type is None:
+            if self.connection:
+                raise ConfigError(["adapter.connection is not used without adapter.type"])
             return None
-        if self.type not in ADAPTERS:
-            raise ConfigError([f"adapter.type: {lacks_adapter(self.type, ', '.join(ADAPTERS))}"])
-        return ADAPTERS[self.type]
+        kind, url = kind_of_trigger(self.type), self.connection.get("url")
+        if url is not None and list(self.connection) == ["url"]:
+            return url.reveal() if isinstance(url, Secret) else str(url)
+        if kind == usual and not (kind.is_server and self.connection):
+            return None
+        if kind.name == "memory":
+            raise ConfigError(
+                [
+                    f"adapter.type {self.type} is the memory broker, but `broker` is {usual.name}. "
+                    "Write `broker: memory://` (messages are then gone when the process ends), or "
+                    "leave the type out"
+                ]
+            )
+        if not kind.is_server and not self.connection:
+            return kind.name
+        raise ConfigError(
+            [
+                f"adapter.type {self.type} needs the address of its server and nothing else: write "
+                f'adapter.connection: {{url: "{kind.example}"}}'
+            ]
+        )
 
 
 class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,6 +243,8 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
         return QueueTriggerConfig(**{name: getattr(self, name) for name in fields})
 
 
+DEFAULT = "default"
+"""The broker of queues that name none."""
 DEFAULT_QUEUE = "default"
 
 
@@ -240,7 +258,7 @@ class Setting(NamedTuple):
     """default, file, env or argument."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All settings. `load_config` makes it; `Config()` is the defaults.
 
     A Config built in Python is checked as the file is: `Config(home="data", worker={"slots": 5})`
@@ -250,7 +268,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     home: Path = Path(".ackbone")
     """Folder of all files that ackbone writes."""
     broker: str = "sqlite"
-    """`sqlite` (in `home`), `sqlite:///path`, `redis://host:6379/0` or `memory://`."""
+    """The broker that is called `default`: `sqlite` (in `home`), `sqlite:///path`,
+    `redis://host:6379/0` or `memory://`."""
+    brokers: dict[str, str] = {}
+    """More brokers, by the names that queues use: `{events: "redis://host:6379/0"}`."""
     store: str = "sqlite"
     """`sqlite` (the broker's file, else in `home`), `sqlite:///path` or `postgresql://user@host/name`."""
     worker: Worker = Worker()
@@ -285,35 +306,64 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in checked(self).items():
             msgspec.structs.force_setattr(self, name, value)
 
-    @property
-    def broker_kind(self) -> str:
-        """`sqlite`, `memory`, or the server behind the URL."""
-        scheme = self.broker.partition(":")[0]
-        return SERVERS.get(scheme, scheme)
+    @functools.cached_property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """All brokers by name, that of each trigger with an adapter of its own among them."""
+        own = self.home / "ackbone.db"
+        usual = endpoint(DEFAULT, self.broker, file=sqlite_file(self.store) or own)
+        found = {DEFAULT: usual._replace(url=self._completed(usual.url))}
+        urls = dict(self.brokers)
+        for trigger in self.triggers:
+            with contextlib.suppress(ConfigError):  # `check_triggers` reports it
+                url = trigger.adapter.url(usual.kind)
+                if url is not None and url not in (self.broker, *self.brokers.values()):
+                    urls[f"trigger {trigger.queue_name}"] = url
+        for name, url in urls.items():
+            found[name] = endpoint(name, self._completed(url), file=own)
+        return found
+
+    def _completed(self, url: str) -> str:
+        """Return the URL with the values that other settings add to it."""
+        timeout_s = self.tasks.visibility_timeout_s
+        if timeout_s is None or kind_of(url).name != "redis":
+            return url
+        return with_default(url, "visibility_timeout_s", f"{timeout_s:g}")
+
+    def endpoint(self, queue: str) -> Endpoint:
+        """Return the broker that the queue lives on."""
+        return self.endpoints[self._places.get(queue, DEFAULT)]
+
+    @functools.cached_property
+    def _places(self) -> dict[str, str]:
+        """The brokers of queues that are not on the default one. Results and copies of dead letters
+        are on the broker of the queue that they come from."""
+        found: dict[str, str] = {}
+        usual = self.endpoints[DEFAULT].kind
+        for trigger in self.triggers:
+            with contextlib.suppress(ConfigError):
+                url = trigger.adapter.url(usual)
+                names = (name for name, known in self.brokers.items() if known == url)
+                name = next(names, f"trigger {trigger.queue_name}")
+                if name in self.endpoints:
+                    found[trigger.queue_name] = name
+        placed = {name: each.broker for name, each in self.queues.items() if each.broker}
+        for name, broker in placed.items():
+            notices = self.queue(name).notices
+            for to in (notices.results, notices.dead_letters) if notices else ():
+                if to is not None:
+                    found[to] = broker
+        return found | placed
 
     @property
     def has_server(self) -> bool:
-        """Whether the broker is a server, which may be unreachable."""
-        return self.broker_kind not in ("sqlite", "memory")
+        """Whether a broker is a server, which may be unreachable."""
+        return any(each.kind.is_server for each in self.endpoints.values())
 
     @property
-    def broker_file(self) -> Path | None:
-        """The broker's SQLite file; None for a broker without one."""
-        if self.broker_kind != "sqlite":
-            return None
-        return sqlite_file(self.broker) or sqlite_file(self.store) or self.home / "ackbone.db"
-
-    @property
-    def broker_url(self) -> str:
-        """The URL of `broker` with the values that other settings add to it."""
-        file = self.broker_file
-        if file is not None:
-            return f"sqlite:///{file}"
-        if self.broker_kind == "redis" and self.tasks.visibility_timeout_s is not None:
-            return with_default(
-                self.broker, "visibility_timeout_s", f"{self.tasks.visibility_timeout_s:g}"
-            )
-        return self.broker
+    def broker_files(self) -> list[Path]:
+        """The SQLite files of brokers."""
+        files = [each.file for each in self.endpoints.values() if each.file is not None]
+        return list(dict.fromkeys(files))
 
     @property
     def store_kind(self) -> str:
@@ -324,7 +374,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def store_file(self) -> Path:
         """The SQLite file of the store, if `store_kind` is sqlite."""
-        return sqlite_file(self.store) or self.broker_file or self.home / "ackbone.db"
+        return sqlite_file(self.store) or self.endpoints[DEFAULT].file or self.home / "ackbone.db"
 
     @property
     def ledger_key_file(self) -> Path:
@@ -345,7 +395,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def default_queue(self) -> str:
         """The queue of handlers and messages without a queue."""
-        return self.tasks.stream if self.broker_kind == "redis" else DEFAULT_QUEUE
+        redis = self.endpoints[DEFAULT].kind.name == "redis"
+        return self.tasks.stream if redis else DEFAULT_QUEUE
 
     def trigger(self, queue: str) -> Trigger | None:
         """Return the entry of `triggers` that reads this queue."""
@@ -379,6 +430,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         found = Subscription(
             name=queue,
             queue=queue,
+            broker=self.endpoint(queue).name,
             group=own.group or "",
             codec=own.codec,
             tenant=own.tenant,
@@ -400,46 +452,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_triggers(self) -> None:
-        """Raise ConfigError if a trigger names another broker than this configuration."""
-        problems = [
-            f"trigger {trigger.queue_name}: {problem}"
-            for trigger in self.triggers
-            if (problem := self._other_broker(trigger.adapter)) is not None
-        ]
+        """Raise ConfigError if the broker of a trigger's adapter is not known."""
+        problems = []
+        for trigger in self.triggers:
+            try:
+                trigger.adapter.url(self.endpoints[DEFAULT].kind)
+            except ConfigError as error:
+                problems += [f"trigger {trigger.queue_name}: {each}" for each in error.problems]
         if problems:
             raise ConfigError(problems)
-
-    def _other_broker(self, adapter: Adapter) -> str | None:
-        """Return why the adapter is not the broker of this configuration, or None if it is."""
-        try:
-            wanted = adapter.broker()
-        except ConfigError as error:
-            return error.problems[0]
-        ours = self.broker_kind
-        if wanted == "memory" and ours != "memory":
-            return (
-                f"adapter.type {adapter.type} is the memory broker, but `broker` is {ours}. Write "
-                "`broker: memory://` (messages are then gone when the process ends), or leave the "
-                "type out"
-            )
-        if wanted not in (None, ours):
-            return (
-                f"adapter.type {adapter.type} is the {wanted} broker, but `broker` is {ours}. "
-                "Leave the type out, or set `broker`"
-            )
-        if wanted == "memory" or not adapter.connection or self._is_ours(adapter.connection):
-            return None
-        return (
-            f"adapter.connection is not used: workers read the queue from `broker` "
-            f"({mask_value(self.broker)}). Leave adapter.connection out, or write that address as "
-            "`broker`; a queue of another server is read by a QueueTrigger in a program of its own"
-        )
-
-    def _is_ours(self, connection: Mapping[str, Any]) -> bool:
-        """Return True if the connection is just the URL of `broker`."""
-        url = connection.get("url")
-        said = url.reveal() if isinstance(url, Secret) else url
-        return list(connection) == ["url"] and said in (self.broker, self.broker_url)
 
     def describe(self) -> list[Setting]:
         """Return every setting with its masked value and its origin."""

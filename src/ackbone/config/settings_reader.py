@@ -160,12 +160,11 @@ class Reader:
             return _FAILED
         if shape.inner is Any:
             return self.anything(node, path)
-        inner = shape_of(shape.inner).inner
         found: dict[str, Any] = {}
         for key, child in node.value.items():
-            at = join(path, key)
-            self.places[at] = child.where
-            found[key] = self.section(child, inner, at)
+            value = self.read(child, shape.inner, join(path, key))
+            if value is not _FAILED:
+                found[key] = value
         return found
 
     def list(self, node: Node, shape: Shape, path: str, default: Any) -> Any:

@@ -110,6 +110,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the subscription in the store. By default it is the queue's name."""
     queue: str
+    broker: str = "default"
+    """Name of the broker that the queue is on."""
     group: str = "ackbone"
     codec: str = "standard"
     tenant: str | None = None

@@ -529,9 +529,8 @@ class RunWrites(Protocol):
 class Store(Claims, Effects, RunWrites, Protocol):
     """The store as the code sees it that puts a worker together."""
 
-    @property
-    def fused(self) -> bool:
-        """True if the broker's queue is in the same database."""
+    def holds(self, queue: str) -> bool:
+        """Return True if the queue is in the same database."""
         ...
 
     async def open(self) -> None: ...

@@ -15,7 +15,7 @@ from ackbone.core.broker import Delivery, Durability, Settlement, Subscription, 
 from ackbone.core.errors import BrokerError, StoreError
 from ackbone.core.store import Answer, Candidate, Company, Verdict
 
-from .outages import BROKER, STORE
+from .outages import STORE, broker_side
 from .steps import Steps
 
 if TYPE_CHECKING:
@@ -38,14 +38,16 @@ class _Fetcher:
 
     waits = True
     """False if fetching itself waits for messages."""
-    talks_to = STORE
 
     def __init__(self, sub: Subscription, steps: Steps, slots: Slots, flow: Flow) -> None:
         self.sub = sub
         self._steps = steps
         self._slots = slots
         self._flow = flow
-        self._activity = f"fetching from {sub.queue} ({self.talks_to})"
+        self._broker = broker_side(sub.broker)
+        self._asks = STORE if self.waits else self._broker
+        """Whom a fetch certainly asks: the store or the broker."""
+        self._activity = f"fetching from {sub.queue} ({self._asks})"
 
     async def run(self) -> None:
         store, outages = self._steps.store, self._steps.outages
@@ -64,9 +66,9 @@ class _Fetcher:
                 try:
                     found, next_due_s = await self._fetch(limit)
                     pause = 0.05
-                    outages.worked(self._activity, self.talks_to)
+                    outages.worked(self._activity, self._asks)
                 except (StoreError, BrokerError) as error:
-                    outages.failed(self._activity, error)
+                    outages.failed(self._activity, error, broker=self._broker)
                     await asyncio.sleep(pause)
                     pause = min(2.0, pause * 2)
                     continue
@@ -132,7 +134,6 @@ class BrokerFetcher(_Fetcher):
     """New messages of a broker with a life of its own."""
 
     waits = False
-    talks_to = BROKER
 
     def __init__(self, sub: Subscription, steps: Steps, slots: Slots, flow: Flow) -> None:
         super().__init__(sub, steps, slots, flow)

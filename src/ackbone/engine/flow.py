@@ -115,6 +115,8 @@ class Flow:
         """True while `EngineWorker.pause` holds back new runs."""
         self.paused = settings.paused
         """Subscriptions from which nothing is fetched."""
+        self.unbound: set[str] = set()
+        """Subscriptions whose broker does not know yet which store its workers use."""
         self.lost_worker_id = 0
         """Id of the last worker registration that was declared dead."""
         self._steps = steps
@@ -151,7 +153,7 @@ class Flow:
         """Return how many seconds not to fetch. 0: fetch now."""
         if self.halted:
             return 0.05
-        if not self.is_open or sub.name in self.paused:
+        if not self.is_open or sub.name in self.paused or sub.name in self.unbound:
             return 1.0
         if self.settler.behind > self.slots[sub.name].size:
             return 0.05

@@ -1,4 +1,4 @@
-"""Outages of the store and of the broker: one log line when one begins, one when it is over.
+"""Outages of the store and of brokers: one log line when one begins, one when it is over.
 
 All loops of a worker notice the same outage at each of their attempts. They report it here.
 """
@@ -22,6 +22,15 @@ log = logging.getLogger("ackbone.engine")
 STORE, BROKER = "store", "broker"
 
 
+def broker_side(name: str) -> str:
+    """Return what a broker is called in the log, by its name in the configuration."""
+    return BROKER if name == "default" else f"{BROKER} {name}"
+
+
+def _the(side: str) -> str:
+    return f"the {side}" if side in (STORE, BROKER) else side
+
+
 class _Outage:
     """The store or the broker being unavailable: since when, and which callers keep asking."""
 
@@ -40,16 +49,19 @@ class Outages:
         self._away: dict[str, _Outage] = {}
         self._lock = threading.Lock()
 
-    def failed(self, caller: str, error: AckboneError, *, asks_again: bool = True) -> None:
+    def failed(
+        self, caller: str, error: AckboneError, *, asks_again: bool = True, broker: str = BROKER
+    ) -> None:
         """Report a failed call. Errors that do not mean "unavailable" are logged as they are.
 
+        `broker`: what the broker is called that was asked, if one was (`broker_side`).
         `asks_again`: the caller repeats the call until it succeeds, then calls `worked`. The outage
         is over when all such callers have succeeded: a full disk can still be read.
         """
         if isinstance(error, StoreUnavailable):
             side = STORE
         elif isinstance(error, BrokerUnavailable):
-            side = BROKER
+            side = broker
         else:
             log.warning("%s: %s", caller, error)
             return
@@ -63,13 +75,13 @@ class Outages:
             if asks_again:
                 outage.waiting.add(caller)
         if news:
-            log.warning("the %s is unavailable: %s; trying until it is back", side, error)
+            log.warning("%s is unavailable: %s; trying until it is back", _the(side), error)
         else:
             log.debug("%s: %s", caller, error)
 
     def worked(self, caller: str, side: str) -> None:
-        """Report that a caller that asks again has succeeded. `side`: store or broker, whichever
-        has certainly answered it."""
+        """Report that a caller that asks again has succeeded. `side`: the store or a broker,
+        whichever has certainly answered it."""
         if not self._away:  # the usual case, checked with every batch
             return
         over: list[tuple[str, float]] = []
@@ -82,4 +94,4 @@ class Outages:
                     del self._away[name]
                     over.append((name, self._clock.monotonic() - outage.since))
         for name, seconds in over:
-            log.warning("the %s is back after %.1f s", name, seconds)
+            log.warning("%s is back after %.1f s", _the(name), seconds)

@@ -68,11 +68,12 @@ class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sender:
-    """Sends messages to one broker, with one batcher per queue."""
+    """Sends messages, with one batcher per queue."""
 
     def __init__(
         self,
         policy_of: Callable[[str], SendPolicy],
+        broker_of: Callable[[str], Broker],
         *,
         max_bytes: int,
         timeout_s: float,
@@ -80,6 +81,7 @@ class Sender:
     ) -> None:
         """`hold_back` keeps a message that is not due yet, if the broker cannot."""
         self._policy_of = policy_of
+        self._broker_of = broker_of
         self._policies: dict[str, SendPolicy] = {}
         self._usual: dict[str, str] = {}
         """The codecs of checked queues that have no further policy."""
@@ -170,14 +172,14 @@ class Sender:
                 "(max_message_bytes). Send a reference to the data instead"
             )
 
-    async def publish(self, broker: Broker, send: Send) -> Receipt:
+    async def publish(self, send: Send) -> Receipt:
         """Return when the message is durable. After the deadline the result is unknown, not
         failed: PublishUnknown."""
-        outgoing = send.outgoing
+        outgoing, broker = send.outgoing, self._broker_of(send.queue)
         if outgoing.delay_s > 0 and self._hold_back and not broker.capabilities.delay:
             await self._hold_back(send)
             return Receipt(id=outgoing.id, queue=send.queue, durability=Durability.FSYNC)
-        batcher = self._batcher_of(broker, send.queue)
+        batcher = self._batcher_of(send.queue)
         try:
             result = await batcher.add(outgoing)
         except TimeoutError:
@@ -187,19 +189,19 @@ class Sender:
         durability = broker.capabilities.durability
         return Receipt(id=outgoing.id, queue=send.queue, durability=durability)
 
-    async def publish_many(self, broker: Broker, sends: Sequence[Send]) -> list[Receipt]:
+    async def publish_many(self, sends: Sequence[Send]) -> list[Receipt]:
         """As `publish`, for many messages, without a task for each.
 
         All of them are tried, even if one fails. Then the first failure is raised.
         """
         if any(send.outgoing.delay_s > 0 for send in sends):
-            return list(await asyncio.gather(*(self.publish(broker, send) for send in sends)))
+            return list(await asyncio.gather(*(self.publish(send) for send in sends)))
         queues: dict[str, list[int]] = {}
         for n, send in enumerate(sends):
             queues.setdefault(send.queue, []).append(n)
         asked: list[tuple[list[int], asyncio.Future[Sequence[Result | BaseException]]]] = []
         for queue, places in queues.items():
-            batcher = self._batcher_of(broker, queue)
+            batcher = self._batcher_of(queue)
             for at in range(0, len(places), BATCH):
                 part = places[at : at + BATCH]
                 asked.append((part, batcher.add_all([sends[n].outgoing for n in part])))
@@ -208,9 +210,10 @@ class Sender:
             failures.update(await self._failures(part, sends, answer))
         if failures:
             raise failures[min(failures)]
-        durability = broker.capabilities.durability
+        durable = {queue: self._broker_of(queue).capabilities.durability for queue in queues}
         return [
-            Receipt(id=send.outgoing.id, queue=send.queue, durability=durability) for send in sends
+            Receipt(id=send.outgoing.id, queue=send.queue, durability=durable[send.queue])
+            for send in sends
         ]
 
     async def _failures(
@@ -238,10 +241,10 @@ class Sender:
     def _no_answer(self) -> str:
         return f"no answer within {self._timeout_s} s"
 
-    def _batcher_of(self, broker: Broker, queue: str) -> Batcher[Outgoing, Result]:
+    def _batcher_of(self, queue: str) -> Batcher[Outgoing, Result]:
         batcher = self._batchers.get(queue)
         if batcher is None:
-            batcher = self._batchers[queue] = self._batcher(broker, queue)
+            batcher = self._batchers[queue] = self._batcher(queue)
         return batcher
 
     async def drain(self) -> None:
@@ -250,9 +253,9 @@ class Sender:
             await batcher.drain()
         self._batchers.clear()
 
-    def _batcher(self, broker: Broker, queue: str) -> Batcher[Outgoing, Result]:
+    def _batcher(self, queue: str) -> Batcher[Outgoing, Result]:
         async def flush(batch: Sequence[Outgoing]) -> Sequence[Result]:
-            return await broker.publish(queue, batch)
+            return await self._broker_of(queue).publish(queue, batch)
 
         return Batcher(flush, limit=BATCH, timeout_s=self._timeout_s)
 

@@ -36,7 +36,7 @@ from ackbone.core.store import (
 from .decoder import decoder
 from .guard import AskGuard
 from .handlers import outcome_of
-from .outages import Outages
+from .outages import Outages, broker_side
 from .wiring import Ports
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class Steps:
             await (await self.source(sub)).settle(batch)
         except BrokerError as error:
             caller = f"settling {len(batch)} messages of {sub.queue}"
-            self.outages.failed(caller, error, asks_again=False)
+            side = broker_side(sub.broker)
+            self.outages.failed(caller, error, asks_again=False, broker=side)
 
     # -- the broker of a subscription -------------------------------------------------------------
 
@@ -197,7 +198,9 @@ class Steps:
             try:
                 await self._sources[sub.name].pause()
             except BrokerError as error:
-                self.outages.failed(f"pausing {sub.queue}", error, asks_again=False)
+                side = broker_side(sub.broker)
+                caller = f"pausing {sub.queue}"
+                self.outages.failed(caller, error, asks_again=False, broker=side)
 
     def _decoder(self, sub: Subscription) -> Decode:
         decode = self._decoders.get(sub.name)

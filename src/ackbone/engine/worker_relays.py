@@ -22,12 +22,13 @@ from ackbone.core.broker import (
 )
 from ackbone.core.clock import Clock
 from ackbone.core.codecs.codec import TASK
-from ackbone.core.errors import ConfigError, LeaseLost
+from ackbone.core.errors import BrokerUnavailable, ConfigError, LeaseLost
 from ackbone.core.outcome import ParkKind
 from ackbone.core.store import GROUP, Offers, Worker
 
 from .executor import Active
 from .flow import Flow, Slots
+from .outages import broker_side
 from .relays import Relay
 from .steps import Steps
 from .wiring import Ports, WorkerSettings
@@ -98,8 +99,9 @@ class WorkerRelays:
         return relays
 
     def _brokers(self) -> list[Broker]:
-        found = [self._steps.broker(sub) for sub in self._flow.subscriptions]
-        return [broker for broker in found if broker is not None]
+        """Return the brokers that the subscriptions are on, each once."""
+        found = (self._steps.broker(sub) for sub in self._flow.subscriptions)
+        return list({id(broker): broker for broker in found if broker is not None}.values())
 
     # -- running messages -------------------------------------------------------------------------
 
@@ -231,7 +233,16 @@ class WorkerRelays:
             self._store_name = await self._store.identity()
         for_s = 3 * self._settings.lease_s
         for sub, at in bound:
-            other = await at.bind(sub, self._store_name, for_s=for_s)
+            try:
+                other = await at.bind(sub, self._store_name, for_s=for_s)
+            except BrokerUnavailable as error:
+                if worker.worker_id == 0 and len(self._brokers()) == 1:
+                    raise  # the start of a worker that could do nothing
+                side = broker_side(sub.broker)
+                self._flow.unbound.add(sub.name)
+                self._steps.outages.failed("binding queues", error, asks_again=False, broker=side)
+                continue
+            self._flow.unbound.discard(sub.name)
             if other is not None:
                 raise ConfigError(
                     [

@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from ackbone.core.broker import Broker, Outgoing
 from ackbone.core.codecs.codec import CODECS, stored_form
-from ackbone.core.errors import AckboneError, InvalidMessage, StoreCorrupt
+from ackbone.core.errors import (
+    AckboneError,
+    BrokerUnavailable,
+    InvalidMessage,
+    StoreCorrupt,
+)
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
 from ackbone.store.letters import Letter
@@ -83,30 +88,44 @@ class Outbox:
     """One step publishes every row that is due. Run it under the role `outbox`."""
 
     def __init__(
-        self, store: UnitOfWork, broker: Broker, *, codec_of: Callable[[str], str]
+        self,
+        store: UnitOfWork,
+        broker_of: Callable[[str], Broker],
+        *,
+        codec_of: Callable[[str], str],
     ) -> None:
-        """`codec_of` names the codec of a queue."""
+        """`broker_of` and `codec_of` return the broker and the codec of a queue."""
         self._store = store
-        self._broker = broker
+        self._broker_of = broker_of
         self._codec_of = codec_of
 
     async def due(self) -> bool:
         return bool(await self.due_rows(1))
 
-    async def due_rows(self, limit: int) -> list[Row]:
-        """The oldest rows that are due."""
-        found = await self._store.read_due(self._store.sql.maintenance.outbox_due, limit)
+    async def due_rows(self, limit: int, *, but: Collection[str] = ()) -> list[Row]:
+        """The oldest rows that are due, those of the queues `but` left out."""
+        statement = self._store.sql.maintenance.outbox_due
+        found = await self._store.read_due(statement, limit, sorted(but))
         return [Row(*values) for values in found]
 
     async def step(self, worker: Worker) -> int:
-        """Publish; returns how many messages were published."""
+        """Publish; returns how many messages were published.
+
+        A broker that is away holds up its own queues alone. Its error is raised at the end.
+        """
         published = 0
-        while rows := await self.due_rows(BATCH):
+        away: dict[str, BrokerUnavailable] = {}
+        while rows := await self.due_rows(BATCH, but=away):
             queues: dict[str, list[Row]] = {}
             for row in rows:
                 queues.setdefault(row.queue, []).append(row)
             for queue, batch in queues.items():
-                published += await self._publish(queue, batch, worker)
+                try:
+                    published += await self._publish(queue, batch, worker)
+                except BrokerUnavailable as error:
+                    away[queue] = error
+        if away:
+            raise next(iter(away.values()))
         return published
 
     def subscribe(self) -> asyncio.Event:
@@ -127,7 +146,7 @@ class Outbox:
             except (StoreCorrupt, msgspec.MsgspecError) as error:
                 dead.append((row, StoreCorrupt(str(error))))
         done: list[Row] = []
-        results = await self._broker.publish(queue, outgoing) if outgoing else ()
+        results = await self._broker_of(queue).publish(queue, outgoing) if outgoing else ()
         for row, result in zip(good, results, strict=True):
             if result.error is None:
                 done.append(row)

@@ -59,7 +59,8 @@ _MAINTENANCE = MaintenanceSql(
     outbox_due=(
         "SELECT id::text, tenant_id, queue_name, message_id, headers::text, body, body_crc,"
         " priority, ordering_key, ttl_us, clock_timestamp() FROM outbox"
-        f" WHERE due_at <= {NOW} ORDER BY due_at, id LIMIT $1::int"
+        f" WHERE due_at <= {NOW} AND queue_name <> ALL($2::text[])"
+        " ORDER BY due_at, id LIMIT $1::int"
     ),
     copies_due=(
         "SELECT tenant_id, message_id, clock_timestamp() FROM queue_executions"

@@ -50,10 +50,11 @@ class PostgresStore(ClaimStore[Tx]):
     """
 
     sql = SQL
-    fused = False
-    """The queue of the broker is never in this database."""
     forgets_claims = True
     """Claims are not synced, and workers outlive a crash of the server."""
+
+    def holds(self, queue: str) -> bool:
+        return False
 
     def __init__(
         self,

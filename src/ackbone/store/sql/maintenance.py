@@ -15,7 +15,8 @@ class MaintenanceSql(msgspec.Struct, frozen=True, kw_only=True):
     """`UnitOfWork.read_due` runs those that end in `_due`."""
 
     outbox_due: str
-    """limit → the columns of `outbox.Row`, the oldest first; the id is a text"""
+    """limit, queues to leave out → the columns of `outbox.Row`, the oldest first; the id is a
+    text"""
     outbox_delete: str = "DELETE FROM outbox WHERE id = ANY($1::uuid[])"
     """ids"""
     outbox_wait: str = "UPDATE outbox SET due_at = at($2) WHERE id = ANY($1::uuid[])"

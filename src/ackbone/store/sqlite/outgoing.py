@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ackbone.core.broker import Transactional
 from ackbone.core.store import Send
@@ -19,18 +19,28 @@ OUTBOX = (
 class SqliteOutgoing:
     """`OutgoingRows` in a transaction of the writer thread."""
 
-    def __init__(self, conn: sqlite3.Connection, queue: Transactional | None) -> None:
-        """`queue`: the broker whose queue is in the same file, if there is one."""
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        queue: Transactional | None,
+        holds: Callable[[str], bool],
+    ) -> None:
+        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
+        True for these."""
         self._conn = conn
         self._queue = queue
+        self._holds = holds
 
     def publish(self, sends: Sequence[Send], now_us: int) -> bool:
-        if self._queue is None:
-            rows.insert(self._conn, OUTBOX, [outbox_row(send, now_us) for send in sends])
-            return True
         queues: dict[str, list[Send]] = {}
         for send in sends:
             queues.setdefault(send.queue, []).append(send)
+        elsewhere: list[Send] = []
         for queue, batch in queues.items():
-            self._queue.publish_in(self._conn, queue, [send.outgoing for send in batch])
-        return False
+            if self._queue is not None and self._holds(queue):
+                self._queue.publish_in(self._conn, queue, [send.outgoing for send in batch])
+            else:
+                elsewhere += batch
+        if elsewhere:
+            rows.insert(self._conn, OUTBOX, [outbox_row(send, now_us) for send in elsewhere])
+        return bool(elsewhere)

@@ -40,20 +40,22 @@ _NEXT_EVENT = "SELECT rowid, created_at FROM event_log WHERE rowid >= ?1 ORDER B
 
 
 class SqliteRecords(StoreRecords):
-    """`Records` on one SQLite file; `queue` is the broker's file if that is another one."""
+    """`Records` on one SQLite file; `queues` are the files of brokers."""
 
     def __init__(
-        self, file: SqliteFile, *, queue: SqliteFile | None = None, lease_s: float = 10.0
+        self, file: SqliteFile, *, queues: Sequence[SqliteFile] = (), lease_s: float = 10.0
     ) -> None:
         super().__init__(lambda statement, *values: _read(file, statement, values), SQL)
         self._file = file
-        self._queue = queue or file
+        self._queues = queues or [file]
         self._lease_s = lease_s
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
         part = text.encode("utf-8", "surrogatepass")
-        found = await _read(self._queue, _SENT_WITH_TEXT, (text, part, limit))
-        return [waiting_of_row(row) for row in found]
+        found: list[Row] = []
+        for queue in self._queues:
+            found += await _read(queue, _SENT_WITH_TEXT, (text, part, limit))
+        return [waiting_of_row(row) for row in found[:limit]]
 
     async def workers(self) -> Sequence[WorkerState]:
         """A worker is alive as long as it holds the lock on its own file."""
@@ -70,7 +72,7 @@ class SqliteRecords(StoreRecords):
         return self._file.clock.now_us()
 
     async def _sent(self) -> list[Row]:
-        return await _read(self._queue, _SENT)
+        return [row for queue in self._queues for row in await _read(queue, _SENT)]
 
     # -- the ledger, whose positions are its row numbers ------------------------------------------
 

@@ -59,7 +59,8 @@ _CLAIMS = ClaimsSql(
 _MAINTENANCE = MaintenanceSql(
     outbox_due=(
         "SELECT hex(id), tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
-        " ordering_key, ttl_us FROM outbox WHERE due_at <= ?2 ORDER BY due_at, id LIMIT ?1"
+        " ordering_key, ttl_us FROM outbox WHERE due_at <= ?3"
+        " AND queue_name NOT IN (SELECT value FROM json_each(?2)) ORDER BY due_at, id LIMIT ?1"
     ),
     copies_due=(
         "SELECT tenant_id, message_id FROM queue_executions WHERE status = 'open'"

@@ -39,7 +39,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
     """The store on one SQLite file.
 
     `queue` is the broker on the same file, if there is one: taking a message and claiming it is one
-    commit then.
+    commit then. `is_local` returns True for the queues of that broker.
     """
 
     sql = SQL
@@ -51,6 +51,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
         path: Path,
         *,
         queue: Transactional | None = None,
+        is_local: Callable[[str], bool] = lambda queue: True,
         clock: Clock | None = None,
         isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
@@ -60,6 +61,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
+        self._is_local = is_local
         self._opened: SqliteFile | None = None
         self.clock_jumps = 0
         """Always 0: the worker watches the same clock."""
@@ -83,10 +85,8 @@ class SqliteStore(ClaimStore[SqliteTx]):
             raise StoreUnavailable(f"the store {self.path} is not open")
         return self._opened
 
-    @property
-    def fused(self) -> bool:
-        """True if the queue of the broker is in this file."""
-        return self._queue is not None
+    def holds(self, queue: str) -> bool:
+        return self._queue is not None and self._is_local(queue)
 
     def _clock_is_in_doubt(self) -> bool:
         return self._opened is not None and self._opened.clock_in_doubt
@@ -230,7 +230,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
         def run(conn: sqlite3.Connection) -> T:
             nonlocal change
             change = Change()  # it may be undone and run again
-            result = run_now(work(SqliteTx(conn, self.clock.now_us(), self._queue)))
+            result = run_now(work(SqliteTx(conn, self.clock.now_us(), self._queue, self.holds)))
             if change.durable:
                 file.sync_commit()
             for topic in change.topics:

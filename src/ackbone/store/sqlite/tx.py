@@ -45,12 +45,18 @@ class SqliteTx:
     granted: GrantedRuns = NothingGranted()
 
     def __init__(
-        self, conn: sqlite3.Connection, now_us: int, queue: Transactional | None = None
+        self,
+        conn: sqlite3.Connection,
+        now_us: int,
+        queue: Transactional | None = None,
+        holds: Callable[[str], bool] = lambda queue: False,
     ) -> None:
-        """`queue`: the broker whose queue is in the same file, if there is one."""
+        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
+        True for these."""
         self.conn = conn
         self.now_us = now_us
         self._queue = queue
+        self._holds = holds
         self.letters: dict[str, Letter] = {}
         self.if_unknown: Callable[[], None] | None = None
         self._state: str | None = None
@@ -84,7 +90,7 @@ class SqliteTx:
 
     @property
     def outgoing(self) -> SqliteOutgoing:
-        return SqliteOutgoing(self.conn, self._queue)
+        return SqliteOutgoing(self.conn, self._queue, self._holds)
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         return self.conn.execute(statement, parameters(values)).fetchall()

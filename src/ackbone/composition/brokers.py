@@ -1,0 +1,115 @@
+"""The brokers of an app. They are opened and closed together, and each queue is on one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ackbone.brokers.registry import make_broker
+from ackbone.core.broker import Broker, LimitsPublish, NamesConsumers, Renews
+from ackbone.core.clock import Clock
+from ackbone.core.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from ackbone.config import Config
+    from ackbone.config.endpoints import Endpoint
+
+log = logging.getLogger("ackbone.app")
+
+SOON_S, LATEST_S = 0.05, 2.0
+"""Pauses before a broker that could not be opened is tried again: they double."""
+
+
+class Brokers:
+    """The brokers of one configuration, not open yet."""
+
+    def __init__(self, config: Config, *, clock: Clock) -> None:
+        """Raises ConfigError for a broker that this version does not have."""
+        self._config = config
+        self._endpoints: Mapping[str, Endpoint] = config.endpoints
+        self.by_name = {
+            name: make_broker(each.url, clock=clock) for name, each in self._endpoints.items()
+        }
+        self._opening: list[asyncio.Task[None]] = []
+
+    def of(self, queue: str) -> Broker:
+        """Return the broker that the queue is on."""
+        return self.by_name[self._config.endpoint(queue).name]
+
+    def with_queues(self, queues: Iterable[str]) -> list[tuple[Broker, list[str]]]:
+        """Return the brokers of these queues, each with those that are on it."""
+        found: dict[str, list[str]] = {}
+        for queue in queues:
+            found.setdefault(self._config.endpoint(queue).name, []).append(queue)
+        return [(self.by_name[name], some) for name, some in found.items()]
+
+    def on_file(self, path: Path) -> Broker | None:
+        """Return the broker whose queues are in this SQLite file, if there is one."""
+        names = (name for name, each in self._endpoints.items() if each.file == path)
+        return next((self.by_name[name] for name in names), None)
+
+    def prepare(
+        self, consumer: str, *, publish_within_s: float, config_now: Callable[[], Config]
+    ) -> str:
+        """Tell the brokers what they need before they are opened.
+
+        Returns the name by which all of them know this reader, if they know readers by names.
+        """
+        for name, broker in self.by_name.items():
+            if isinstance(broker, Renews):
+                broker.renew_by(lambda name=name: config_now().endpoints[name].url)  # type: ignore[misc]
+            if isinstance(broker, NamesConsumers):
+                consumer = broker.name_consumer(consumer)
+            if isinstance(broker, LimitsPublish):
+                broker.publish_within_s = publish_within_s
+        return consumer
+
+    async def open(self, *, servers: bool = True) -> None:
+        """Open all of them. Without `servers`, only those that are no server.
+
+        A broker that is unavailable stops only its own queues: it is opened when it is back. If
+        none can be opened, raises the error of the first one.
+        """
+        wanted = [
+            (name, broker)
+            for name, broker in self.by_name.items()
+            if servers or not self._endpoints[name].kind.is_server
+        ]
+        answers = await asyncio.gather(
+            *(broker.open() for _, broker in wanted), return_exceptions=True
+        )
+        away = []
+        for (name, broker), error in zip(wanted, answers, strict=True):
+            if isinstance(error, BrokerUnavailable):
+                away.append((name, broker, error))
+            elif error is not None:
+                raise error
+        if away and len(away) == len(wanted):
+            raise away[0][2]
+        for name, broker, error in away:
+            log.warning("broker %s is unavailable: %s; trying until it is back", name, error)
+            opening = self._open_later(name, broker)
+            self._opening.append(asyncio.create_task(opening, name=f"ackbone open {name}"))
+
+    async def _open_later(self, name: str, broker: Broker) -> None:
+        pause = SOON_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(LATEST_S, pause * 2)
+            try:
+                await broker.open()
+            except BrokerUnavailable as error:
+                log.debug("broker %s: %s", name, error)
+                continue
+            log.warning("broker %s is back", name)
+            return
+
+    async def close(self) -> None:
+        for opening in self._opening:
+            opening.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        self._opening.clear()
+        await asyncio.gather(*(broker.close() for broker in self.by_name.values()))
