@@ -54,10 +54,10 @@ class FailsTheWholeBatch(SqliteStore):
 
 class IgnoresKeys(SqliteStore):
     async def claim(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
     ) -> Sequence[Verdict]:
         sub = msgspec.structs.replace(sub, dedup=False)
-        return await super().claim(sub, batch, worker=worker)
+        return await super().claim(sub, batch, worker=worker, adopt=adopt)
 
 
 class RunsWhatIsFinal(SqliteStore):
@@ -66,10 +66,10 @@ class RunsWhatIsFinal(SqliteStore):
         self._granted: dict[str, Run] = {}
 
     async def claim(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
     ) -> Sequence[Verdict]:
         verdicts = []
-        for verdict in await super().claim(sub, batch, worker=worker):
+        for verdict in await super().claim(sub, batch, worker=worker, adopt=adopt):
             if verdict.run is not None:
                 self._granted[verdict.run.message.id] = verdict.run
             if verdict.answer is Answer.FINAL and verdict.delivery is not None:
@@ -82,9 +82,9 @@ class RunsWhatIsFinal(SqliteStore):
 
 class TurnsVerdictsAround(SqliteStore):
     async def claim(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
     ) -> Sequence[Verdict]:
-        return list(reversed(await super().claim(sub, batch, worker=worker)))
+        return list(reversed(await super().claim(sub, batch, worker=worker, adopt=adopt)))
 
 
 class LetsEveryoneFetch(SqliteStore):

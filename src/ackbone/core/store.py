@@ -68,6 +68,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     codec: str = "standard"
     reason: str = "undecodable"
     """Reason of the dead letter, if there is no message."""
+    minted: bool = False
+    """Neither the sender nor the broker names the message. Another copy of it would have another
+    id."""
 
 
 Decode = Callable[[Delivery], Candidate]
@@ -317,12 +320,14 @@ class Claims(Protocol):
         ...
 
     async def claim(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
     ) -> Sequence[Verdict]:
         """Decide about each received copy, in one transaction. Returns one verdict for each, in
         order.
 
-        The transaction is synced before this returns if `lets_go(verdicts)`.
+        `adopt`: the store takes whole messages, so that every copy may be acknowledged, that of a
+        granted run, too. The transaction is synced before this returns if `adopt` or
+        `lets_go(verdicts)`.
         """
         ...
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.codecs.json_text import hash_payload
 from ackbone.core.errors import DecodeError
+from ackbone.core.ids import derived_id, new_id
 from ackbone.core.store import Candidate, Decode
 
 
@@ -16,6 +19,9 @@ def decoder(sub: Subscription, *, max_bytes: int | None = None) -> Decode:
     read = codec.decode
 
     def decode(delivery: Delivery) -> Candidate:
+        nameless = delivery.identity is None
+        if nameless:
+            delivery = replace(delivery, identity=new_id())
         try:
             if not delivery.intact:
                 raise DecodeError("the body does not match its checksum: it was changed on disk")
@@ -23,7 +29,11 @@ def decoder(sub: Subscription, *, max_bytes: int | None = None) -> Decode:
                 raise DecodeError(f"{len(delivery.body)} bytes, the limit is {max_bytes}")
             message = read(delivery, sub)
             return Candidate(
-                delivery=delivery, message=message, sha256=hash_payload(message.payload), codec=name
+                delivery=delivery,
+                message=message,
+                sha256=hash_payload(message.payload),
+                codec=name,
+                minted=nameless and message.id == derived_id(sub.queue, delivery.identity or ""),
             )
         except DecodeError as error:
             return Candidate(delivery=delivery, message=None, error=error, codec=name)

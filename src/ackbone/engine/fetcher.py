@@ -60,7 +60,7 @@ class _Fetcher:
                 hold = self._flow.wait_s(self.sub)
                 if hold > 0:
                     if hold >= LONG_HOLD_S:
-                        await self._steps.pause(self.sub)
+                        await self._steps.sources.pause(self.sub)
                     await _wait(woken, min(hold, NET_S))
                     continue
                 try:
@@ -146,7 +146,7 @@ class BrokerFetcher(_Fetcher):
         try:
             await super().run()
         finally:
-            await self._steps.pause(self.sub)
+            await self._steps.sources.pause(self.sub)
             for claiming in self._claiming:
                 claiming.cancel()
             if self._claiming:
@@ -226,12 +226,16 @@ class BrokerFetcher(_Fetcher):
                 pause = min(2.0, pause * 2)
 
     async def _settle_others(self, verdicts: Sequence[Verdict]) -> None:
-        """Settle the copies that will not run here. The reason is the verdict."""
+        """Settle the copies that no run of this worker will settle. The reason is the verdict."""
         granted = Answer.RUN
         others = [
             (verdict.delivery, verdict.answer)
             for verdict in verdicts
-            if verdict.answer is not granted and verdict.delivery is not None
+            if verdict.delivery is not None
+            and (
+                verdict.answer is not granted
+                or (verdict.run is not None and verdict.run.delivery is None)
+            )
         ]
         acks = [
             Settlement(delivery=delivery, verb=Verb.ACK, reason=answer)
@@ -252,7 +256,7 @@ class BrokerFetcher(_Fetcher):
     async def _is_the_reader(self) -> bool:
         """Only one worker reads an ordered source. Read by two, its messages have no order."""
         steps = self._steps
-        broker = steps.broker(self.sub)
+        broker = steps.sources.broker(self.sub)
         assert broker is not None  # noqa: S101 - for the type checker
         able = broker.capabilities
         if able.durability is Durability.NONE and able.lease_s is None:
@@ -260,11 +264,11 @@ class BrokerFetcher(_Fetcher):
         worker = steps.worker
         if await steps.store.adopt_in_order(self.sub, [], worker=worker) is None:
             if self._reads_as is not None:
-                await steps.pause(self.sub)
+                await steps.sources.pause(self.sub)
             self._reads_as = None
             return False
         if self._reads_as != worker.worker_id:
-            source: object = await steps.source(self.sub)
+            source: object = await steps.sources.of(self.sub)
             if isinstance(source, TakesOver):
                 source.take_over()
             self._reads_as = worker.worker_id

@@ -187,7 +187,7 @@ class Settler:
             self._settling[key] = asyncio.create_task(settling, name="ackbone-settler-broker")
 
     def _copies_of(self, sub: Subscription) -> list[_Settled]:
-        key = id(self._steps.broker(sub))
+        key = id(self._steps.sources.broker(sub))
         return self._committed.setdefault(key, {}).setdefault(sub.name, [])
 
     async def _settle(self, key: int) -> None:
@@ -235,7 +235,7 @@ class Settler:
             # A message that must wait is held by the store, never by a broker.
             return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
         if isinstance(outcome, Dead | Expired):
-            broker = self._steps.broker(sub)
+            broker = self._steps.sources.broker(sub)
             can_reject = broker is not None and broker.capabilities.reject
             if sub.ack_policy == "nack" and can_reject:
                 return Verb.REJECT, getattr(outcome, "reason", "expired")

@@ -15,10 +15,10 @@ one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ackbone.core.broker import Broker, Delivery, Settlement, Source, Subscription
+from ackbone.core.broker import Delivery, Settlement, Subscription
 from ackbone.core.errors import BrokerError
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import (
@@ -37,6 +37,7 @@ from .decoder import decoder
 from .guard import AskGuard
 from .handlers import outcome_of
 from .outages import Outages, broker_side
+from .sources import Sources
 from .wiring import Ports
 
 if TYPE_CHECKING:
@@ -63,23 +64,20 @@ class Steps:
         max_bytes: int | None = None,
         room_of: Callable[[str], int] = lambda subscription: ROOM,
     ) -> None:
-        """`room_of` returns how many messages of a subscription this worker runs at a time."""
         self.store = ports.store
-        self._broker_of = ports.broker_of
-        self._sources: dict[str, Source] = {}
+        self.sources = Sources(ports.broker_of, room_of, outages)
         self.outages = outages
         self.worker = Worker(worker_id=0)
         """The registration that claims and finishes. After a lost lease it is another one."""
         self._guard = guard
         self._max_bytes = max_bytes
-        self._room_of = room_of
         self._decoders: dict[str, Decode] = {}
 
     # -- steps 1 to 3, a broker with a life of its own --------------------------------------------
 
     async def receive(self, sub: Subscription, limit: int) -> Sequence[Delivery]:
         """Step 1. Read up to `limit` copies. The broker gives them to no other worker meanwhile."""
-        source = await self.source(sub)
+        source = await self.sources.of(sub)
         return await source.receive(limit=limit, wait=RECEIVE_WAIT_S)
 
     def decode(self, sub: Subscription, deliveries: Sequence[Delivery]) -> list[Candidate]:
@@ -96,17 +94,22 @@ class Steps:
         store holds the message or its end, and the fetcher settles the copy at once.
         In an ordered subscription, messages with an ordering key are written into their
         conversations first, in the broker's order, and claimed from there when it is their turn.
+        A message without any id is adopted as it is claimed.
         """
-        if not sub.ordered:
-            return await _answer(self.store.claim(sub, candidates, worker=self.worker))
-        keyed = [c for c in candidates if c.message and c.message.ordering_key]
-        others = [c for c in candidates if not (c.message and c.message.ordering_key)]
-        verdicts: list[Verdict] = []
-        if keyed:
-            adopted = await self.store.adopt_in_order(sub, keyed, worker=self.worker)
-            verdicts += adopted or [
-                Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
-            ]
+        others, verdicts = candidates, list[Verdict]()
+        if sub.ordered:
+            keyed = [c for c in candidates if c.message and c.message.ordering_key]
+            others = [c for c in candidates if not (c.message and c.message.ordering_key)]
+            if keyed:
+                adopted = await self.store.adopt_in_order(sub, keyed, worker=self.worker)
+                verdicts += adopted or [
+                    Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
+                ]
+        minted = [each for each in others if each.minted]
+        if minted:  # nothing would recognize a second copy, so the first must not come again
+            others = [each for each in others if not each.minted]
+            asked = self.store.claim(sub, minted, worker=self.worker, adopt=True)
+            verdicts += await _answer(asked)
         if others:
             verdicts += await _answer(self.store.claim(sub, others, worker=self.worker))
         return verdicts
@@ -165,42 +168,11 @@ class Steps:
         if not batch:
             return
         try:
-            await (await self.source(sub)).settle(batch)
+            await (await self.sources.of(sub)).settle(batch)
         except BrokerError as error:
             caller = f"settling {len(batch)} messages of {sub.queue}"
             side = broker_side(sub.broker)
             self.outages.failed(caller, error, asks_again=False, broker=side)
-
-    # -- the broker of a subscription -------------------------------------------------------------
-
-    def broker(self, sub: Subscription) -> Broker | None:
-        """Return the broker of the subscription. None: its queue is in the store's file."""
-        return self._broker_of(sub.queue)
-
-    async def source(self, sub: Subscription) -> Source:
-        """Return the reader of the subscription. The first call subscribes."""
-        source = self._sources.get(sub.name)
-        if source is None:
-            broker = self.broker(sub)
-            assert broker is not None  # noqa: S101 - only a queue elsewhere has a source
-            source = await broker.subscribe(sub, room=self._room_of(sub.name))
-            self._sources[sub.name] = source
-        return source
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """The readers that were used so far, by the name of their subscription."""
-        return self._sources
-
-    async def pause(self, sub: Subscription) -> None:
-        """Return to the broker what was read for this subscription and not received."""
-        if sub.name in self._sources:
-            try:
-                await self._sources[sub.name].pause()
-            except BrokerError as error:
-                side = broker_side(sub.broker)
-                caller = f"pausing {sub.queue}"
-                self.outages.failed(caller, error, asks_again=False, broker=side)
 
     def _decoder(self, sub: Subscription) -> Decode:
         decode = self._decoders.get(sub.name)

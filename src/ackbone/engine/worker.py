@@ -125,7 +125,7 @@ class EngineWorker:
         steps, slots, flow = self._steps, self._flow.slots[sub.name], self._flow
         if self._settings.is_child:
             return [StoreFetcher(sub, steps, slots, flow, company=self._settings.company)]
-        if steps.broker(sub) is None:
+        if steps.sources.broker(sub) is None:
             return [FileFetcher(sub, steps, slots, flow)]
         return [
             BrokerFetcher(sub, steps, slots, flow),

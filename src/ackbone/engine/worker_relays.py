@@ -100,7 +100,7 @@ class WorkerRelays:
 
     def _brokers(self) -> list[Broker]:
         """Return the brokers that the subscriptions are on, each once."""
-        found = (self._steps.broker(sub) for sub in self._flow.subscriptions)
+        found = (self._steps.sources.broker(sub) for sub in self._flow.subscriptions)
         return list({id(broker): broker for broker in found if broker is not None}.values())
 
     # -- running messages -------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class WorkerRelays:
             if run.delivery is not None:
                 held.setdefault(sub.name, []).append(run.delivery)
         for name, deliveries in held.items():
-            source: object = self._steps.sources.get(name)
+            source: object = self._steps.sources.opened.get(name)
             if isinstance(source, Extends):
                 await source.extend(deliveries)
 
@@ -123,7 +123,7 @@ class WorkerRelays:
         now_us = self._clock.now_us()
         long: dict[str, list[Active]] = {}
         for active in self._flow.executor.active:
-            broker = self._steps.broker(active.sub)
+            broker = self._steps.sources.broker(active.sub)
             limit_s = None if broker is None else broker.capabilities.hold_limit_s
             if active.run.delivery is None or limit_s is None:
                 continue
@@ -141,7 +141,9 @@ class WorkerRelays:
     async def _inherit(self, worker: Worker) -> None:
         """Take over what ended workers had received. The store knows of an end long before the
         lease of the broker's copies is over."""
-        sources = [each for each in self._steps.sources.values() if isinstance(each, Inherits)]
+        sources = [
+            each for each in self._steps.sources.opened.values() if isinstance(each, Inherits)
+        ]
         names = frozenset(itertools.chain.from_iterable(each.holders for each in sources))
         ended = await self._store.ended(names) if names else names
         for source in sources:
@@ -224,7 +226,7 @@ class WorkerRelays:
         """
         bound: list[tuple[Subscription, Bound]] = []
         for sub in self._flow.subscriptions:
-            broker: object = self._steps.broker(sub)
+            broker: object = self._steps.sources.broker(sub)
             if isinstance(broker, Bound):
                 bound.append((sub, broker))
         if not bound:

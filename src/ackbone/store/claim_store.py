@@ -50,7 +50,7 @@ class ClaimStore(BaseStore[X]):
     # -- claim ------------------------------------------------------------------------------------
 
     async def claim(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
     ) -> Sequence[Verdict]:
         """One transaction for the batch. A message that no row can hold ends as `unstorable`."""
         if not batch:
@@ -58,10 +58,11 @@ class ClaimStore(BaseStore[X]):
 
         async def admit(some: Sequence[Candidate]) -> Sequence[Verdict]:
             async def op(tx: Tx, change: Change) -> list[Verdict]:
-                claim = self._claiming(tx, change, sub, worker, held="broker")
+                held = "store" if adopt else "broker"
+                claim = self._claiming(tx, change, sub, worker, held=held)
                 verdicts = await claims.admit(claim, some)
                 # A lost claim of runs alone only runs again: the broker still has the messages.
-                change.durable = lets_go(verdicts)
+                change.durable = adopt or lets_go(verdicts)
                 return verdicts
 
             verdicts = await self.write(op, worker_id=worker.worker_id, durable=False)
