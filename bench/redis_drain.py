@@ -35,7 +35,11 @@ class Stage:
 
     @property
     def env(self) -> dict[str, str]:
-        found = {"ACKBONE__BROKER": self.server.url, "ACKBONE__STORE": self.store}
+        found = {
+            "ACKBONE__BROKER": self.server.url,
+            "ACKBONE__STORE": self.store,
+            "ACKBONE__DEFAULT_QUEUE": workload.queue_on(self.server.url),
+        }
         if self.slots is not None:
             found["ACKBONE__WORKER__SLOTS"] = str(self.slots)
         return found

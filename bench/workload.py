@@ -30,9 +30,15 @@ def payload(n: int) -> dict[str, Any]:
     }
 
 
+def queue_on(broker: str) -> str:
+    """The queue that is measured: that of the task protocol on Redis."""
+    return "default" if broker == "sqlite" else "stream:task"
+
+
 def open_app(home: Path, broker: str = "sqlite") -> App:
     """An app on the database of `home`, with the defaults and nothing from the environment."""
-    return App(Config(home=home, broker=broker), name="bench-sender")
+    config = Config(home=home, broker=broker, default_queue=queue_on(broker))
+    return App(config, name="bench-sender")
 
 
 def database(home: Path) -> Path:

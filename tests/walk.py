@@ -100,7 +100,7 @@ def configuration(kind: str) -> Iterator[Config]:
             stack.callback(server.remove)
             server.start()
         store = postgres.url(postgres.new_database())
-        yield Config(home=Path(folder), broker=redis.url, store=store)
+        yield Config(home=Path(folder), broker=redis.url, store=store, default_queue="stream:task")
 
 
 def main(arguments: list[str]) -> None:

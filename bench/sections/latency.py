@@ -50,7 +50,11 @@ def section(bench: Bench) -> list[Row]:
 def measure(home: Path, count: int, broker: str = "sqlite") -> dict[str, float]:
     """Milliseconds: percentiles from send to handler, and of the sends alone."""
     samples = home / "samples"
-    env = {"ACKBONE_BENCH_SAMPLES": str(samples), "ACKBONE__BROKER": broker}
+    env = {
+        "ACKBONE_BENCH_SAMPLES": str(samples),
+        "ACKBONE__BROKER": broker,
+        "ACKBONE__DEFAULT_QUEUE": workload.queue_on(broker),
+    }
     with processes.worker(home, until_idle=False, env=env) as child:
         app = workload.open_app(home, broker)
         sends = asyncio.run(_send(app, count, samples, child))

@@ -561,6 +561,7 @@ def test_a_delayed_message_waits_in_the_store_where_the_broker_cannot_hold_it(
     server.start()
     try:
         monkeypatch.setenv("ACKBONE__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
         (receipt,) = lines(call("send", "--type", "good", "--delay", "50ms", "--json"))
         assert receipt["durability"] == "fsync"
         (at_once,) = lines(call("send", "--type", "good", "--json"))
@@ -577,6 +578,7 @@ def test_what_waits_on_a_server_is_counted(home: Path, monkeypatch: pytest.Monke
     server.start()
     try:
         monkeypatch.setenv("ACKBONE__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
         call("send", "--type", "good", "--count", "3")
         (found,) = lines(call("stats", "--json"))
         (state,) = [each for each in found["queues"] if each["queue"] == "stream:task"]
@@ -596,6 +598,7 @@ def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.M
     server.start()
     try:
         monkeypatch.setenv("ACKBONE__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
         task = ["task_id", "t-1", "tool_name", "good", "payload", "{}", "idempotency_key", "k-1"]
         server.cli("XADD", "stream:task", "*", *task, "retry_count", "0")
         work()
@@ -618,6 +621,7 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
         monkeypatch.setenv("ACKBONE__BROKER", f"{server.url}?password={CANARY}")
         wrong = call("doctor", "--json", code=Exit.CHECK_FAILED)
         monkeypatch.setenv("ACKBONE__BROKER", server.url)
+        monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
         refused = call("doctor", "--json", code=Exit.CHECK_FAILED)
         monkeypatch.setenv("ACKBONE__BROKER", f"{server.url}?allow_unsafe=1")
         allowed = call("doctor", "--json")

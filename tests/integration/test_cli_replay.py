@@ -251,6 +251,7 @@ def test_on_redis_a_replay_goes_through_the_outbox(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ACKBONE__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
     bury(*({"payload": {"n": n}, "message_id": f"m-{n}"} for n in range(5)))
     done = lines(
         call(*DLQ_REPLAY, "--all", "--set", "payload.mended=true", "--unset", "payload.n", "--json")
@@ -276,6 +277,7 @@ def test_what_workers_of_other_programs_gave_up_is_listed_replayed_and_abandoned
 ) -> None:
     """They write the six fields to `stream:dlq`, and know nothing of a store."""
     monkeypatch.setenv("ACKBONE__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
     bury({"payload": {"n": 0}, "message_id": "ours"})
     for task_id, error in (("theirs", "boom"), ("theirs", "boom again"), ("given-up", "no")):
         client.xadd(
@@ -330,6 +332,7 @@ def test_while_redis_is_away_people_can_still_act(
     (seen,) = [q for q in json.loads(stats.stdout)["queues"] if q["queue"] == "work"]
     assert (seen["ready"], seen["delayed"]) == (1, 0), "it waits in the outbox"
     monkeypatch.setenv("ACKBONE__BROKER", server.url)
+    monkeypatch.setenv("ACKBONE__DEFAULT_QUEUE", "stream:task")
     monkeypatch.setenv("ACKBONE__QUEUES__WORK__CODEC", "standard")
     work()
     assert asked(home, "SELECT count(*) FROM outbox") == [(0,)]

@@ -24,6 +24,7 @@ def app(request: pytest.FixtureRequest, home: Path, server: RedisServer, client:
         Config(
             home=home,
             broker=server.url,
+            default_queue="stream:task",
             store="sqlite"
             if request.param == "sqlite"
             else request.getfixturevalue("postgres_url"),

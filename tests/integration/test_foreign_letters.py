@@ -28,7 +28,7 @@ LETTER = {
 def config(request: pytest.FixtureRequest, home: Path, server: RedisServer) -> Config:
     url = store_url(request)
     settings: dict[str, Any] = {} if url is None else {"store": url}
-    return Config(home=home, broker=server.url, **settings)
+    return Config(home=home, broker=server.url, **{"default_queue": "stream:task", **settings})
 
 
 async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) -> None:

@@ -46,6 +46,7 @@ async def two_workers(home: Path, broker: str, look: Callable[[], None] | None =
     config = Config(
         home=home,
         broker=broker,
+        default_queue="stream:task",
         store=f"sqlite:///{home}/ackbone.db",
         queues={"stream:task": Queue(ordered=True)},
         worker=Worker(slots=3, lease_s=5.0, shutdown_timeout_s=5.0),

@@ -186,7 +186,10 @@ async def test_a_task_is_accepted_while_the_store_cannot_write(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The broker has it; the worker that claims it writes the event that is missing."""
-    app, boss = (App(Config(home=home, broker=server.url), name=name) for name in ("w", "boss"))
+    app, boss = (
+        App(Config(home=home, broker=server.url, default_queue="stream:task"), name=name)
+        for name in ("w", "boss")
+    )
 
     @app.on("job")
     async def job(ctx: Context) -> None:
@@ -355,7 +358,9 @@ async def test_the_result_of_somebody_elses_worker_is_written_down(
     home: Path, server: RedisServer, client: Any, kind: str, request: pytest.FixtureRequest
 ):
     store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    app = App(Config(home=home, broker=server.url, store=store), name="boss")
+    app = App(
+        Config(home=home, broker=server.url, default_queue="stream:task", store=store), name="boss"
+    )
     async with Orchestrator(app) as tasks, asyncio.timeout(LIMIT_S):
         task = await tasks.submit("search", {"q": 1})
         client.xgroup_create("stream:task", "cg:workers", "0", mkstream=True)
@@ -403,7 +408,9 @@ async def test_a_result_that_no_row_takes_holds_up_no_other(
     request: pytest.FixtureRequest,
 ):
     store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    app = App(Config(home=home, broker=server.url, store=store), name="boss")
+    app = App(
+        Config(home=home, broker=server.url, default_queue="stream:task", store=store), name="boss"
+    )
     async with Orchestrator(app) as tasks:
         client.xadd("stream:result", {"task_id": "bad", "status": "succeeded", field: "a\0b"})
         client.xadd("stream:result", {"task_id": "good", "status": "succeeded", "result": "1"})
@@ -421,7 +428,9 @@ async def test_a_result_of_the_end_of_time_can_be_read(
     request: pytest.FixtureRequest,
 ):
     store = "sqlite" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    app = App(Config(home=home, broker=server.url, store=store), name="boss")
+    app = App(
+        Config(home=home, broker=server.url, default_queue="stream:task", store=store), name="boss"
+    )
     async with Orchestrator(app) as tasks:
         client.xadd("stream:result", {"task_id": "t", "status": "succeeded", "finished_at": when})
         assert (await tasks.wait("t", timeout_s=LIMIT_S)).ok
@@ -430,7 +439,7 @@ async def test_a_result_of_the_end_of_time_can_be_read(
 async def test_results_are_written_down_as_soon_as_the_store_is_back(
     home: Path, server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    app = App(Config(home=home, broker=server.url), name="boss")
+    app = App(Config(home=home, broker=server.url, default_queue="stream:task"), name="boss")
     async with Orchestrator(app) as tasks:
         record, away = tasks._desk.record, [True]
 

@@ -31,6 +31,7 @@ def config(home: Path, server: RedisServer, client: Any, postgres_url: str) -> C
     return Config(
         home=home,
         broker=server.url,
+        default_queue="stream:task",
         store=postgres_url,
         worker=Worker(lease_s=2.0),
         retry=Retry(base_delay_s=0.01, max_delay_s=0.02),

@@ -63,7 +63,7 @@ def start_tls(authority: Authority, free_port: int) -> Iterator[StartTls]:
 
 async def runs_a_task(home: Path, url: str, plain: Any) -> None:
     """An app on this address runs what a plain client wrote, and tells its result."""
-    app = App(Config(home=home, broker=url))
+    app = App(Config(home=home, broker=url, default_queue="stream:task"))
     ran: list[str] = []
 
     @app.on("search")
@@ -198,7 +198,7 @@ async def test_a_wrong_password_and_a_missing_right_are_told_without_the_passwor
     with Redis.from_url(guarded.url) as plain:
         plain.execute_command("ACL", "SETUSER", "worker", "-xadd")
     url = f"{guarded.url}?username=worker&password={quote(PASSWORD, safe='')}"
-    app = App(Config(home=home, broker=url))
+    app = App(Config(home=home, broker=url, default_queue="stream:task"))
     async with app:
         with pytest.raises(Exception, match="xadd") as caught:
             await app.send("search", {})
@@ -211,7 +211,7 @@ async def test_a_password_that_was_changed_is_read_again(home: Path, guarded: Re
     secret = home / "secret"
     secret.write_text("old\n")
     address = f"{guarded.url}?username=ada&password=${{file:secret}}"
-    (home / "ackbone.yaml").write_text(f"home: .\nbroker: {address}\n")
+    (home / "ackbone.yaml").write_text(f"home: .\nbroker: {address}\ndefault_queue: stream:task\n")
     app = App(home / "ackbone.yaml")
     async with app, asyncio.timeout(LIMIT_S):
         await app.send("hello", {})

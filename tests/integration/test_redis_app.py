@@ -24,6 +24,7 @@ def make_app(home: Path, server: RedisServer, *, visibility_s: float = 30.0) -> 
         Config(
             home=home,
             broker=f"{server.url}?visibility_timeout_s={visibility_s}",
+            default_queue="stream:task",
             queues={STREAM: Queue(codec="task")},
             tasks=Tasks(max_retries=2, retry_delays_s=(0.01,)),
         )

@@ -49,6 +49,7 @@ class Bench:
             Config(
                 home=home,
                 broker=f"{url}?visibility_timeout_s={visibility_s}&timeout_s=5",
+                default_queue=STREAM,
                 tasks=Tasks(max_retries=2, retry_delays_s=(0.01,)),
             )
         )

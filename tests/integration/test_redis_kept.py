@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 async def test_until_idle_ends_though_entries_are_kept(
     home: Path, server: RedisServer, client: Any, more: str, others: bool, left: int
 ) -> None:
-    app = App(Config(home=home, broker=server.url + more))
+    app = App(Config(home=home, broker=server.url + more, default_queue="stream:task"))
     ran: list[int] = []
 
     @app.on("note", queue="notes")

@@ -54,6 +54,7 @@ def make_app(home: Path, server: RedisServer, **queue: Any) -> App:
         Config(
             home=home,
             broker=f"{server.url}?visibility_timeout_s=30",
+            default_queue="stream:task",
             tasks=Tasks(max_retries=2, retry_delays_s=(0.01,)),
             queues=queues,
         )
@@ -167,7 +168,7 @@ async def test_a_task_that_fails_for_good_is_told_twice_once_in_each_stream(
 async def test_a_task_waits_one_five_and_fifteen_minutes_unless_told_otherwise(
     home: Path, server: RedisServer, client: Any
 ):
-    app = App(Config(home=home, broker=server.url))
+    app = App(Config(home=home, broker=server.url, default_queue="stream:task"))
     happened: asyncio.Queue[Event] = asyncio.Queue()
     app.observe(happened.put_nowait)
 
@@ -430,8 +431,11 @@ async def test_a_worker_of_another_kind_may_end_a_task(
 async def test_two_stores_do_not_share_a_group(
     home: Path, tmp_path: Path, server: RedisServer, client: Any
 ):
-    config = Config(home=home, broker=server.url)
-    async with App(config) as first, App(Config(home=tmp_path, broker=server.url)) as second:
+    config = Config(home=home, broker=server.url, default_queue="stream:task")
+    async with (
+        App(config) as first,
+        App(Config(home=tmp_path, broker=server.url, default_queue="stream:task")) as second,
+    ):
         worker = first.worker()
         await worker.begin()
         with pytest.raises(ConfigError, match="share one store") as caught:
@@ -441,7 +445,9 @@ async def test_two_stores_do_not_share_a_group(
         await again.begin()
         for each in (worker, again):
             await each.drain()
-    unsafe = Config(home=tmp_path, broker=f"{server.url}?allow_unsafe=1")
+    unsafe = Config(
+        home=tmp_path, broker=f"{server.url}?allow_unsafe=1", default_queue="stream:task"
+    )
     async with App(unsafe) as third:
         allowed = third.worker()
         await allowed.begin()

@@ -128,7 +128,7 @@ def test_without_a_file_everything_has_a_default(load, tmp_path):
 
 
 def test_a_redis_broker_is_all_that_a_task_worker_needs(load):
-    config = load("broker: redis://localhost\n")
+    config = load("broker: redis://localhost\ndefault_queue: stream:task\n")
     assert config.default_queue == "stream:task"
     sub = config.subscription("stream:task")
     assert (sub.codec, sub.group, sub.ordered) == ("task", "cg:workers", False)

@@ -38,7 +38,7 @@ _SPOOL_BYTES = 16 * 1024 * 1024
         "generate | ackbone send --file - --strict --json",
     )
 )
-@click.option("--queue", help="Queue (default: default; on Redis stream:task).")
+@click.option("--queue", help="Queue (default: default_queue of the configuration).")
 @click.option(
     "--type", "type_", help="Message type; with --file, the type of lines that have none."
 )

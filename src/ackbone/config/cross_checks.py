@@ -76,6 +76,8 @@ class _Rules:
                 self.say(path, "is the broker that `broker` names; write its URL there")
 
     def queues(self) -> None:
+        if NAME.match(self.config.default_queue) is None:
+            self.say("default_queue", f"not a valid queue name: {_NAME_RULE}")
         for name, queue in self.config.queues.items():
             path = join("queues", name)
             if queue.broker is not None and queue.broker not in (DEFAULT, *self.config.brokers):

@@ -89,7 +89,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """The task protocol: defaults of queues with the codec `task`."""
 
     stream: str = "stream:task"
-    """The queue of tasks, and the default queue on Redis."""
+    """The queue of tasks. `default_queue` may name it."""
     group: str = "cg:workers"
     results: str = "stream:result"
     dead_letters: str = "stream:dlq"

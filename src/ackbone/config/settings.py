@@ -276,6 +276,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """`sqlite` (the broker's file, else in `home`), `sqlite:///path` or `postgresql://user@host/name`."""
     worker: Worker = Worker()
     queues: dict[str, Queue] = {}
+    default_queue: str = DEFAULT_QUEUE
+    """The queue of handlers and messages that name none. `stream:task` chooses the task
+    protocol."""
     tasks: Tasks = Tasks()
     retry: Retry = Retry()
     breaker: Breaker = Breaker()
@@ -391,12 +394,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             trigger = self.trigger(name)
             found = Queue() if trigger is None else trigger.queue()
         return self.tasks.complete(name, found)
-
-    @property
-    def default_queue(self) -> str:
-        """The queue of handlers and messages without a queue."""
-        redis = self.endpoints[DEFAULT].kind.name == "redis"
-        return self.tasks.stream if redis else DEFAULT_QUEUE
 
     def trigger(self, queue: str) -> Trigger | None:
         """Return the entry of `triggers` that reads this queue."""
