@@ -72,11 +72,9 @@ class RabbitServer:
         return self._process.pid
 
     def start(self) -> None:
+        if self._epmd is None:
+            self._epmd = self._start_epmd()
         with (self.folder / "output").open("ab") as output:
-            if self._epmd is None:
-                # A child of ours: the one that Erlang starts by itself outlives the node.
-                epmd = ["epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
-                self._epmd = subprocess.Popen(epmd, stdout=output, stderr=output)
             self._process = subprocess.Popen(
                 self._inside(f"{_PROGRAMS}/rabbitmq-server"),
                 stdin=subprocess.DEVNULL,
@@ -90,6 +88,18 @@ class RabbitServer:
             assert self._process.poll() is None, f"RabbitMQ ended:\n{self._last_words()}"
             assert time.monotonic() < deadline, f"RabbitMQ did not start:\n{self._last_words()}"
             time.sleep(0.05)
+
+    def _start_epmd(self) -> subprocess.Popen[bytes]:
+        """A child of ours. Where Erlang finds none it starts its own, which outlives the node."""
+        command = ["epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
+        with (self.folder / "output").open("ab") as output:
+            epmd = subprocess.Popen(command, stdout=output, stderr=output)
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while not _listens(self.epmd_port):
+            assert epmd.poll() is None, self._last_words()
+            assert time.monotonic() < deadline, "epmd did not start"
+            time.sleep(0.01)
+        return epmd
 
     def kill(self) -> None:
         """As `kill -9` does."""
@@ -174,9 +184,7 @@ class RabbitServer:
     def _answers(self) -> bool:
         """The API does, and clients are let in: that comes last."""
         with contextlib.suppress(OSError, http.client.HTTPException):
-            if self._request("GET", "overview")[0] == http.client.OK:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return True
+            return self._request("GET", "overview")[0] == http.client.OK and _listens(self.port)
         return False
 
     def _environment(self) -> dict[str, str]:
@@ -234,6 +242,12 @@ def _check(root: Path) -> None:
         assert (root / f".{_PROGRAMS}/rabbitmq-server").exists(), (
             f"RabbitMQ 4 is missing in {root}: run tests/prepare.sh, which fetches it from Debian"
         )
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @contextlib.contextmanager
