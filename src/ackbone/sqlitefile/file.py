@@ -20,13 +20,9 @@ from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreCorrupt, StoreUnavailable
 
 from .faults import is_full, refuse_network, translate
-from .holders import who_writes, why_no_turn
-from .liveness import sweep
+from .sharing import OUTGOING, WORK, Turnstile, Wake, no_turn, sweep, who_writes, why_no_turn
 from .timebase import TimeBase
-from .turnstile import Turnstile, no_turn
-from .wake import OUTGOING, WORK, Wake
-from .wal import WriteAheadLog
-from .witness import Witness
+from .wal import Witness, WriteAheadLog
 
 T = TypeVar("T")
 Op = Callable[[sqlite3.Connection], T]
