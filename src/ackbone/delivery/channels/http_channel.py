@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -15,12 +16,18 @@ import msgspec
 from yarl import URL
 
 from ackbone.core.errors import FinalError, SendUnknown, TemporaryError
+from ackbone.core.outbound.delivery import Outbound
 from ackbone.core.secret import Secret
 
-from .http_answers import shown
+from .http_answers import not_theirs, shown
+from .reply_text import joined
+
+T = TypeVar("T")
 
 ANSWER_BYTES = 2_000
 """Read at most this many bytes of an answer: enough for the error message."""
+CHAT_ANSWER_BYTES = 1_000_000
+"""The same for chat services, whose answers contain the message with all its media."""
 TIMEOUT_S = 20.0
 _NOT_SENT = (
     aiohttp.ClientConnectorError,
@@ -188,6 +195,62 @@ class WebhookUrls:
         if named is not None:
             return _fingerprint(named.reveal())
         return _fingerprint(recipient) if "://" in recipient else None
+
+
+class ChatChannel(HttpChannel):
+    """A channel to a chat service: with a bot's token, with webhooks, or with both."""
+
+    service: str
+    """The name of the service in errors."""
+
+    def __init__(
+        self,
+        token: str,
+        base_url: str,
+        *,
+        name: str,
+        timeout_s: float,
+        merge: bool,
+        webhooks: Mapping[str, str] | None = None,
+        hooks_urls: Sequence[str] = (),
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, answer_bytes=CHAT_ANSWER_BYTES)
+        self.name = name
+        self.merges = merge
+        self._token = Secret(token)
+        self._hooks = WebhookUrls(webhooks or {}, hooks_urls)
+        self._base_url = base_url.rstrip("/")
+
+    def parts(self, reply: Outbound) -> Sequence[Outbound]:
+        try:
+            return self._split(reply)
+        except FinalError:
+            return [reply]  # refused when it is sent
+
+    @abstractmethod
+    def _split(self, reply: Outbound) -> Sequence[Outbound]:
+        """Return the parts of a reply, the same ones for every attempt. Raises FinalError for
+        options that the service does not have."""
+
+    def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
+        return joined(replies, self.parts)
+
+    def _need_token(self, reply: Outbound) -> None:
+        if not self._token:
+            raise FinalError(
+                f"{self.service}: {reply.recipient!r:.60} is not the name of a webhook, and no bot"
+                " token is configured"
+            )
+
+    def _said(self, answer: Answer, decode: Callable[[bytes], T]) -> T:
+        """Return what the service said. Raises if the answer does not have the service's form."""
+        try:
+            return decode(answer.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._not_theirs(answer) from None
+
+    def _not_theirs(self, answer: Answer) -> Exception:
+        return not_theirs(self.service, answer.status, answer.headers, answer.text)
 
 
 def _fingerprint(secret: str) -> str:
