@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not name.endswith("Channel"):
             raise
-        from ackbone.core.extras import install_extra
+        from ackbone.core.errors import install_extra
 
         how = install_extra(name.removesuffix("Channel").lower())
         raise ModuleNotFoundError(

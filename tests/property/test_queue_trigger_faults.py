@@ -11,7 +11,7 @@ import pytest
 
 from ackbone import QueueTrigger
 from ackbone import queue_trigger as root
-from ackbone.core.codecs.body import TextCodec
+from ackbone.core.codecs.codec import TextCodec
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.store import Answer
 from ackbone.engine import failures, flow, tracebacks

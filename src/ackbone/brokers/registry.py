@@ -8,8 +8,7 @@ from typing import Protocol
 
 from ackbone.core.broker import Broker
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.errors import ConfigError
-from ackbone.core.extras import install_extra
+from ackbone.core.errors import ConfigError, install_extra
 
 _BROKERS = {
     "memory": "ackbone.brokers.memory:MemoryBroker",

@@ -6,8 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ackbone.core.errors import ConfigError
-from ackbone.core.extras import install_extra
+from ackbone.core.errors import ConfigError, install_extra
 from ackbone.core.outbound.subscribers import Subscriber, Subscribers
 from ackbone.core.secret import Secret
 
