@@ -54,7 +54,7 @@ from ackbone.engine.wiring import Middleware
 from ackbone.engine.worker import Drained, EngineWorker
 from ackbone.governance.rulebook import RuleFile, ask_in_turn
 from ackbone.observe.metrics import Metrics
-from ackbone.observe.observers import Observers
+from ackbone.observe.observers import listener_of
 
 log = logging.getLogger("ackbone.app")
 
@@ -104,7 +104,7 @@ class App:
         `file.py:attribute`."""
         self._registered = Registrations()
         self._middleware: list[Middleware] = []
-        self._observers = Observers()
+        self._observers: list[Observer] = []
         self._metrics: Metrics | None = None
         self._guard: Guard | None = None
         self._broker: Broker | None = None
@@ -238,7 +238,9 @@ class App:
 
     def observe(self, fn: Observer) -> Observer:
         """Call `fn` with every event after its commit. An observer can only watch."""
-        self._observers.add(fn)
+        self._observers.append(fn)
+        if self._store is not None:
+            self._store.on_events(listener_of(fn))
         return fn
 
     def subscribe(
@@ -361,7 +363,8 @@ class App:
             await broker.close()
             self._broker = None
             raise
-        store.on_events(self._observers.hear)
+        for observer in self._observers:
+            store.on_events(listener_of(observer))
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store

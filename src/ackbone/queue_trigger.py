@@ -46,7 +46,7 @@ from ackbone.triggers.announcer import Announcer
 from ackbone.triggers.broker import AdapterBroker
 from ackbone.triggers.config import QueueTriggerConfig, validate_config
 from ackbone.triggers.mapping import subscription_of
-from ackbone.triggers.parsers import parser_for
+from ackbone.triggers.messages import parser_for
 from ackbone.triggers.ports import (
     AgentRuntime,
     GovernanceLayer,

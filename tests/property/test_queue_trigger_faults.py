@@ -20,11 +20,10 @@ from ackbone.engine.worker import EngineWorker
 from ackbone.observe.metrics import Metrics
 from ackbone.testing import MockIdempotencyStore
 from ackbone.triggers import announcer, broker, mapping, messages, runner
+from ackbone.triggers.adapters import BrokerQueueAdapter
 from ackbone.triggers.announcer import Announcer
 from ackbone.triggers.broker import AdapterBroker
-from ackbone.triggers.broker_adapter import BrokerQueueAdapter
-from ackbone.triggers.messages import DEDUP_HEADER
-from ackbone.triggers.parsers import JSONParser
+from ackbone.triggers.messages import DEDUP_HEADER, JSONParser
 from ackbone.triggers.runner import AgentRunner
 from tests.property import (
     test_queue_trigger_dedup,

@@ -258,14 +258,5 @@ def _in_words(quota: Quota | None) -> str:
 
 def facts_in(context: Mapping[str, Any]) -> Facts:
     """Return the facts of a guard's context. Facts that it does not contain are MISSING."""
-    told = context.get
-    return Facts(
-        tenant=told("tenant_id", MISSING),
-        queue=told("queue", MISSING),
-        type=told("type", MISSING),
-        channel=told("channel", MISSING),
-        user=told("user", MISSING),
-        priority=told("priority", MISSING),
-        attempt=told("attempt", MISSING),
-        payload=told("payload", MISSING),
-    )
+    given = {name: context[name] for name in Facts.__struct_fields__ if name in context}
+    return Facts(**{**given, "tenant": context.get("tenant_id", MISSING)})

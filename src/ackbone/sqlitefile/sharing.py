@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from ackbone.core.clock import Clock
@@ -46,12 +45,7 @@ class Turnstile:
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         fcntl.flock(self._write, fcntl.LOCK_UN)
 
     def try_enter(self) -> bool:
@@ -85,7 +79,7 @@ class Turnstile:
         try:
             yield
         finally:
-            self.__exit__(None, None, None)
+            self.__exit__()
 
     def _wait(self, came: threading.Event) -> None:
         self.__enter__()
@@ -93,7 +87,7 @@ class Turnstile:
             if not self._given_up:
                 came.set()
                 return
-        self.__exit__(None, None, None)
+        self.__exit__()
         self._close()
 
     def close(self) -> None:

@@ -5,11 +5,16 @@
 
 from ackbone.core.errors import ParseError
 
-from .broker_adapter import BrokerQueueAdapter
+from .adapters import BrokerQueueAdapter, MockQueueAdapter
 from .config import QueueTriggerConfig, validate_config
-from .messages import MessageEnvelope, RawMessage
-from .mock import MockQueueAdapter
-from .parsers import BinaryParser, JSONParser, MessageParser, TextParser
+from .messages import (
+    BinaryParser,
+    JSONParser,
+    MessageEnvelope,
+    MessageParser,
+    RawMessage,
+    TextParser,
+)
 from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Permission, QueueAdapter
 from .redis_idempotency import RedisIdempotencyStore
 

@@ -18,7 +18,7 @@ from ackbone.core.store import Answer, Decode
 from .broker import AdapterBroker
 from .config import QueueTriggerConfig
 from .mapping import Copy, delivery_of
-from .parsers import parser_for
+from .messages import parser_for
 from .ports import Ledger, QueueAdapter
 
 log = logging.getLogger("ackbone.trigger")

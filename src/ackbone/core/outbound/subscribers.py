@@ -47,12 +47,11 @@ class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
     """Send the event as JSON, as in the ledger; otherwise as a line for people."""
 
 
-class Subscribers:
+class Subscribers(dict[str, list[Subscriber]]):
     """The subscribers of one process, by the events that they want."""
 
     def __init__(self, subscribers: Sequence[Subscriber] = ()) -> None:
         """Raise ConfigError for invalid names, and for patterns that match no event."""
-        self._by_event: dict[str, list[Subscriber]] = {}
         for each in subscribers:
             self.add(each)
 
@@ -66,15 +65,12 @@ class Subscribers:
                 raise ConfigError([no_event(pattern)])
             wanted.update(found)
         for name in sorted(wanted):
-            self._by_event.setdefault(name, []).append(subscriber)
-
-    def __bool__(self) -> bool:
-        return bool(self._by_event)
+            self.setdefault(name, []).append(subscriber)
 
     @property
     def channels(self) -> frozenset[str]:
         """The channels of the notifications. A worker must have them."""
-        return frozenset(each.channel for found in self._by_event.values() for each in found)
+        return frozenset(each.channel for found in self.values() for each in found)
 
     def notifications(self, entries: Sequence[events.Entry], now_us: int) -> list[New]:
         """Return the notifications that these events cause."""
@@ -82,7 +78,7 @@ class Subscribers:
             _notification(subscriber, entry, now_us)
             for entry in entries
             if entry[1] != OURS
-            for subscriber in self._by_event.get(entry[3], ())
+            for subscriber in self.get(entry[3], ())
             if subscriber.tenant_id in (None, entry[0])
         ]
 
