@@ -139,11 +139,9 @@ class Codec(Protocol):
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
         """Read a delivery. Raises DecodeError, and nothing else, if the bytes are not a message."""
-        ...
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
         """Return body and headers. Raises InvalidMessage if this form would change the message."""
-        ...
 
 
 STANDARD, TASK = StandardCodec(), TaskCodec()
