@@ -141,7 +141,7 @@ class App:
 
     @functools.cached_property
     def handlers(self) -> Handlers:
-        """The registered handlers, each with the settings of its queue."""
+        """The registered handlers, each with the settings of the queue that it reads."""
         return self._registered.handlers(self.config)
 
     @functools.cached_property

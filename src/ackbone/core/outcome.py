@@ -22,7 +22,7 @@ class Status(StrEnum):
     READY = "ready"
     """The store has the whole message. A worker may claim it once it is due."""
     QUEUED = "queued"
-    """It waits behind an earlier message of its conversation."""
+    """It waits behind an earlier message of the same conversation."""
     WAITING_KEY = "waiting_key"
     """It waits for another message with the same idempotency key to end."""
     PARKED = "parked"

@@ -1,6 +1,6 @@
 """Quotas: how much each tenant may use in a window of time, and how much it has used.
 
-A window begins at a multiple of its length in UTC: an hour at full hours, a day at midnight.
+Windows begin at full multiples of their length in UTC: an hour at full hours, a day at midnight.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class SqliteFile:
         return self._time.was_set()
 
     def now_us(self, conn: sqlite3.Connection) -> int:
-        """Return the time for a reader, by the clock that the due times of its rows refer to."""
+        """Return the time for a reader, by the clock that the due times of `conn` refer to."""
         return self._time.now_us(conn)
 
     def on_rollback(self, hook: Callable[[], None]) -> None:

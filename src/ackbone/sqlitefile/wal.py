@@ -125,7 +125,7 @@ _MAGIC = b"HFWITN1\0"
 class Witness:
     """The file `<db>.witness` with the number of durable commits.
 
-    SQLite silently drops a damaged end of its log. The number is in the database, too, and a
+    SQLite silently drops a damaged end of the log. The number is in the database, too, and a
     database that is behind its witness has lost commits. The witness is not synced: after a power
     cut it may be behind the database, but never ahead.
     """

@@ -142,7 +142,7 @@ class MessageEnvelope:
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header's value. The case of its name does not matter; an empty value is absent."""
+    """Return a header's value. Names are compared without case; an empty value counts as absent."""
     found = headers.get(name)
     if found is None:
         wanted = name.lower()

@@ -52,7 +52,7 @@ def named_tenant(value: Any) -> str:
 
 
 def text(name: str, value: Any, *, default: str) -> str:
-    """Return a short, printable text, or the default if there is none."""
+    """Return a short, printable text. A missing or empty value gives the default."""
     if not value and (value is None or value == ""):
         return default
     if not isinstance(value, str):
@@ -63,7 +63,7 @@ def text(name: str, value: Any, *, default: str) -> str:
 
 
 def optional(name: str, value: Any) -> str | None:
-    """As `text`, or None if there is none."""
+    """As `text`. A missing or empty value gives None."""
     return None if value is None else text(name, value, default="") or None
 
 

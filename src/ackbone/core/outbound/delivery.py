@@ -1,8 +1,8 @@
 """Outgoing replies: their values, and the ports of channels and of the store's deliveries.
 
 A reply is `pending` until it is due, `sending` during an attempt, and ends as `sent` or `failed`.
-A `queued` reply waits for an earlier one of its conversation. An `unknown` reply may have arrived,
-and is sent again only if an operator decides so.
+A `queued` reply waits for an earlier reply of the same conversation. An `unknown` reply may have
+arrived, and is sent again only if an operator decides so.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Outbound(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     """Its limits allow the call this many seconds after it was taken."""
     made_us: int = 0
-    """When it was stored, by the clock of its store; 0 if that is not known."""
+    """When the store wrote it, by the clock of the store; 0 if that is not known."""
     is_back: bool = False
     """Its destination was down, and has answered a call since."""
 
@@ -188,7 +188,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = True
     """Its call counts for its limits. False: it was sent with another reply, whose call counts."""
     frees: Limit | None = None
-    """The limit of its destination, which was down and answers again."""
+    """The limit of a destination that was down and answers again."""
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -137,11 +137,11 @@ class DueReply(msgspec.Struct, frozen=True):
     """A due reply before it is taken: without its content."""
 
     reply: Outbound
-    """With the number of its next call."""
+    """`call` is the number of the call that comes next."""
     subscription: str
     lane: str | None
     is_head: bool
-    """No earlier reply of its lane waits, and none is being sent."""
+    """No earlier reply of the lane waits, and none is being sent."""
 
     @property
     def task(self) -> tuple[str, str, str]:

@@ -43,7 +43,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_end(self) -> bool:
-        """The next reply of its lane may be sent."""
+        """True if the next reply of the lane may be sent."""
         return self.status is not Status.PENDING
 
     @property

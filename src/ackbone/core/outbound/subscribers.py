@@ -1,7 +1,8 @@
 """Subscribers: places that get a notification for each event that they choose.
 
-A notification is a delivery. It is written in the transaction of its event, so there is one if and
-only if the event was committed. It is sent like any other reply, with waits, limits and a breaker.
+A notification is a delivery. The transaction that writes the event writes it, too, so there is one
+if and only if the event was committed. It is sent like any other reply, with waits,
+limits and a breaker.
 """
 
 from __future__ import annotations
