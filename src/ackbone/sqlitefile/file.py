@@ -4,7 +4,6 @@ one."""
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import sqlite3
@@ -55,8 +54,8 @@ class _Job:
         self,
         op: Op[Any],
         durable: bool,
-        future: asyncio.Future[Any] | concurrent.futures.Future[Any],
-        loop: asyncio.AbstractEventLoop | None,
+        future: asyncio.Future[Any],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.op = op
         self.durable = durable
@@ -136,12 +135,6 @@ class SqliteFile:
             raise StoreUnavailable(f"{why}. Nothing was written") from None
         finally:
             timer.cancel()
-
-    def write_sync(self, op: Op[T], *, durable: bool = True) -> T:
-        """`write` for code without an event loop."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._submit(_Job(op, durable, future, None))
-        return future.result()
 
     def read_sync(self, op: Op[T]) -> T:
         """Run `op` on a read-only connection of its own, which sees committed rows."""
@@ -398,10 +391,7 @@ class SqliteFile:
     def _answer(self, jobs: list[_Job]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         for job in jobs:
-            if job.loop is not None:
-                loops.setdefault(job.loop, []).append(job)
-            elif isinstance(job.future, concurrent.futures.Future):
-                _resolve(job)
+            loops.setdefault(job.loop, []).append(job)
         waking, loop = self._wake_wanted, self._loop
         for each, theirs in loops.items():
             with contextlib.suppress(RuntimeError):  # the loop has been closed
@@ -556,17 +546,12 @@ def close_file(file: SqliteFile) -> None:
 
 def _resolve_all(jobs: list[_Job]) -> None:
     for job in jobs:
-        _resolve(job)
-
-
-def _resolve(job: _Job) -> None:
-    future = job.future
-    if future.done():
-        return
-    if job.error is not None:
-        future.set_exception(job.error)
-    else:
-        future.set_result(job.result)
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
 
 
 def add_functions(conn: sqlite3.Connection) -> None:
