@@ -152,7 +152,7 @@ def _decoded(found: Trace) -> dict[str, Any]:
 
 
 def _value(result: bytes) -> Any:
-    from ackbone.core.codecs.json_text import loads
+    from ackbone.core.codecs.values import loads
     from ackbone.core.errors import DecodeError
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
-from ackbone.core.codecs.json_text import hash_payload
+from ackbone.core.codecs.values import hash_payload
 from ackbone.core.errors import DecodeError
 from ackbone.core.store import Candidate, Decode
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ackbone.core.codecs.json_text import is_model
+from ackbone.core.codecs.values import is_model
 from ackbone.core.errors import ConfigError, HandlerFailed
 from ackbone.core.outcome import (
     Dead,

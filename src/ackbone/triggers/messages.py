@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ackbone.core.codecs.json_text import loads
+from ackbone.core.codecs.values import loads
 from ackbone.core.errors import DecodeError, ParseError
 from ackbone.core.message import DEFAULT_TENANT
 

@@ -21,10 +21,10 @@ from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Message
 
-from . import fields
-from .json_text import dumps, loads
+from . import values
 from .standard import StandardCodec
 from .task import TaskCodec
+from .values import dumps, loads
 
 # -- bodies that are the payload -------------------------------------------------------------------
 
@@ -45,23 +45,23 @@ class _BodyCodec(ABC):
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
         headers = {name.lower(): value for name, value in delivery.headers.items()}
         return Message(
-            id=fields.id_of(headers.get("x-message-id"), delivery, sub),
-            type=fields.text(
+            id=values.id_of(headers.get("x-message-id"), delivery, sub),
+            type=values.text(
                 sub.type_header, headers.get(sub.type_header.lower()), default=sub.default_type
             ),
             payload=self.payload(delivery.body),
-            tenant_id=fields.tenant_of(headers.get(sub.tenant_header.lower()), sub),
+            tenant_id=values.tenant_of(headers.get(sub.tenant_header.lower()), sub),
             source=sub.queue,
-            channel=fields.text("x-channel", headers.get("x-channel"), default=""),
-            priority=fields.priority_of(headers.get("x-priority", delivery.priority)),
-            correlation_id=fields.optional("x-correlation-id", headers.get("x-correlation-id")),
-            trace=fields.header_trace(headers),
-            idempotency_key=fields.key("x-dedup-key", headers.get("x-dedup-key")),
-            ordering_key=fields.key("x-ordering-key", headers.get("x-ordering-key", delivery.key)),
-            created_at=fields.sent_at(delivery),
-            expires_at=fields.moment("x-expires-at", headers.get("x-expires-at")),
+            channel=values.text("x-channel", headers.get("x-channel"), default=""),
+            priority=values.priority_of(headers.get("x-priority", delivery.priority)),
+            correlation_id=values.optional("x-correlation-id", headers.get("x-correlation-id")),
+            trace=values.header_trace(headers),
+            idempotency_key=values.key("x-dedup-key", headers.get("x-dedup-key")),
+            ordering_key=values.key("x-ordering-key", headers.get("x-ordering-key", delivery.key)),
+            created_at=values.sent_at(delivery),
+            expires_at=values.moment("x-expires-at", headers.get("x-expires-at")),
             headers=dict(delivery.headers),
-            raw=fields.raw_of(self, delivery),
+            raw=values.raw_of(self, delivery),
         )
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
@@ -76,7 +76,7 @@ class _BodyCodec(ABC):
             "traceparent": message.trace,
             "x-dedup-key": message.idempotency_key,
             "x-ordering-key": message.ordering_key,
-            "x-expires-at": fields.iso(message.expires_at) if message.expires_at else None,
+            "x-expires-at": values.iso(message.expires_at) if message.expires_at else None,
         }
         headers.update({k: v for k, v in named.items() if v is not None})
         return self.body(message.payload), headers
