@@ -50,16 +50,12 @@ class BinaryParser(MessageParser):
         return body
 
 
-def parser_for(parser_type: str) -> MessageParser:
-    """Return the parser for a `parser_type`, which is also the name of the engine's codec."""
-    return _PARSERS[parser_type]
-
-
-_PARSERS: dict[str, MessageParser] = {
+PARSER_OF: dict[str, MessageParser] = {
     "json": JSONParser(),
     "text": TextParser(),
     "binary": BinaryParser(),
 }
+"""The parser for each `parser_type`, which is also the name of the engine's codec."""
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import msgspec
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Message
+from ackbone.core.text import encodable
 
 from . import values
 from .standard import StandardCodec
@@ -169,9 +170,7 @@ def stored_form(
     try:
         return _encode(form).decode()
     except (TypeError, ValueError):  # headers that are not valid text are escaped
-        form["headers"] = {_shown(name): _shown(value) for name, value in headers.items()}
+        form["headers"] = {
+            encodable(str(name)): encodable(str(value)) for name, value in headers.items()
+        }
         return _encode(form).decode()
-
-
-def _shown(value: Any) -> str:
-    return str(value).encode("utf-8", "backslashreplace").decode()

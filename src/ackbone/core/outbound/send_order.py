@@ -97,12 +97,8 @@ class Window(msgspec.Struct):
 
 Windows = dict[str, Window]
 """Windows by the key of their limit."""
-_decode = msgspec.json.Decoder(Window).decode
+window_of = msgspec.json.Decoder(Window).decode
 _encode = msgspec.json.Encoder().encode
-
-
-def window_of(state: str) -> Window:
-    return _decode(state)
 
 
 def state_of(window: Window, now_us: int) -> str:

@@ -144,7 +144,8 @@ class SlackChannel(ChatChannel):
             **_message(reply, options),
         }
         if self.reconciles:
-            message["metadata"] = _metadata(reply)
+            # People do not see the metadata. The history has it.
+            message["metadata"] = {"event_type": EVENT, "event_payload": {"key": key_uuid(reply)}}
         return self._receipt(await self._call("chat.postMessage", _encode(message), _JSON))
 
     async def arrived(self, reply: Outbound) -> bool | None:
@@ -279,11 +280,6 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 _decode_page = msgspec.json.Decoder(_Page).decode
-
-
-def _metadata(reply: Outbound) -> dict[str, Any]:
-    """Return the metadata by which a message is found in the history. People do not see it."""
-    return {"event_type": EVENT, "event_payload": {"key": key_uuid(reply)}}
 
 
 def _question(reply: Outbound, thread_ts: str | None, cursor: str) -> tuple[str, bytes]:

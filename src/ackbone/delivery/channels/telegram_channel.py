@@ -84,7 +84,32 @@ class TelegramChannel(ChatChannel):
         self._bot = found[1]
 
     def _split(self, reply: Outbound) -> Sequence[Outbound]:
-        return parts_of(reply)
+        options = telegram_options(reply)
+        albums = _albums(options, has_text=bool(reply.content.strip()))
+        first_caption = ""
+        text = reply.content
+        if _fits_as_caption(text, options, albums):
+            first_caption, text = text, ""
+        pieces: list[tuple[str, Sequence[Media]]] = [
+            (first_caption if place == 0 else "", album) for place, album in enumerate(albums)
+        ]
+        if text.strip() or not pieces:
+            room = TEXT_LIMIT - len(MARK)
+            cut = split_fenced if options.format == "markdown" else split
+            pieces += [(piece, ()) for piece in readable(cut(text, room))]
+        last = len(pieces) - 1
+        parts = []
+        for place, (content, album) in enumerate(pieces):
+            own = msgspec.structs.replace(
+                options,
+                media=album,
+                edit=options.edit if place == 0 else None,
+                reply_to=options.reply_to if place == 0 else None,
+                buttons=options.buttons if place == last else (),
+            )
+            part_options = msgspec.to_builtins(own)
+            parts.append(msgspec.structs.replace(reply, content=content, options=part_options))
+        return doubt_placed(reply, parts)
 
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """Return Telegram's limits: for the bot, for each chat, and for groups and channels."""
@@ -210,36 +235,6 @@ def telegram_options(reply: Outbound) -> Options:
 
 
 # -- parts ----------------------------------------------------------------------------------------
-
-
-def parts_of(reply: Outbound) -> list[Outbound]:
-    """Return the parts of a reply, the same for every attempt."""
-    options = telegram_options(reply)
-    albums = _albums(options, has_text=bool(reply.content.strip()))
-    first_caption = ""
-    text = reply.content
-    if _fits_as_caption(text, options, albums):
-        first_caption, text = text, ""
-    pieces: list[tuple[str, Sequence[Media]]] = [
-        (first_caption if place == 0 else "", album) for place, album in enumerate(albums)
-    ]
-    if text.strip() or not pieces:
-        room = TEXT_LIMIT - len(MARK)
-        cut = split_fenced if options.format == "markdown" else split
-        pieces += [(piece, ()) for piece in readable(cut(text, room))]
-    last = len(pieces) - 1
-    parts = []
-    for place, (content, album) in enumerate(pieces):
-        own = msgspec.structs.replace(
-            options,
-            media=album,
-            edit=options.edit if place == 0 else None,
-            reply_to=options.reply_to if place == 0 else None,
-            buttons=options.buttons if place == last else (),
-        )
-        part_options = msgspec.to_builtins(own)
-        parts.append(msgspec.structs.replace(reply, content=content, options=part_options))
-    return doubt_placed(reply, parts)
 
 
 def _albums(options: Options, *, has_text: bool) -> list[Sequence[Media]]:

@@ -26,6 +26,7 @@ from typing import Any
 
 from ackbone.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError
 from ackbone.core.outbound.delivery import DIRECT
+from ackbone.core.text import encodable
 
 from . import atomic_files
 from .queued_delivery import QueuedDelivery
@@ -300,7 +301,7 @@ class DeliveryQueue:
             each.not_before = not_before
             each.expires_at = each.expires_at if expires_at is None else expires_at
             each.last_attempt_at = time.time()
-            each.last_error = str(error).encode("utf-8", "backslashreplace").decode()
+            each.last_error = encodable(str(error))
             # A delivery that may have arrived before keeps this: its next attempt is marked.
             if not unknown and not each.resent:
                 each.sending_since = 0.0
