@@ -115,7 +115,7 @@ class App:
         self._entering = LoopLock()
         self._opened_before = False
         self._consumer = ""
-        """The name of its worker in the store, and of its consumer at brokers that name them."""
+        """The name of the worker in the store, and of the consumer at brokers that name them."""
 
     # -- configuration ----------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class App:
 
     @property
     def telling_channels(self) -> frozenset[str]:
-        """The channels of its subscribers."""
+        """The channels that notifications for subscribers go to."""
         return self._subscribers.channels
 
     def guard(self, fn: Guard) -> Guard:

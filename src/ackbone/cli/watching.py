@@ -217,7 +217,7 @@ def _payload(task: Task) -> str | None:
 
 
 def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
-    """Show the traceback of the last failed attempt; a dead letter has that of its task."""
+    """Show the traceback of the last failed attempt; a dead letter shows that of the task."""
     own = [letter for letter in letters if letter.subscription == task.subscription]
     history = own[-1].history if own else task.history
     if history:

@@ -1,4 +1,4 @@
-"""Make the `channels` and `subscribers` of ackbone.yaml, each channel by the class of its kind."""
+"""Make the `channels` and `subscribers` of ackbone.yaml. The kind of a channel names its class."""
 
 from __future__ import annotations
 
