@@ -98,7 +98,7 @@ class DiscordChannel(ChatChannel):
 
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """Return Discord's limits: for the bot, and for each channel or webhook."""
-        hook = self._hooks.key_of(reply.recipient)
+        hook = self._hook_key(reply.recipient)
         if hook is not None:
             return (Limit(f"{self.name}:webhook:{hook}", *PER_PLACE),)
         return (
@@ -109,7 +109,7 @@ class DiscordChannel(ChatChannel):
     async def send(self, reply: Outbound) -> str:
         """Return the message's id."""
         options = options_of(reply, Options, self.service)
-        url = self._hooks.url_of(reply.recipient)
+        url = self._hook_url(reply.recipient)
         if url is not None:
             body = _encode(_hook_message(marked(reply), options))
             return self._receipt(await self._post(_waiting(url, options.thread), body), bot=False)

@@ -160,39 +160,13 @@ def _private_words(url: str) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-class WebhookUrls:
-    """Webhook URLs of a chat service. They are secrets: anyone who knows one may post.
-
-    A recipient is a configured name, or a URL that begins with one of `prefixes`. Other URLs are
-    refused, so that replies cannot be used to reach other places.
-    """
-
-    def __init__(self, named: Mapping[str, str], prefixes: Sequence[str]) -> None:
-        self._named = {name: Secret(url) for name, url in named.items()}
-        self._prefixes = tuple(prefix.rstrip("/") + "/" for prefix in prefixes)
-
-    def url_of(self, recipient: str) -> str | None:
-        """Return None if it is not a webhook. Raises FinalError for a URL of another place."""
-        named = self._named.get(recipient)
-        if named is not None:
-            return named.reveal()
-        if "://" not in recipient:
-            return None
-        if not recipient.startswith(self._prefixes):
-            allowed = " or ".join(self._prefixes)
-            raise FinalError(f"the recipient is a URL that does not begin with {allowed}")
-        return recipient
-
-    def key_of(self, recipient: str) -> str | None:
-        """Return the name of this webhook in limits, or None if it is not a webhook."""
-        named = self._named.get(recipient)
-        if named is not None:
-            return _fingerprint(named.reveal())
-        return _fingerprint(recipient) if "://" in recipient else None
-
-
 class ChatChannel(HttpChannel):
-    """A channel to a chat service: with a bot's token, with webhooks, or with both."""
+    """A channel to a chat service: with a bot's token, with webhooks, or with both.
+
+    URLs of webhooks are secrets: anyone who knows one may post. The recipient is the name of a
+    configured one, or a URL that begins with one of `hooks_urls`. Other URLs are refused, so that
+    replies cannot be used to reach other places.
+    """
 
     service: str
     """The name of the service in errors."""
@@ -212,7 +186,8 @@ class ChatChannel(HttpChannel):
         self.name = name
         self.merges = merge
         self._token = Secret(token)
-        self._hooks = WebhookUrls(webhooks or {}, hooks_urls)
+        self._hooks = {hook: Secret(url) for hook, url in (webhooks or {}).items()}
+        self._hooks_urls = tuple(url.rstrip("/") + "/" for url in hooks_urls)
         self._base_url = base_url.rstrip("/")
 
     def parts(self, reply: Outbound) -> Sequence[Outbound]:
@@ -228,6 +203,27 @@ class ChatChannel(HttpChannel):
 
     def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
         return joined(replies, self.parts)
+
+    def _hook_url(self, recipient: str) -> str | None:
+        """Return None if it is not a webhook. Raises FinalError for a URL of another place."""
+        named = self._hooks.get(recipient)
+        if named is not None:
+            return named.reveal()
+        if "://" not in recipient:
+            return None
+        if not recipient.startswith(self._hooks_urls):
+            allowed = " or ".join(self._hooks_urls)
+            raise FinalError(f"the recipient is a URL that does not begin with {allowed}")
+        return recipient
+
+    def _hook_key(self, recipient: str) -> str | None:
+        """Return the name of this webhook in limits, the same in every process, or None if it is
+        not a webhook."""
+        named = self._hooks.get(recipient)
+        if named is None and "://" not in recipient:
+            return None
+        url = recipient if named is None else named.reveal()
+        return hashlib.sha256(url.encode()).hexdigest()[:16]
 
     def _need_token(self, reply: Outbound) -> None:
         if not self._token:
@@ -245,11 +241,6 @@ class ChatChannel(HttpChannel):
 
     def _not_theirs(self, answer: Answer) -> Exception:
         return not_theirs(self.service, answer.status, answer.headers, answer.text)
-
-
-def _fingerprint(secret: str) -> str:
-    """Return a short name for a secret, the same in every process."""
-    return hashlib.sha256(secret.encode()).hexdigest()[:16]
 
 
 async def _beginning(answer: aiohttp.ClientResponse, limit: int) -> bytes:

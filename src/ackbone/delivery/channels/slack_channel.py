@@ -125,7 +125,7 @@ class SlackChannel(ChatChannel):
 
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """Return Slack's limit: one message per second and channel."""
-        hook = self._hooks.key_of(reply.recipient)
+        hook = self._hook_key(reply.recipient)
         place = f"webhook:{hook}" if hook is not None else f"channel:{reply.recipient}"
         return (Limit(f"{self.name}:{place}", *PER_CHANNEL),)
 
@@ -133,7 +133,7 @@ class SlackChannel(ChatChannel):
         """Return the message's `ts`; a webhook gives none."""
         options = options_of(reply, Options, self.service)
         reply = marked(reply)
-        url = self._hooks.url_of(reply.recipient)
+        url = self._hook_url(reply.recipient)
         if url is not None:
             _check_hook(await self._post(url, _encode(_message(reply, options))))
             return None
@@ -152,7 +152,7 @@ class SlackChannel(ChatChannel):
         """Search the messages since the reply was made. Returns None where there is no history to
         search: for a webhook, a person's id, or a bot without the scopes."""
         options = options_of(reply, Options, self.service)
-        if not self._token or not reply.made_us or self._hooks.url_of(reply.recipient) is not None:
+        if not self._token or not reply.made_us or self._hook_url(reply.recipient) is not None:
             return None
         key, cursor = key_uuid(reply), ""
         for _ in range(PAGES):
