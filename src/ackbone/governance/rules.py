@@ -23,7 +23,7 @@ from ackbone.core.guard import EXPIRES_S
 from ackbone.core.message import Message
 from ackbone.core.quota import Quota
 
-from .expression import MISSING, Condition, Truth, compare
+from .expression import MISSING, Condition, Truth, all_of, compare
 
 
 class Action(StrEnum):
@@ -120,15 +120,8 @@ class Match(msgspec.Struct, frozen=True):
     wanted: tuple[tuple[str, Matcher], ...] = ()
 
     def holds(self, facts: Facts) -> Truth:
-        result: Truth = True
-        for name, matcher in self.wanted:
-            fact = getattr(facts, name)
-            held = None if fact is MISSING else matcher.holds(fact)
-            if held is False:
-                return False
-            if held is None:
-                result = None
-        return result
+        known = ((matcher, getattr(facts, name)) for name, matcher in self.wanted)
+        return all_of(None if fact is MISSING else matcher.holds(fact) for matcher, fact in known)
 
     @property
     def is_everything(self) -> bool:
