@@ -66,15 +66,15 @@ if TYPE_CHECKING:
     from ackbone.orchestrator import Orchestrator as Orchestrator
     from ackbone.orchestrator import TaskResult as TaskResult
     from ackbone.queue_trigger import QueueTrigger as QueueTrigger
+    from ackbone.triggers.adapters import MockQueueAdapter as MockQueueAdapter
     from ackbone.triggers.config import QueueTriggerConfig as QueueTriggerConfig
     from ackbone.triggers.config import validate_config as validate_config
+    from ackbone.triggers.messages import BinaryParser as BinaryParser
+    from ackbone.triggers.messages import JSONParser as JSONParser
     from ackbone.triggers.messages import MessageEnvelope as MessageEnvelope
+    from ackbone.triggers.messages import MessageParser as MessageParser
     from ackbone.triggers.messages import RawMessage as RawMessage
-    from ackbone.triggers.mock import MockQueueAdapter as MockQueueAdapter
-    from ackbone.triggers.parsers import BinaryParser as BinaryParser
-    from ackbone.triggers.parsers import JSONParser as JSONParser
-    from ackbone.triggers.parsers import MessageParser as MessageParser
-    from ackbone.triggers.parsers import TextParser as TextParser
+    from ackbone.triggers.messages import TextParser as TextParser
     from ackbone.triggers.ports import IdempotencyStore as IdempotencyStore
     from ackbone.triggers.ports import QueueAdapter as QueueAdapter
     from ackbone.triggers.redis_idempotency import RedisIdempotencyStore as RedisIdempotencyStore
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not name.endswith("Channel"):
             raise
-        from ackbone.core.extras import install_extra
+        from ackbone.core.errors import install_extra
 
         how = install_extra(name.removesuffix("Channel").lower())
         raise ModuleNotFoundError(

@@ -48,7 +48,7 @@ from ackbone.engine.wiring import Middleware
 from ackbone.engine.worker import Drained, EngineWorker
 from ackbone.governance.rulebook import RuleFile, ask_in_turn
 from ackbone.observe.metrics import Metrics
-from ackbone.observe.observers import Observers
+from ackbone.observe.observers import listener_of
 
 log = logging.getLogger("ackbone.app")
 
@@ -98,7 +98,7 @@ class App:
         `file.py:attribute`."""
         self._registered = Registrations()
         self._middleware: list[Middleware] = []
-        self._observers = Observers()
+        self._observers: list[Observer] = []
         self._metrics: Metrics | None = None
         self._guard: Guard | None = None
         self._brokers: Brokers | None = None
@@ -109,7 +109,7 @@ class App:
         self._entering = LoopLock()
         self._opened_before = False
         self._consumer = ""
-        """The name of its worker in the store, and of its consumer at brokers that name them."""
+        """The name of the worker in the store, and of the consumer at brokers that name them."""
 
     # -- configuration ----------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class App:
 
     @functools.cached_property
     def handlers(self) -> Handlers:
-        """The registered handlers, each with the settings of its queue."""
+        """The registered handlers, each with the settings of the queue that it reads."""
         return self._registered.handlers(self.config)
 
     @functools.cached_property
@@ -233,7 +233,9 @@ class App:
 
     def observe(self, fn: Observer) -> Observer:
         """Call `fn` with every event after its commit. An observer can only watch."""
-        self._observers.add(fn)
+        self._observers.append(fn)
+        if self._store is not None:
+            self._store.on_events(listener_of(fn))
         return fn
 
     def subscribe(
@@ -290,7 +292,7 @@ class App:
 
     @property
     def telling_channels(self) -> frozenset[str]:
-        """The channels of its subscribers."""
+        """The channels that notifications for subscribers go to."""
         return self._subscribers.channels
 
     def guard(self, fn: Guard) -> Guard:
@@ -353,7 +355,8 @@ class App:
             await brokers.close()
             self._brokers = None
             raise
-        store.on_events(self._observers.hear)
+        for observer in self._observers:
+            store.on_events(listener_of(observer))
         if self.metrics is not None:
             store.on_events(self.metrics.hear)
         self._store = store

@@ -433,7 +433,7 @@ def storage_of(config: Config) -> Storage:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psycopg":
             raise
-        from ackbone.core.extras import install_extra
+        from ackbone.core.errors import install_extra
 
         how = install_extra("postgres")
         raise ConfigError([f"store: postgresql: its driver is missing; {how}"]) from None

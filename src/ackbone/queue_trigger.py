@@ -46,7 +46,7 @@ from ackbone.triggers.announcer import Announcer
 from ackbone.triggers.broker import AdapterBroker
 from ackbone.triggers.config import QueueTriggerConfig, validate_config
 from ackbone.triggers.mapping import subscription_of
-from ackbone.triggers.parsers import parser_for
+from ackbone.triggers.messages import PARSER_OF
 from ackbone.triggers.ports import (
     AgentRuntime,
     GovernanceLayer,
@@ -108,7 +108,7 @@ class QueueTrigger:
         self.governance = governance
         self.ledger = ledger
         self.idempotency_store = idempotency_store
-        self.parser = parser_for(config.parser_type)
+        self.parser = PARSER_OF[config.parser_type]
         self._given_store = store
         self._settings = worker or (store.worker if isinstance(store, Config) else Worker())
         self._max_bytes = store.max_message_bytes if isinstance(store, Config) else None

@@ -7,6 +7,7 @@ Says `ready`, begins when a line comes in, and prints how many it made and how l
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from ackbone.sqlitefile.file import close_file, open_file
 
 
-def main(path: Path, seconds: float) -> None:
+async def main(path: Path, seconds: float) -> None:
     file = open_file(path)
 
     def write(conn: sqlite3.Connection) -> None:
@@ -25,13 +26,13 @@ def main(path: Path, seconds: float) -> None:
             " VALUES ('busy', 'm', 0, '{}', zeroblob(200), 0)"
         )
 
-    file.write_sync(write)
+    await file.write(write)
     print("ready", flush=True)
     sys.stdin.readline()
     waits = []
     end = time.monotonic() + seconds
     while (begun := time.monotonic()) < end:
-        file.write_sync(write)
+        await file.write(write)
         waits.append(time.monotonic() - begun)
     close_file(file)
     waits.sort()
@@ -40,4 +41,4 @@ def main(path: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2])))

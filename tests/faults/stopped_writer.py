@@ -7,6 +7,7 @@ Prints `holding` and stops. Prints `committed` after SIGCONT.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -23,6 +24,6 @@ def stand_still(conn: sqlite3.Connection) -> None:
 
 if __name__ == "__main__":
     file = open_file(Path(sys.argv[1]))
-    file.write_sync(stand_still)
+    asyncio.run(file.write(stand_still))
     print("committed", flush=True)
     close_file(file)

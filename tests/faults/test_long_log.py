@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sqlite3
@@ -29,7 +30,7 @@ def _grow(file: SqliteFile, megabytes: int = 1) -> None:
         for _ in range(megabytes * 16):
             conn.execute("INSERT INTO roles (role, state) VALUES (hex(randomblob(8)), ?)", (LUMP,))
 
-    file.write_sync(op, durable=False)
+    asyncio.run(file.write(op, durable=False))
 
 
 LUMP = "x" * 2**16

@@ -22,7 +22,7 @@ import pytest
 
 from ackbone.core.errors import StoreUnavailable
 from ackbone.sqlitefile.file import close_file, open_file
-from ackbone.sqlitefile.turnstile import Turnstile
+from ackbone.sqlitefile.sharing import Turnstile
 from tests.faults.conftest import MakeFleet
 from tests.faults.harness import PATIENCE_S, TARGET, Fleet
 

@@ -15,7 +15,7 @@ from typing import Any
 from ackbone import QueueTrigger, QueueTriggerConfig, RedisIdempotencyStore
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.config import Worker
-from ackbone.triggers.broker_adapter import BrokerQueueAdapter
+from ackbone.triggers.adapters import BrokerQueueAdapter
 
 
 class Runtime:

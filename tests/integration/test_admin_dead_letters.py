@@ -15,7 +15,7 @@ from ackbone.admin.repairs import Change
 from ackbone.config import Queue
 from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
 from ackbone.core.records import LetterFilter
-from ackbone.sqlitefile.wake import OUTGOING
+from ackbone.sqlitefile.sharing import OUTGOING
 from tests.servers.stores import STORES, sqlite_store, store_url
 from tests.unit.desk import Desk, open_desk
 

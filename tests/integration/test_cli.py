@@ -643,7 +643,7 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
 def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):
     from contextlib import closing
 
-    from ackbone.sqlitefile.witness import Witness
+    from ackbone.sqlitefile.wal import Witness
 
     send("--id", "m-1")
     with closing(Witness(database)) as witness:

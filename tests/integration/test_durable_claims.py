@@ -22,7 +22,7 @@ from ackbone.core.outcome import Done, Released
 from ackbone.core.quota import Limits, Quota
 from ackbone.core.store import Answer, Candidate, Finished, Run, Store, Verdict, Worker
 from ackbone.engine.decoder import decoder
-from ackbone.sqlitefile.witness import witnessed
+from ackbone.sqlitefile.wal import witnessed
 from ackbone.store.postgres.migrate import ensure_schema as ensure_postgres
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger

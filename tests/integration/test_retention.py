@@ -18,7 +18,7 @@ import pytest
 
 from ackbone.core.clock import from_us
 from ackbone.core.ids import uuid7_bytes
-from ackbone.sqlitefile import liveness
+from ackbone.sqlitefile import sharing
 from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.old_rows import DELETE_TASKS, PostgresOldRows
 from ackbone.store.postgres.sql import SQL as POSTGRES_SQL
@@ -459,7 +459,7 @@ async def test_files_of_dead_processes_are_removed_and_those_of_the_living_stay(
 
 
 def test_a_sweep_of_nothing_is_nothing(home):
-    assert liveness.sweep(home / "nowhere", set()) == 0
+    assert sharing.sweep(home / "nowhere", set()) == 0
 
 
 @pytest.mark.xdist_group("postgres")

@@ -11,7 +11,7 @@ import pytest
 
 from ackbone import QueueTrigger
 from ackbone import queue_trigger as root
-from ackbone.core.codecs.body import TextCodec
+from ackbone.core.codecs.codec import TextCodec
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.store import Answer
 from ackbone.engine import failures, flow, tracebacks
@@ -20,11 +20,17 @@ from ackbone.engine.worker import EngineWorker
 from ackbone.observe.metrics import Metrics
 from ackbone.testing import MockIdempotencyStore
 from ackbone.triggers import announcer, broker, mapping, messages, runner
+from ackbone.triggers.adapters import BrokerQueueAdapter
 from ackbone.triggers.announcer import Announcer
+<<<<<<< HEAD
 from ackbone.triggers.broker import AdapterBroker, AdapterSource
 from ackbone.triggers.broker_adapter import BrokerQueueAdapter
 from ackbone.triggers.messages import DEDUP_HEADER
 from ackbone.triggers.parsers import JSONParser
+=======
+from ackbone.triggers.broker import AdapterBroker
+from ackbone.triggers.messages import DEDUP_HEADER, JSONParser
+>>>>>>> h_edges
 from ackbone.triggers.runner import AgentRunner
 from tests.property import (
     test_queue_trigger_dedup,

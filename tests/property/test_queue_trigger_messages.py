@@ -19,7 +19,7 @@ from ackbone import (
 from ackbone.brokers.memory import MemoryBroker
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Inspectable, Outgoing
-from ackbone.triggers.broker_adapter import BrokerQueueAdapter
+from ackbone.triggers.adapters import BrokerQueueAdapter
 from tests.property.trigger_lab import (
     PATIENCE_S,
     World,

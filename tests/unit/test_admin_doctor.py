@@ -11,7 +11,7 @@ import pytest
 from ackbone.admin import doctor
 from ackbone.core.findings import Finding
 from ackbone.core.records import QueueState, WorkerState
-from ackbone.sqlitefile.witness import Witness
+from ackbone.sqlitefile.wal import Witness
 from ackbone.store.sqlite import checks
 from ackbone.store.sqlite.migrate import PAGE_SIZE
 from tests.unit.desk import open_desk

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ackbone.core.broker import Delivery, Subscription
-from ackbone.core.codecs import json_text
+from ackbone.core.codecs import values
 from ackbone.core.codecs.codec import CODECS, STANDARD
-from ackbone.core.codecs.json_text import MAX_DEPTH, dumps, hash_payload, loads
+from ackbone.core.codecs.values import MAX_DEPTH, dumps, hash_payload, loads
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Message
 from ackbone.engine.decoder import decoder
@@ -197,7 +197,7 @@ def test_depth_is_what_nesting_there_is(value: Any, ascii_only: bool) -> None:
         return 0
 
     written = json.dumps(value, ensure_ascii=ascii_only, indent=1).encode()
-    assert json_text._depth(written) == depth(value)
+    assert values._depth(written) == depth(value)
 
 
 @pytest.mark.parametrize("digits", [20, 40, 400, 5000, 100_000])

@@ -18,8 +18,12 @@ from hypothesis import strategies as st
 
 from ackbone.core.errors import ConfigError, FinalError, SendUnknown, TemporaryError
 from ackbone.core.outbound.delivery import Channel, Outbound
-from ackbone.delivery.channels.email_channel import EmailChannel
-from ackbone.delivery.channels.email_message import addresses_of, message_for, message_id
+from ackbone.delivery.channels.email_channel import (
+    EmailChannel,
+    addresses_of,
+    message_for,
+    message_id,
+)
 from tests.servers.certificates import Authority
 from tests.servers.smtp import SmtpServer, smtp_server
 

@@ -13,7 +13,7 @@ from ackbone.brokers.redis.entries import LEVELS, delivery_of, fields_of
 from ackbone.core.broker import FLAT, Outgoing
 from ackbone.core.clock import from_us
 from ackbone.core.codecs.codec import CODECS, stored_form
-from ackbone.core.codecs.fields import iso, iso_us
+from ackbone.core.codecs.values import iso, iso_us
 from ackbone.core.store import Candidate
 from ackbone.store.tasks import body_info
 

@@ -20,9 +20,18 @@ from ackbone.core.outbound.delivery import (
     Settled,
     Status,
 )
-from ackbone.core.outbound.send_order import AHEAD_US, Choice, DueReply, choose, turns
+from ackbone.core.outbound.send_order import (
+    AHEAD_US,
+    UNANSWERED_US,
+    Choice,
+    DueReply,
+    Window,
+    Windows,
+    choose,
+    name_of,
+    turns,
+)
 from ackbone.core.outbound.settling import attempt_end
-from ackbone.core.outbound.windows import UNANSWERED_US, Window, Windows, name_of
 
 NOW = 1_000_000_000
 PLACE, BOT = Limit("place", 2, 10.0), Limit("bot", 3, 10.0, whole_channel=True)

@@ -15,8 +15,7 @@ from ackbone.core.errors import RateLimited, TemporaryError
 from ackbone.core.outbound.delivery import Outbound, Reconciles, unlimited
 from ackbone.delivery.attempts import Policy
 from ackbone.delivery.carrier import Carried
-from ackbone.delivery.channels.slack_channel import SlackChannel
-from ackbone.delivery.channels.slack_history import PAGES
+from ackbone.delivery.channels.slack_channel import PAGES, SlackChannel
 from tests.servers.slack import Slack, slack
 from tests.unit.test_carrier import Desk
 

@@ -102,7 +102,7 @@ def test_what_is_committed_is_never_called_a_failure(
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(file._log, "checkpoint_if_long", no_room)
-    file.write_sync(insert)
+    asyncio.run(file.write(insert))
     close_file(file)
     with closing(sqlite3.connect(database)) as conn:
         assert conn.execute("SELECT count(*) FROM roles WHERE role = 'test'").fetchone() == (1,)

@@ -10,7 +10,7 @@ import pytest
 from ackbone.brokers.memory import MemoryBroker
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
-from ackbone.core.codecs.json_text import dumps, is_model, result_bytes
+from ackbone.core.codecs.values import dumps, is_model, result_bytes
 from ackbone.core.errors import InvalidMessage, InvalidResult
 from ackbone.core.message import Message
 from ackbone.engine.sender import Sender, SendPolicy

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ackbone.core.codecs.json_text import dumps
+from ackbone.core.codecs.values import dumps
 from ackbone.core.origin import is_ours, is_users
 from ackbone.core.retry import describe
 from ackbone.core.secret import Secret
@@ -57,7 +57,7 @@ def test_whose_file_it_is() -> None:
 def test_the_users_frames_are_shown_and_ours_are_not() -> None:
     trace = user_trace(caught(below_ackbone))
     assert "in below_ackbone" in trace
-    assert "json_text.py" not in trace
+    assert "values.py" not in trace
     assert trace.splitlines()[-1].startswith("ackbone.core.errors.InvalidMessage: the value")
 
 

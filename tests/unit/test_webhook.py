@@ -28,11 +28,14 @@ from ackbone.core.errors import (
 )
 from ackbone.core.outbound.delivery import Outbound
 from ackbone.delivery.backoff import LONGEST_WAIT_S
-from ackbone.delivery.channels.address_guard import AddressGuard, AddressRefused
 from ackbone.delivery.channels.http_answers import check_answer, retry_after_s
 from ackbone.delivery.channels.http_channel import ANSWER_BYTES
-from ackbone.delivery.channels.webhook_channel import WebhookChannel
-from ackbone.delivery.channels.webhook_signatures import Signer
+from ackbone.delivery.channels.webhook_channel import (
+    AddressGuard,
+    AddressRefused,
+    Signer,
+    WebhookChannel,
+)
 from ackbone.delivery.files.channel_sender import Channels
 from ackbone.delivery.files.delivery_queue import DeliveryQueue
 from ackbone.delivery.files.delivery_runner import DeliveryRunner

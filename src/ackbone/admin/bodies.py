@@ -8,7 +8,7 @@ import msgspec
 
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
-from ackbone.core.codecs.json_text import loads
+from ackbone.core.codecs.values import loads
 from ackbone.core.errors import DecodeError
 from ackbone.core.message import Message
 from ackbone.core.records import DeadLetter, Task

@@ -23,7 +23,7 @@ import msgspec
 
 from ackbone.core.broker import Delivery, Result, Subscription
 from ackbone.core.codecs.codec import CODECS
-from ackbone.core.codecs.json_text import loads
+from ackbone.core.codecs.values import loads
 from ackbone.core.errors import (
     AckboneError,
     DecodeError,

@@ -13,8 +13,7 @@ import msgspec
 
 from ackbone.core.broker import Broker
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.errors import ConfigError
-from ackbone.core.extras import install_extra
+from ackbone.core.errors import ConfigError, install_extra
 
 
 class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):

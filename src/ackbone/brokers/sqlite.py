@@ -41,7 +41,7 @@ from ackbone.core.errors import (
 from ackbone.core.ids import uuid7_bytes
 from ackbone.sqlitefile import rows
 from ackbone.sqlitefile.file import SqliteFile, close_file, open_file
-from ackbone.sqlitefile.liveness import Beat, forget, is_alive
+from ackbone.sqlitefile.sharing import Beat, forget, is_alive
 
 READY, DELAYED, TAKEN = 0, 1, 2
 LEASE_S = 10.0

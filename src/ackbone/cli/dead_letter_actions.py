@@ -312,7 +312,7 @@ def _edits(letters: DeadLetters, letter: DeadLetter, options: dict[str, Any]) ->
 
 
 def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
-    from ackbone.core.codecs.json_text import loads
+    from ackbone.core.codecs.values import loads
 
     message = letters.read(letter).message
     before = dump(message.payload if message is not None else None, indent=2)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ackbone.core.clock import to_us
-from ackbone.core.codecs.json_text import loads
+from ackbone.core.codecs.values import loads
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Priority
 from ackbone.core.records import EffectWord, Resumption

@@ -152,7 +152,7 @@ def _decoded(found: Trace) -> dict[str, Any]:
 
 
 def _value(result: bytes) -> Any:
-    from ackbone.core.codecs.json_text import loads
+    from ackbone.core.codecs.values import loads
     from ackbone.core.errors import DecodeError
 
     try:
@@ -217,7 +217,7 @@ def _payload(task: Task) -> str | None:
 
 
 def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
-    """Show the traceback of the last failed attempt; a dead letter has that of its task."""
+    """Show the traceback of the last failed attempt; a dead letter shows that of the task."""
     own = [letter for letter in letters if letter.subscription == task.subscription]
     history = own[-1].history if own else task.history
     if history:

@@ -1,4 +1,4 @@
-"""Make the `channels` and `subscribers` of ackbone.yaml, each channel by the class of its kind."""
+"""Make the `channels` and `subscribers` of ackbone.yaml. The kind of a channel names its class."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ackbone.core.errors import ConfigError
-from ackbone.core.extras import install_extra
+from ackbone.core.errors import ConfigError, install_extra
 from ackbone.core.outbound.subscribers import Subscriber, Subscribers
 from ackbone.core.secret import Secret
 

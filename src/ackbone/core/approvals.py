@@ -64,13 +64,11 @@ class ApprovalRecords(Protocol):
         self, where: ApprovalFilter, *, limit: int, after: str | None = None
     ) -> Sequence[Approval]:
         """Return approvals, oldest first. `after`: the last id of the last page."""
-        ...
 
     async def approvals_named(
         self, name: str, *, tenant_id: str | None, limit: int
     ) -> Sequence[Approval]:
         """Return approvals by approval id or message id, else by a prefix, newest first."""
-        ...
 
 
 class Answers(Protocol):
@@ -81,11 +79,9 @@ class Answers(Protocol):
         approval waits for a second one.
 
         Raises NotFound, or Conflict if somebody has already answered."""
-        ...
 
     async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
         """Reject. The message ends as rejected. Raises as `approve` does."""
-        ...
 
 
 class GovernanceUpkeep(Protocol):
@@ -93,13 +89,10 @@ class GovernanceUpkeep(Protocol):
 
     async def has_overdue(self) -> bool:
         """Return True if a question was not answered in time."""
-        ...
 
     async def expire(self, *, worker: Worker) -> int:
         """Reject questions that were not answered in time, some at a time. Returns how many."""
-        ...
 
     async def quotas_changed(self) -> int:
         """Wake messages that wait for a quota, because the quotas have changed. Returns how
         many."""
-        ...

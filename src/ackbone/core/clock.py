@@ -12,12 +12,10 @@ class Clock(Protocol):
 
     def now_us(self) -> int:
         """Return the wall clock in microseconds since 1970 (UTC)."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds that never jump, count while the machine sleeps, and agree in all
         processes."""
-        ...
 
 
 class SystemClock:

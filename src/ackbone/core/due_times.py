@@ -33,7 +33,7 @@ WAITING = (
     Waiting("queue_executions", ("due_at",), "status = 'ready' AND due_at IS NOT NULL"),
     Waiting("outbox", ("due_at",)),
     Waiting("deliveries", ("due_at",), "status = 'pending'"),
-    # Only this clock sets the time to live of a reply and the start of its call.
+    # Only this clock sets the time to live of a reply and the start of a call.
     Waiting(
         "deliveries",
         ("expires_at", "last_attempt_at"),

@@ -278,3 +278,11 @@ def proves_not_done(error: BaseException) -> bool:
 
 def _is_unconnected(error: BaseException) -> bool:
     return any((each.__module__, each.__name__) in _NO_CONNECTION for each in type(error).__mro__)
+
+
+def install_extra(extra: str) -> str:
+    """Return the words of an error message that tell the user how to install an extra.
+
+    The package is not on an index yet, so `pip install 'ackbone[redis]'` would find nothing.
+    """
+    return f"install the extra {extra!r}; in a clone of ackbone: pip install -e '.[{extra}]'"

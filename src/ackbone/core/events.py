@@ -60,8 +60,6 @@ ANCHOR = "ledger.anchor"
 PRUNED = "ledger.pruned"
 RECOVERED = "ledger.recovered"
 
-FINAL_EVENTS = frozenset({SUCCEEDED, FAILED, REJECTED, EXPIRED, DISCARDED, DUPLICATE})
-
 EVENT_OF_STATUS = {
     Status.SUCCEEDED: SUCCEEDED,
     Status.FAILED: FAILED,
@@ -70,7 +68,7 @@ EVENT_OF_STATUS = {
     Status.DISCARDED: DISCARDED,
     Status.DUPLICATE: DUPLICATE,
 }
-
+FINAL_EVENTS = frozenset(EVENT_OF_STATUS.values())
 
 Entry = tuple[str, str, str, str, Mapping[str, Any]]
 """A new entry of the ledger: tenant_id, subscription, task_id, event type, data."""

@@ -20,15 +20,12 @@ class Meter(Protocol):
 
     def ran(self, batch: Sequence[Finished]) -> None:
         """Count attempts whose outcome is committed."""
-        ...
 
     def recognized(self, queue: str, copies: int) -> None:
         """Count copies of messages that the store already knew: acknowledged, not run."""
-        ...
 
     def dedup_unavailable(self, queue: str, messages: int) -> None:
         """Count messages that wait because the dedup store cannot be asked."""
-        ...
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):

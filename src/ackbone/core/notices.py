@@ -16,8 +16,7 @@ import msgspec
 
 from .broker import FLAT, ONCE, Notices, Outgoing
 from .clock import to_us
-from .codecs.fields import iso_us, key, moment, named_tenant, short
-from .codecs.json_text import dumps, loads
+from .codecs.values import dumps, iso_us, key, loads, moment, named_tenant, short
 from .errors import DecodeError, InvalidMessage
 from .message import DEFAULT_TENANT, MAX_ID
 from .outcome import Status

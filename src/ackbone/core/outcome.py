@@ -22,7 +22,7 @@ class Status(StrEnum):
     READY = "ready"
     """The store has the whole message. A worker may claim it once it is due."""
     QUEUED = "queued"
-    """It waits behind an earlier message of its conversation."""
+    """It waits behind an earlier message of the same conversation."""
     WAITING_KEY = "waiting_key"
     """It waits for another message with the same idempotency key to end."""
     PARKED = "parked"
@@ -41,18 +41,6 @@ class Status(StrEnum):
     """Final: another message with the same idempotency key was processed instead."""
 
 
-FINAL = frozenset(
-    {
-        Status.SUCCEEDED,
-        Status.FAILED,
-        Status.REJECTED,
-        Status.EXPIRED,
-        Status.DISCARDED,
-        Status.DUPLICATE,
-    }
-)
-"""States that a task never leaves (P3)."""
-
 RECORD_WORDS = {
     Status.SUCCEEDED: "success",
     Status.FAILED: "failed",
@@ -62,6 +50,8 @@ RECORD_WORDS = {
     Status.DISCARDED: "discarded",
 }
 """The word for each final status in metric labels and ledger records."""
+FINAL = frozenset(RECORD_WORDS)
+"""States that a task never leaves (P3)."""
 
 
 class ParkKind(StrEnum):

@@ -1,14 +1,17 @@
 """Quotas: how much each tenant may use in a window of time, and how much it has used.
 
-A window begins at a multiple of its length in UTC: an hour at full hours, a day at midnight.
+Windows begin at full multiples of their length in UTC: an hour at full hours, a day at midnight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta
+
+_Count = Annotated[int, Meta(gt=0, le=1_000_000_000_000)]
 
 UNITS = ("runs", "llm_calls", "tokens", "cost")
 WAITS_FOR = "waits for quota "
@@ -16,12 +19,12 @@ WAITS_FOR = "waits for quota "
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for one window. None: no limit."""
+    """Limits for one window, as a rule file has them. None: no limit."""
 
-    runs: int | None = None
-    llm_calls: int | None = None
-    tokens: int | None = None
-    cost: float | None = None
+    runs: _Count | None = None
+    llm_calls: _Count | None = None
+    tokens: _Count | None = None
+    cost: Annotated[float, Meta(gt=0, le=1_000_000_000_000)] | None = None
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):

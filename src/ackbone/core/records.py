@@ -261,26 +261,21 @@ class Records(Protocol):
     ) -> Sequence[DeadLetter]:
         """Return dead letters, newest first, without bodies. `before`: the last id of the last
         page."""
-        ...
 
     async def letter_ids(self, where: LetterFilter, *, limit: int | None) -> Sequence[str]:
         """Return the ids of dead letters, oldest first."""
-        ...
 
     async def letters_named(
         self, name: str, *, tenant_id: str | None, limit: int = 20
     ) -> Sequence[DeadLetter]:
         """Return dead letters, with bodies, by letter id, message id or a prefix; exact ones
         first."""
-        ...
 
     async def letters_by_id(self, ids: Sequence[str]) -> Sequence[DeadLetter]:
         """Return dead letters, with bodies, in the order of `ids`. Unknown ids are left out."""
-        ...
 
     async def letters_of(self, tenant_id: str, message_id: str) -> Sequence[DeadLetter]:
         """Return the dead letters of a message, and those that it was sent to replace."""
-        ...
 
     async def parked(
         self,
@@ -293,7 +288,6 @@ class Records(Protocol):
     ) -> Sequence[tuple[int, Task]]:
         """Return parked tasks, newest first, without bodies, each with its position for
         `before`."""
-        ...
 
     async def tasks(self, tenant_id: str | None, message_id: str) -> Sequence[Task]: ...
 
@@ -301,14 +295,12 @@ class Records(Protocol):
         self, prefix: str, *, tenant_id: str | None, status: str | None, limit: int
     ) -> Sequence[Task]:
         """Return tasks whose message id begins with `prefix`, without bodies."""
-        ...
 
     async def tasks_correlated(self, correlation_id: str, *, limit: int) -> Sequence[Task]: ...
 
     async def find(self, name: str, *, tenant_id: str | None, limit: int) -> Sequence[Found]:
         """Find messages by id, else by prefix, else by correlation id, trace id or idempotency
         key."""
-        ...
 
     async def events_of(self, tenant_id: str, message_id: str) -> Sequence[LedgerEvent]: ...
 
@@ -318,21 +310,17 @@ class Records(Protocol):
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
         """Return messages of the queue with this id, or with this text in their body."""
-        ...
 
     async def queues(self) -> Sequence[QueueState]: ...
 
     async def counts(self) -> Sequence[Count]:
         """Count messages by queue and status."""
-        ...
 
     async def reply_counts(self) -> Sequence[Count]:
         """Count replies by channel and status."""
-        ...
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
         """Count ledger events since a time, by queue and type."""
-        ...
 
     async def workers(self) -> Sequence[WorkerState]: ...
 
@@ -342,7 +330,6 @@ class Records(Protocol):
 
     async def last_position(self, *, back: int = 0) -> int:
         """Return the position of the ledger's last event, or of `back` events before it."""
-        ...
 
     def subscribe(self) -> asyncio.Event: ...
 
@@ -355,7 +342,6 @@ class Operations(Protocol):
     async def replay(self, batch: Sequence[Replay]) -> Sequence[AckboneError | None]:
         """Send each message and settle its dead letter, in one commit. Returns one answer per
         item."""
-        ...
 
     async def discard_letters(
         self, letter_ids: Sequence[str], *, reason: str
@@ -363,27 +349,21 @@ class Operations(Protocol):
 
     async def resume(self, task: Identity, *, effects: Sequence[EffectWord] = ()) -> None:
         """Make a parked task ready, without using up an attempt."""
-        ...
 
     async def discard_parked(self, task: Identity, *, reason: str) -> None:
         """End a parked task, and free its key and its conversation."""
-        ...
 
     async def cancel(self, task: Identity, *, queue: str, reason: str) -> Cancelled:
         """Cancel a task. One that the store does not know yet ends when it is claimed."""
-        ...
 
     async def submitted(self, subscription: str, tasks: Sequence[Message]) -> None:
         """Write `task.created` for tasks that are about to be sent, once for each task."""
-        ...
 
     async def record(self, ends: Sequence[End]) -> int:
         """Store the ends of tasks that other programs ran and this store does not know. Returns how
         many."""
-        ...
 
     async def pause(self, queue: str) -> bool:
         """Pause a queue. Returns False if it was already paused."""
-        ...
 
     async def unpause(self, queue: str) -> bool: ...

@@ -54,9 +54,6 @@ class Secret:
     def __repr__(self) -> str:
         return MASK
 
-    def __str__(self) -> str:
-        return MASK
-
     def __format__(self, spec: str) -> str:
         return format(MASK, spec)
 

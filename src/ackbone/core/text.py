@@ -31,7 +31,7 @@ _LINES = {code: text for code, text in _LINE.items() if code != 0x0A}
 
 def one_line(text: str) -> str:
     """Show control characters, line breaks and reordering marks as escapes."""
-    return _encodable(text.translate(_LINE))
+    return encodable(text.translate(_LINE))
 
 
 def json_line(document: str) -> str:
@@ -42,10 +42,11 @@ def json_line(document: str) -> str:
 def lines(text: str, indent: str = "    ") -> str:
     """As `one_line`, but line breaks are kept, and every line after the first is indented."""
     unified = text.replace("\r\n", "\n")
-    return _encodable(unified.translate(_LINES)).replace("\n", f"\n{indent}")
+    return encodable(unified.translate(_LINES)).replace("\n", f"\n{indent}")
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
+    """Show lone surrogates, which UTF-8 does not have, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

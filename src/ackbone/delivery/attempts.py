@@ -44,7 +44,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The channel of one reply, and the limits and breaker of its destination."""
+    """The channel, the limits and the breaker for one reply."""
 
     channel: Channel
     policy: Policy
@@ -72,8 +72,8 @@ class Attempted(NamedTuple):
 
 
 async def attempt(replies: Sequence[Outbound], merged: Outbound, route: Route) -> Attempted:
-    """Make one call that sends `merged`, which stands for all `replies`, unless their destination
-    is down. Raises only CancelledError."""
+    """Make one call that sends `merged`, the text of all `replies`, unless their destination is
+    down. Raises only CancelledError."""
     breaker = route.breaker
     if breaker.is_open and any(reply.is_back for reply in replies):  # it answered another process
         breaker.succeeded()

@@ -101,7 +101,7 @@ class Carrier:
         self._calls: set[asyncio.Task[list[_Ended]]] = set()
         self._takes: set[asyncio.Task[float | None]] = set()
         self._begins_until = float("inf")
-        """By the loop's clock. Replies that are taken later are handed back."""
+        """Replies that are taken after this time, by the loop's clock, are handed back."""
         self._ended: list[_Ended] = []
         self._recovered_at = float("-inf")
         self._bell: asyncio.Event | None = None
@@ -139,7 +139,7 @@ class Carrier:
         self._begins_until = begun + LAST_S / 2
         try:
             async with asyncio.timeout_at(begun + LAST_S):
-                # A reply that is not settled yet holds up the next one of its conversation.
+                # The next reply of a conversation waits until the one before it is settled.
                 while await self._take(worker) == 0 or not self.is_idle:
                     under_way = self._calls | self._takes
                     if under_way:

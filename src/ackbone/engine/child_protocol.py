@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from ackbone.core import errors
-from ackbone.core.codecs.json_text import result_bytes
+from ackbone.core.codecs.values import result_bytes
 from ackbone.core.errors import AckboneError, HandlerFailed
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import Reply, Run, Send, Usage

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ackbone.core.codecs.json_text import dumps, is_model
+from ackbone.core.codecs.values import dumps, is_model
 from ackbone.core.errors import EffectUnknown, InvalidMessage, proves_not_done
 from ackbone.core.message import Message
 from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, check_recipient

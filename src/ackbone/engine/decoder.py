@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
-from ackbone.core.codecs.json_text import hash_payload
+from ackbone.core.codecs.values import hash_payload
 from ackbone.core.errors import DecodeError
 from ackbone.core.ids import derived_id, new_id
 from ackbone.core.store import Candidate, Decode

@@ -20,7 +20,7 @@ from msgspec import structs
 from ackbone.core.breaker import Breaker, Passage
 from ackbone.core.broker import Subscription
 from ackbone.core.clock import Clock
-from ackbone.core.codecs.json_text import result_bytes
+from ackbone.core.codecs.values import result_bytes
 from ackbone.core.errors import (
     HandlerFailed,
     LeaseLost,

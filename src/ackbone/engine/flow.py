@@ -78,7 +78,7 @@ class Life(Protocol):
     def fail(self, what: str, error: BaseException) -> None: ...
 
     def recycle_soon(self) -> None:
-        """Ask for this process to be replaced: one of its handlers cannot be stopped."""
+        """Ask for this process to be replaced, because a handler cannot be stopped."""
         ...
 
 

@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from ackbone.core.broker import Broker, Delivery, Settlement, Subscription, Verb
-from ackbone.core.codecs.fields import named_tenant, short
+from ackbone.core.codecs.values import named_tenant, short
 from ackbone.core.errors import DecodeError
 from ackbone.core.notices import LETTER_ID
 from ackbone.core.store import Candidate, Claims, Worker

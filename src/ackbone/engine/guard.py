@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ackbone.core.codecs.json_text import hash_payload
+from ackbone.core.codecs.values import hash_payload
 from ackbone.core.errors import HandlerFailed
 from ackbone.core.guard import Ask, Decision, Guard, PromptGuard
 from ackbone.core.outcome import Outcome, Park, ParkKind, Question, Rejected

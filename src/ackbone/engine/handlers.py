@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ackbone.core.codecs.json_text import is_model
+from ackbone.core.codecs.values import is_model
 from ackbone.core.errors import ConfigError, HandlerFailed
 from ackbone.core.outcome import (
     Dead,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .context import SyncContext
 
 ANY_TYPE = "*"
-"""The type of a handler for every message type of its queue that has no other handler."""
+"""The type of a handler for the messages of a queue that no other handler takes."""
 _OUTCOMES = (Done, Retry, Dead, Park, Rejected, Duplicate, Released)
 _DONE = Done()
 
@@ -53,7 +53,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     be killed."""
     on_parked: str = "wait"
     focus: str | None = None
-    """The skills that the run is limited to, if the trigger of its queue names some."""
+    """The skills that the run is limited to, if the trigger of the queue names some."""
 
     @property
     def is_async(self) -> bool:

@@ -33,7 +33,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     every_s: float
     step: Step
-    """It gets the registration of its worker, which changes after a lost lease."""
+    """It gets the registration of the worker, which changes after a lost lease."""
     role: str | None = None
     """Only the worker that holds this role makes the step. None: every worker does."""
     due: Callable[[], Awaitable[bool]] | None = None

@@ -335,6 +335,6 @@ class EngineWorker:
         self.stopped.set()
 
     def recycle_soon(self) -> None:
-        """Ask for this process to be replaced: one of its handlers cannot be stopped."""
+        """Ask for this process to be replaced, because a handler cannot be stopped."""
         self.recycle = True
         self.stopped.set()

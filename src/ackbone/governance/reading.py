@@ -21,7 +21,6 @@ Say = Callable[[str, str], None]
 """Records a mistake: its path in the file, and what to do about it."""
 
 _YEAR = 31_536_000
-Count = Annotated[int, Meta(gt=0, le=1_000_000_000_000)]
 WINDOWS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}\Z")
 _SIDE = re.compile(r"(==|!=|<=|>=|<|>)\s*(\S+)\Z")
@@ -42,15 +41,6 @@ class MatchEntry(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any = UNSET
 
 
-class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`limits:` of a quota."""
-
-    runs: Count | None = None
-    llm_calls: Count | None = None
-    tokens: Count | None = None
-    cost: Annotated[float, Meta(gt=0, le=1_000_000_000_000)] | None = None
-
-
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A rule as the file has it."""
 
@@ -61,7 +51,7 @@ class RuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: Annotated[float, Meta(gt=0, le=_YEAR)] | None = None
     four_eyes: bool | None = None
     window: Any = UNSET
-    limits: LimitsEntry | None = None
+    limits: Limits | None = None
 
 
 class RuleDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +193,10 @@ class _Reading:
             self._only("quota", "window", "limits")
             return None
         window_s = self._window(entry.window)
-        limits = entry.limits or LimitsEntry()
-        values = {unit: getattr(limits, unit) for unit in UNITS}
-        if all(value is None for value in values.values()):
+        limits = entry.limits or Limits()
+        if limits == Limits():
             self._say("limits", f"are missing; name at least one of {', '.join(UNITS)}")
-        return Quota(name=entry.name, window_s=window_s, limits=Limits(**values))
+        return Quota(name=entry.name, window_s=window_s, limits=limits)
 
     def _window(self, given: Any) -> float:
         if isinstance(given, str) and given.lower() in WINDOWS:

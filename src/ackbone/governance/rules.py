@@ -23,7 +23,7 @@ from ackbone.core.guard import EXPIRES_S
 from ackbone.core.message import Message
 from ackbone.core.quota import Quota
 
-from .expression import MISSING, Condition, Truth, compare
+from .expression import MISSING, Condition, Truth, all_of, compare
 
 
 class Action(StrEnum):
@@ -120,15 +120,8 @@ class Match(msgspec.Struct, frozen=True):
     wanted: tuple[tuple[str, Matcher], ...] = ()
 
     def holds(self, facts: Facts) -> Truth:
-        result: Truth = True
-        for name, matcher in self.wanted:
-            fact = getattr(facts, name)
-            held = None if fact is MISSING else matcher.holds(fact)
-            if held is False:
-                return False
-            if held is None:
-                result = None
-        return result
+        known = ((matcher, getattr(facts, name)) for name, matcher in self.wanted)
+        return all_of(None if fact is MISSING else matcher.holds(fact) for matcher, fact in known)
 
     @property
     def is_everything(self) -> bool:
@@ -258,14 +251,5 @@ def _in_words(quota: Quota | None) -> str:
 
 def facts_in(context: Mapping[str, Any]) -> Facts:
     """Return the facts of a guard's context. Facts that it does not contain are MISSING."""
-    told = context.get
-    return Facts(
-        tenant=told("tenant_id", MISSING),
-        queue=told("queue", MISSING),
-        type=told("type", MISSING),
-        channel=told("channel", MISSING),
-        user=told("user", MISSING),
-        priority=told("priority", MISSING),
-        attempt=told("attempt", MISSING),
-        payload=told("payload", MISSING),
-    )
+    given = {name: context[name] for name in Facts.__struct_fields__ if name in context}
+    return Facts(**{**given, "tenant": context.get("tenant_id", MISSING)})

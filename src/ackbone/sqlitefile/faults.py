@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ackbone.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
-from .holders import why_no_turn
+from .sharing import why_no_turn
 
 _NETWORK = ("nfs", "cifs", "smb", "fuse.sshfs", "ceph", "gluster", "lustre", "afs")
 

@@ -4,7 +4,6 @@ one."""
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import sqlite3
@@ -20,13 +19,9 @@ from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreCorrupt, StoreUnavailable
 
 from .faults import is_full, refuse_network, translate
-from .holders import who_writes, why_no_turn
-from .liveness import sweep
+from .sharing import OUTGOING, WORK, Turnstile, Wake, no_turn, sweep, who_writes, why_no_turn
 from .timebase import TimeBase
-from .turnstile import Turnstile, no_turn
-from .wake import OUTGOING, WORK, Wake
-from .wal import WriteAheadLog
-from .witness import Witness
+from .wal import Witness, WriteAheadLog
 
 T = TypeVar("T")
 Op = Callable[[sqlite3.Connection], T]
@@ -59,8 +54,8 @@ class _Job:
         self,
         op: Op[Any],
         durable: bool,
-        future: asyncio.Future[Any] | concurrent.futures.Future[Any],
-        loop: asyncio.AbstractEventLoop | None,
+        future: asyncio.Future[Any],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.op = op
         self.durable = durable
@@ -141,12 +136,6 @@ class SqliteFile:
         finally:
             timer.cancel()
 
-    def write_sync(self, op: Op[T], *, durable: bool = True) -> T:
-        """`write` for code without an event loop."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._submit(_Job(op, durable, future, None))
-        return future.result()
-
     def read_sync(self, op: Op[T]) -> T:
         """Run `op` on a read-only connection of its own, which sees committed rows."""
         kept = False
@@ -210,7 +199,7 @@ class SqliteFile:
         return self._time.was_set()
 
     def now_us(self, conn: sqlite3.Connection) -> int:
-        """Return the time for a reader, by the clock that the due times of its rows refer to."""
+        """Return the time for a reader, by the clock that the due times of `conn` refer to."""
         return self._time.now_us(conn)
 
     def on_rollback(self, hook: Callable[[], None]) -> None:
@@ -402,10 +391,7 @@ class SqliteFile:
     def _answer(self, jobs: list[_Job]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         for job in jobs:
-            if job.loop is not None:
-                loops.setdefault(job.loop, []).append(job)
-            elif isinstance(job.future, concurrent.futures.Future):
-                _resolve(job)
+            loops.setdefault(job.loop, []).append(job)
         waking, loop = self._wake_wanted, self._loop
         for each, theirs in loops.items():
             with contextlib.suppress(RuntimeError):  # the loop has been closed
@@ -560,17 +546,12 @@ def close_file(file: SqliteFile) -> None:
 
 def _resolve_all(jobs: list[_Job]) -> None:
     for job in jobs:
-        _resolve(job)
-
-
-def _resolve(job: _Job) -> None:
-    future = job.future
-    if future.done():
-        return
-    if job.error is not None:
-        future.set_exception(job.error)
-    else:
-        future.set_result(job.result)
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
 
 
 def add_functions(conn: sqlite3.Connection) -> None:

@@ -108,7 +108,7 @@ class TimeBase:
                 return wall - int(before * 1e6)
 
     def _known(self, conn: sqlite3.Connection) -> int | None:
-        """Return the base of the rows. None: there is none since the machine was started."""
+        """Return the base of the rows. None: none was written since the machine was started."""
         found = conn.execute("SELECT state FROM roles WHERE role = ?", (ROLE,)).fetchone()
         known = json.loads(found[0]) if found is not None and found[0] else {}
         base: int | None = known.get("offset_us") if known.get("boot") == self._boot else None

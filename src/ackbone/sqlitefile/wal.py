@@ -1,14 +1,20 @@
-"""SQLite's write-ahead log: how long it is, and which process keeps it from starting over."""
+"""SQLite's write-ahead log: how long it is, which process keeps it from starting over, and the
+witness that nothing of it went missing.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sqlite3
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from .holders import Holder, who_reads_since
+from .sharing import Holder, who_reads_since
+
+# -- the length of the log -----------------------------------------------------------------------
 
 log = logging.getLogger("ackbone.sqlite")
 
@@ -108,3 +114,51 @@ def _page_size(shm: bytes) -> int:
     """Return the page size of the header. 1 means 65536, which does not fit."""
     size = int.from_bytes(shm[14:16], "little")
     return 65536 if size == 1 else max(size, 512)
+
+
+# -- the witness ---------------------------------------------------------------------------------
+
+_FORM = struct.Struct("<8sQ32sI")
+_MAGIC = b"HFWITN1\0"
+
+
+class Witness:
+    """The file `<db>.witness` with the number of durable commits.
+
+    SQLite silently drops a damaged end of the log. The number is in the database, too, and a
+    database that is behind its witness has lost commits. The witness is not synced: after a power
+    cut it may be behind the database, but never ahead.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(f"{path}.witness")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def read(self) -> int | None:
+        """Return the number. None for a new or unreadable file, which proves nothing."""
+        return _commits_of(os.pread(self._fd, _FORM.size, 0))
+
+    def write(self, commits: int, head: bytes = b"") -> None:
+        """Write the number in place, without a sync. It must never be ahead of the database."""
+        body = _FORM.pack(_MAGIC, commits, head[:32].ljust(32, b"\0"), 0)[:-4]
+        os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4, "little"), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def witnessed(path: Path) -> int | None:
+    """Return the number of the witness of a database, without creating the file."""
+    try:
+        return _commits_of(Path(f"{path}.witness").read_bytes()[: _FORM.size])
+    except FileNotFoundError:
+        return None
+
+
+def _commits_of(data: bytes) -> int | None:
+    if len(data) < _FORM.size:
+        return None
+    magic, commits, _head, crc = _FORM.unpack(data)
+    if magic != _MAGIC or crc != zlib.crc32(data[:-4]):
+        return None
+    return int(commits)

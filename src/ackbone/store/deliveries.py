@@ -12,9 +12,16 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ackbone.core.outbound import send_order, settling
 from ackbone.core.outbound.delivery import Fits, Limits, New, Outbound, Settled, Taken
-from ackbone.core.outbound.send_order import ASIDE, PAGE, Choice, DueReply
+from ackbone.core.outbound.send_order import (
+    ASIDE,
+    PAGE,
+    Choice,
+    DueReply,
+    Windows,
+    state_of,
+    window_of,
+)
 from ackbone.core.outbound.settling import FREED, SENDER_DIED, Orphan
-from ackbone.core.outbound.windows import Windows, state_of, window_of
 from ackbone.core.store import Worker
 
 from .delivery_rows import ALL, PAUSED, WindowRow, due_reply, new_delivery_row, with_content

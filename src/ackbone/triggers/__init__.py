@@ -2,34 +2,3 @@
 
 `QueueTrigger` itself is in `ackbone/queue_trigger.py`, because it names a concrete store.
 """
-
-from ackbone.core.errors import ParseError
-
-from .broker_adapter import BrokerQueueAdapter
-from .config import QueueTriggerConfig, validate_config
-from .messages import MessageEnvelope, RawMessage
-from .mock import MockQueueAdapter
-from .parsers import BinaryParser, JSONParser, MessageParser, TextParser
-from .ports import AgentRuntime, GovernanceLayer, IdempotencyStore, Ledger, Permission, QueueAdapter
-from .redis_idempotency import RedisIdempotencyStore
-
-__all__ = [
-    "AgentRuntime",
-    "BinaryParser",
-    "BrokerQueueAdapter",
-    "GovernanceLayer",
-    "IdempotencyStore",
-    "JSONParser",
-    "Ledger",
-    "MessageEnvelope",
-    "MessageParser",
-    "MockQueueAdapter",
-    "ParseError",
-    "Permission",
-    "QueueAdapter",
-    "QueueTriggerConfig",
-    "RawMessage",
-    "RedisIdempotencyStore",
-    "TextParser",
-    "validate_config",
-]

@@ -18,7 +18,7 @@ from ackbone.core.store import Answer, Decode
 from .broker import AdapterBroker
 from .config import QueueTriggerConfig
 from .mapping import Copy, delivery_of
-from .parsers import parser_for
+from .messages import PARSER_OF
 from .ports import Ledger, QueueAdapter
 
 log = logging.getLogger("ackbone.trigger")
@@ -163,7 +163,7 @@ class Announcer:
 
     def _why_dead(self, copy: Copy) -> str:
         try:
-            parser_for(self._config.parser_type).parse(copy.raw.body)
+            PARSER_OF[self._config.parser_type].parse(copy.raw.body)
         except ParseError as error:
             return str(error)
         candidate = self._decode(delivery_of(copy))

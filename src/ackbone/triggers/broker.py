@@ -1,8 +1,8 @@
 """A `QueueAdapter` as a broker for the engine.
 
-The adapter's stream feeds `receive`. A copy is settled with the adapter once, when the store has
-the end of its message. Until then it stays unsettled, even while a retry waits in the store: if
-this process and its store are lost, the queue still has the message.
+The adapter's stream feeds `receive`. A copy is settled with the adapter once, when the store
+knows how the message ended. Until then it stays unsettled, even while a retry waits in the store:
+if this process and its store are lost, the queue still has the message.
 """
 
 from __future__ import annotations

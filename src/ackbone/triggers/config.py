@@ -31,7 +31,7 @@ class QueueTriggerConfig:
     focus: str | None = None
     """The skills that the agent runtime limits the run to."""
     metrics_enabled: bool = True
-    """Whether the trigger writes rows to `queue_metrics` of its store."""
+    """Whether the trigger writes metrics to the store's table `queue_metrics`."""
     metrics_export_interval: float | None = None
     """Seconds between two exports. None: as the store's `Config` says, else 60."""
 

@@ -14,6 +14,7 @@ from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.clock import to_us
 from ackbone.core.ids import derived_id, new_id
 from ackbone.core.message import DEFAULT_TENANT, MAX_ID, Message
+from ackbone.core.text import encodable
 
 from .config import QueueTriggerConfig
 from .messages import DEDUP_HEADER, EVENT_HEADER, TENANT_HEADER, MessageEnvelope, RawMessage, header
@@ -122,7 +123,7 @@ def _storable(kind: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return derived_id(f"odd-{kind}", text.encode("utf-8", "backslashreplace").decode())
+        return derived_id(f"odd-{kind}", encodable(text))
     if len(text) > MAX_ID or "\0" in text:
         return derived_id(f"long-{kind}", text)
     return text

@@ -1,15 +1,64 @@
-"""A message as the adapter delivers it, and as the agent sees it."""
+"""A message as the adapter delivers it and as the agent sees it, and the parsers of bodies."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ackbone.core.codecs.values import loads
+from ackbone.core.errors import DecodeError, ParseError
 from ackbone.core.message import DEFAULT_TENANT
 
-from .parsers import MessageParser
+# -- parsers ---------------------------------------------------------------------------------------
+
+
+class MessageParser(ABC):
+    """Reads one kind of body. It accepts exactly what the engine's codec of that name accepts."""
+
+    @abstractmethod
+    def parse(self, body: bytes) -> Any:
+        """Return the body's value. Raises ParseError, and nothing else, for other bytes."""
+
+
+class JSONParser(MessageParser):
+    """Any JSON value, except NaN, deep nesting and numbers that would change."""
+
+    def parse(self, body: bytes) -> Any:
+        try:
+            return loads(body)
+        except DecodeError as error:
+            raise ParseError(f"Failed to parse JSON: {error}") from None
+
+
+class TextParser(MessageParser):
+    """UTF-8 text."""
+
+    def parse(self, body: bytes) -> str:
+        try:
+            return body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ParseError(f"Failed to decode text: {error}") from None
+
+
+class BinaryParser(MessageParser):
+    """The unchanged bytes."""
+
+    def parse(self, body: bytes) -> bytes:
+        return body
+
+
+PARSER_OF: dict[str, MessageParser] = {
+    "json": JSONParser(),
+    "text": TextParser(),
+    "binary": BinaryParser(),
+}
+"""The parser for each `parser_type`, which is also the name of the engine's codec."""
+
+
+# -- messages --------------------------------------------------------------------------------------
 
 DEDUP_HEADER = "x-dedup-key"
 TENANT_HEADER = "x-tenant-id"
@@ -89,7 +138,7 @@ class MessageEnvelope:
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header's value. The case of its name does not matter; an empty value is absent."""
+    """Return a header's value. Names are compared without case; an empty value counts as absent."""
     found = headers.get(name)
     if found is None:
         wanted = name.lower()

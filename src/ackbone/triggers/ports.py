@@ -18,31 +18,24 @@ class QueueAdapter(Protocol):
 
     async def connect(self) -> None:
         """Connect. Raises if the queue cannot be reached."""
-        ...
 
     def consume(self) -> AsyncIterator[RawMessage]:
         """Yield the messages. It is an async generator that waits while there are none."""
-        ...
 
     async def ack(self, message: RawMessage) -> None:
         """Report that the message was processed."""
-        ...
 
     async def nack(self, message: RawMessage, requeue: bool = False) -> None:
         """Report that the message was not processed. `requeue` asks for a redelivery."""
-        ...
 
     async def send_to_dlq(self, message: RawMessage, reason: str) -> None:
         """Move it to the dead-letter queue. `metadata["retry_history"]` lists the attempts."""
-        ...
 
     async def close(self) -> None:
         """Disconnect."""
-        ...
 
     async def health_check(self) -> bool:
         """Return True if the queue can be used now."""
-        ...
 
 
 class AgentRuntime(Protocol):
@@ -61,7 +54,6 @@ class AgentRuntime(Protocol):
         `run_id` names the run. Its `usage` (llm_calls, tokens, cost) is counted. Every error is
         retried, except a `FinalError`.
         """
-        ...
 
 
 class Permission(Protocol):
@@ -82,7 +74,6 @@ class GovernanceLayer(Protocol):
 
     async def check_permission(self, context: dict[str, Any]) -> Permission:
         """`context` has source (`queue_trigger`), queue, message_id and tenant_id."""
-        ...
 
 
 class Ledger(Protocol):

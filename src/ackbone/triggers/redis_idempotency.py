@@ -15,9 +15,8 @@ import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from ackbone.core.codecs.json_text import dumps, loads
-from ackbone.core.errors import ConfigError
-from ackbone.core.extras import install_extra
+from ackbone.core.codecs.values import dumps, loads
+from ackbone.core.errors import ConfigError, install_extra
 
 from .ports import IdempotencyStore
 

@@ -156,7 +156,7 @@ class AgentRunner:
         return None
 
     async def dedup_is_up(self) -> bool:
-        """Return True if the dedup store can be asked, or if there is none."""
+        """Return True if the dedup store can be asked, or if the trigger has no dedup store."""
         if isinstance(self._keys, IdempotencyStore):
             try:
                 answer = await self._keys.health_check()
@@ -199,7 +199,7 @@ class AgentRunner:
 
 
 def scrub(error: BaseException) -> None:
-    """Mask credentials in an error's text, and in those of its causes, before it is logged."""
+    """Mask credentials in the texts of an error and of the errors that caused it, for the log."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

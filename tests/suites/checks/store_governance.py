@@ -15,7 +15,7 @@ from ackbone.core.approvals import (
     ApprovalRecords,
     GovernanceUpkeep,
 )
-from ackbone.core.codecs.json_text import hash_payload
+from ackbone.core.codecs.values import hash_payload
 from ackbone.core.errors import Conflict, NotFound
 from ackbone.core.outcome import Done, Park, ParkKind, Question, Rejected, Released, Retry
 from ackbone.core.quota import Limits, Quota, QuotaRecords, QuotaUse

@@ -70,7 +70,7 @@ def _flat(out: Outgoing) -> Sequence[str | bytes | int]:
 def delivery_of(
     queue: str, level: int, entry: bytes, fields: list[bytes] | None, count: int
 ) -> Delivery:
-    """Read an entry. `fields` is None if it was deleted while it was pending."""
+    """Read an entry. `fields` is None if the entry was deleted while it was pending."""
     id_us = int(entry.partition(b"-")[0]) * 1000
     # A later time comes from a producer that makes its own ids, on another scale.
     sent_at_us = id_us if id_us <= _LAST_US else None

@@ -20,7 +20,7 @@ Info = dict[bytes, Any]
 
 
 async def _groups(wire: Wire, key: str) -> list[Info] | None:
-    """Return the groups of a stream, or None if there is no such stream."""
+    """Return the groups of a stream, or None if the stream does not exist."""
     (answer,) = await wire.ask(("XINFO", "GROUPS", key))
     if isinstance(answer, ResponseError):
         if "no such key" in str(answer):

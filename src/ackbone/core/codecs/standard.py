@@ -12,8 +12,8 @@ from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import DEFAULT_TENANT, Message, Priority
 
-from . import fields
-from .json_text import MAX_DEPTH, dumps, encode, has_non_finite, loads
+from . import values
+from .values import MAX_DEPTH, dumps, encode, has_non_finite, loads
 
 VERSION = "1.0"
 _BYTES = (bytes, bytearray, memoryview)
@@ -113,26 +113,26 @@ class StandardCodec:
         count = metadata.retry_count
         # No function call for a missing field: this is the hot path.
         message = Message(
-            id=fields.short("message_id", wire.message_id),
-            type=fields.text("message_type", wire.message_type, default=sub.default_type),
+            id=values.short("message_id", wire.message_id),
+            type=values.text("message_type", wire.message_type, default=sub.default_type),
             payload=wire.payload,
             tenant_id=DEFAULT_TENANT
             if tenant == DEFAULT_TENANT and sub.tenant is None
-            else fields.tenant_of(tenant, sub),
+            else values.tenant_of(tenant, sub),
             priority=wire.priority
             if 0 <= wire.priority <= 3
-            else fields.priority_of(wire.priority),
-            idempotency_key=fields.key("idempotency_key", key) if key else None,
-            ordering_key=fields.key("ordering_key", lane) if lane else None,
-            created_at=fields.moment("timestamp", wire.timestamp) or fields.sent_at(delivery),
+            else values.priority_of(wire.priority),
+            idempotency_key=values.key("idempotency_key", key) if key else None,
+            ordering_key=values.key("ordering_key", lane) if lane else None,
+            created_at=values.moment("timestamp", wire.timestamp) or values.sent_at(delivery),
             headers=dict(headers) if headers else {},
             metadata={} if count is msgspec.UNSET else {"retry_count": count},
-            raw=fields.raw_of(self, delivery),
+            raw=values.raw_of(self, delivery),
         )
         source, channel, correlation = metadata.source, metadata.channel, wire.correlation_id
         expires, trace = metadata.expires_at, metadata.trace
         if trace is None and headers:
-            trace = fields.header_trace(headers)
+            trace = values.header_trace(headers)
         if not (source or channel or correlation or expires or trace):
             return message
         return _with_rare_fields(message, source, channel, correlation, expires, trace)
@@ -161,22 +161,22 @@ class StandardCodec:
         tenant_id, source, channel, idempotency_key, ordering_key, expires_at, trace = own
         headers = delivery.headers
         if trace is None:
-            trace = fields.header_trace(headers)
+            trace = values.header_trace(headers)
         message = Message(
-            id=fields.id_of(message_id, delivery, sub),
-            type=fields.text("message_type", message_type, default=sub.default_type),
+            id=values.id_of(message_id, delivery, sub),
+            type=values.text("message_type", message_type, default=sub.default_type),
             payload=payload,
-            tenant_id=fields.tenant_of(tenant_id, sub),
-            priority=fields.priority_of(priority),
+            tenant_id=values.tenant_of(tenant_id, sub),
+            priority=values.priority_of(priority),
             idempotency_key=None
             if idempotency_key is None
-            else fields.key("idempotency_key", idempotency_key),
-            ordering_key=None if ordering_key is None else fields.key("ordering_key", ordering_key),
-            created_at=fields.moment("timestamp", timestamp) or fields.sent_at(delivery),
+            else values.key("idempotency_key", idempotency_key),
+            ordering_key=None if ordering_key is None else values.key("ordering_key", ordering_key),
+            created_at=values.moment("timestamp", timestamp) or values.sent_at(delivery),
             headers=dict(headers) if headers else {},
             metadata=metadata,
             extra=left,
-            raw=fields.raw_of(self, delivery),
+            raw=values.raw_of(self, delivery),
         )
         return _with_rare_fields(message, source, channel, correlation_id, expires_at, trace)
 
@@ -188,14 +188,14 @@ class StandardCodec:
         metadata: dict[str, Any] = dict(message.metadata)
         for name, value in zip(_OURS, _ours_of(message), strict=True):
             if value is not None and value != "":
-                metadata[name] = fields.time_of(value) if isinstance(value, datetime) else value
+                metadata[name] = values.time_of(value) if isinstance(value, datetime) else value
         metadata.setdefault("retry_count", message.attempt - 1)
         correlation_id = message.correlation_id
         written = _Written(
             message_id=message.id,
             correlation_id=msgspec.UNSET if correlation_id is None else correlation_id,
             message_type=message.type,
-            timestamp=fields.time_of(message.created_at),
+            timestamp=values.time_of(message.created_at),
             priority=int(message.priority),
             payload=message.payload,
             metadata=metadata,
@@ -242,11 +242,11 @@ def _with_rare_fields(
         return message
     return msgspec.structs.replace(
         message,
-        source=fields.text("source", source, default=""),
-        channel=fields.text("channel", channel, default=""),
-        correlation_id=fields.optional("correlation_id", correlation_id),
-        expires_at=fields.moment("expires_at", expires_at),
-        trace=fields.optional("trace", trace),
+        source=values.text("source", source, default=""),
+        channel=values.text("channel", channel, default=""),
+        correlation_id=values.optional("correlation_id", correlation_id),
+        expires_at=values.moment("expires_at", expires_at),
+        trace=values.optional("trace", trace),
     )
 
 

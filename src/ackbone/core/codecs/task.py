@@ -17,8 +17,8 @@ from ackbone.core.broker import FLAT, Delivery, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import DEFAULT_TENANT, Message, Priority
 
-from . import fields
-from .json_text import dumps, is_model, loads, loads_text
+from . import values
+from .values import dumps, is_model, loads, loads_text
 
 REQUIRED = ("task_id", "tool_name", "payload", "idempotency_key")
 _TEXTS = ("tenant_id", "source", "channel", "correlation_id", "ordering_key", "trace")
@@ -62,19 +62,19 @@ class TaskCodec:
         tenant, lane = found.get("tenant_id"), found.get("ordering_key", delivery.key)
         # No function call for a missing field: this is the hot path.
         message = Message(
-            id=fields.short("task_id", task_id),
-            type=fields.text("tool_name", tool_name, default=sub.default_type),
+            id=values.short("task_id", task_id),
+            type=values.text("tool_name", tool_name, default=sub.default_type),
             payload=_object("payload", payload),
             tenant_id=DEFAULT_TENANT
             if tenant is None and sub.tenant is None
-            else fields.tenant_of(tenant, sub),
-            priority=fields.priority_of(found.get("priority", delivery.priority)),
-            idempotency_key=fields.short("idempotency_key", key),
-            ordering_key=None if lane is None else fields.key("ordering_key", lane),
-            created_at=fields.moment("created_at", found.get("created_at"))
-            or fields.sent_at(delivery),
+            else values.tenant_of(tenant, sub),
+            priority=values.priority_of(found.get("priority", delivery.priority)),
+            idempotency_key=values.short("idempotency_key", key),
+            ordering_key=None if lane is None else values.key("ordering_key", lane),
+            created_at=values.moment("created_at", found.get("created_at"))
+            or values.sent_at(delivery),
             metadata={"retry_count": _count(found.get("retry_count"))},
-            raw=fields.raw_of(self, delivery),
+            raw=values.raw_of(self, delivery),
         )
         return message if found.keys() <= _USUAL else _with_rare_fields(message, found)
 
@@ -102,7 +102,7 @@ class TaskCodec:
             # Every task needs a key. Without one, its id is the key.
             "idempotency_key": message.idempotency_key or message.id,
             "retry_count": str(count),
-            "created_at": fields.iso(message.created_at),
+            "created_at": values.iso(message.created_at),
         }
         if _rare_of(message) == _NOTHING_RARE and not metadata:
             return written
@@ -113,7 +113,7 @@ class TaskCodec:
         if message.priority != Priority.NORMAL:
             written["priority"] = str(int(message.priority))
         if message.expires_at is not None:
-            written["expires_at"] = fields.iso(message.expires_at)
+            written["expires_at"] = values.iso(message.expires_at)
         headers = {name: value for name, value in message.headers.items() if name != FLAT}
         for name, mapping in (("metadata", metadata), ("headers", headers)):
             if mapping:
@@ -131,7 +131,7 @@ class TaskCodec:
             "payload": _payload_text(payload),
             "idempotency_key": message_id,
             "retry_count": "0",
-            "created_at": fields.iso(datetime.now(UTC)),
+            "created_at": values.iso(datetime.now(UTC)),
         }
 
 
@@ -147,11 +147,11 @@ def _with_rare_fields(message: Message, found: Mapping[str, str]) -> Message:
     """Add the rare fields of a message."""
     return msgspec.structs.replace(
         message,
-        source=fields.text("source", found.get("source"), default=""),
-        channel=fields.text("channel", found.get("channel"), default=""),
-        correlation_id=fields.optional("correlation_id", found.get("correlation_id")),
-        trace=fields.optional("trace", found.get("trace")),
-        expires_at=fields.moment("expires_at", found.get("expires_at")),
+        source=values.text("source", found.get("source"), default=""),
+        channel=values.text("channel", found.get("channel"), default=""),
+        correlation_id=values.optional("correlation_id", found.get("correlation_id")),
+        trace=values.optional("trace", found.get("trace")),
+        expires_at=values.moment("expires_at", found.get("expires_at")),
         headers=_headers(found.get("headers")),
         metadata={**_object("metadata", found.get("metadata")), **message.metadata},
         extra={name: value for name, value in found.items() if name not in _OWN},

@@ -1,8 +1,8 @@
 """Outgoing replies: their values, and the ports of channels and of the store's deliveries.
 
 A reply is `pending` until it is due, `sending` during an attempt, and ends as `sent` or `failed`.
-A `queued` reply waits for an earlier one of its conversation. An `unknown` reply may have arrived,
-and is sent again only if an operator decides so.
+A `queued` reply waits for an earlier reply of the same conversation. An `unknown` reply may have
+arrived, and is sent again only if an operator decides so.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Outbound(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     """Its limits allow the call this many seconds after it was taken."""
     made_us: int = 0
-    """When it was stored, by the clock of its store; 0 if that is not known."""
+    """When the store wrote it, by the clock of the store; 0 if that is not known."""
     is_back: bool = False
     """Its destination was down, and has answered a call since."""
 
@@ -188,7 +188,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = True
     """Its call counts for its limits. False: it was sent with another reply, whose call counts."""
     frees: Limit | None = None
-    """The limit of its destination, which was down and answers again."""
+    """The limit of a destination that was down and answers again."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -208,7 +208,6 @@ class Channel(Protocol):
     @property
     def name(self) -> str:
         """The name by which replies choose the channel."""
-        ...
 
     async def send(self, reply: Outbound) -> str | None:
         """Return when the service has accepted the reply, with the service's name for it, if any.
@@ -216,7 +215,6 @@ class Channel(Protocol):
         Raises RateLimited (wait), SendUnknown (no answer came: it may have arrived) or FinalError
         (it will never be accepted). Any other error means that it was not accepted.
         """
-        ...
 
     async def close(self) -> None: ...
 
@@ -227,7 +225,6 @@ class Splits(Protocol):
 
     def parts(self, reply: Outbound) -> Sequence[Outbound]:
         """Return at least one part, the same ones for every attempt. Must be pure."""
-        ...
 
 
 @runtime_checkable
@@ -237,7 +234,6 @@ class Merges(Protocol):
     @property
     def merges(self) -> bool:
         """False if merging is turned off."""
-        ...
 
     def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
         """Return one reply of one part with all contents in order, under the id of the first.
@@ -245,7 +241,6 @@ class Merges(Protocol):
         None if they are too long together, or of different kinds. Must be pure, because it is
         called inside a transaction.
         """
-        ...
 
 
 @runtime_checkable
@@ -254,7 +249,6 @@ class Limited(Protocol):
 
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """See `Limits`. Must be pure."""
-        ...
 
 
 @runtime_checkable
@@ -263,7 +257,6 @@ class Destined(Protocol):
 
     def destination(self, reply: Outbound) -> str:
         """Return the place. While it is down, all replies to it wait. Must be pure."""
-        ...
 
 
 @runtime_checkable
@@ -272,7 +265,6 @@ class Reconciles(Protocol):
 
     async def arrived(self, reply: Outbound) -> bool | None:
         """Return None if the channel does not know, either."""
-        ...
 
 
 Fits = Callable[[Sequence[Outbound]], bool]
@@ -286,12 +278,10 @@ class Deliveries(Protocol):
     async def put(self, replies: Sequence[New], *, worker: Worker | None = None) -> None:
         """Store new replies; they are durable when this returns. `delivery.created` is recorded
         when a reply is first taken."""
-        ...
 
     async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
         """Return the seconds until there may be something to take, or None if nothing waits. This
         changes nothing."""
-        ...
 
     async def take(self, channels: Mapping[str, Limits], *, limit: int, worker: Worker) -> Taken:
         """Take replies that are due, first in their conversation and within their limits. They are
@@ -299,7 +289,6 @@ class Deliveries(Protocol):
 
         Shield this call from cancellation: no other process would send what it took.
         """
-        ...
 
     async def follow(
         self, head: Outbound, fits: Fits, *, limit: int, worker: Worker
@@ -309,21 +298,17 @@ class Deliveries(Protocol):
 
         Only replies that were never sent, have no options and did not expire are taken.
         """
-        ...
 
     async def settle(
         self, channels: Mapping[str, Limits], batch: Sequence[Settled], *, worker: Worker
     ) -> None:
         """Record the ends of attempts. Replies that no longer belong to this worker stay as they
         are."""
-        ...
 
     async def recover(self, *, worker: Worker) -> int:
         """Make replies due again, in doubt, that dead workers were sending; return their number."""
-        ...
 
     def subscribe(self) -> asyncio.Event:
         """Return an event that is set when there may be a new reply. End it with `unsubscribe`."""
-        ...
 
     def unsubscribe(self, event: asyncio.Event) -> None: ...

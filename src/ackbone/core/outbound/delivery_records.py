@@ -57,17 +57,14 @@ class DeliveryRecords(Protocol):
 
     async def deliveries(self, where: DeliveryFilter, *, limit: int) -> Sequence[DeliveryRecord]:
         """Return deliveries, the newest first."""
-        ...
 
     async def delivery_ids(self, where: DeliveryFilter, *, limit: int | None) -> Sequence[str]:
         """Return ids, the oldest first."""
-        ...
 
     async def deliveries_named(
         self, name: str, *, tenant_id: str | None, limit: int = 20
     ) -> Sequence[DeliveryRecord]:
         """Return the delivery with this id, or else those whose ids begin with it."""
-        ...
 
     async def paused_channels(self) -> frozenset[str]: ...
 
@@ -78,21 +75,17 @@ class DeliveryActs(Protocol):
     async def retry_deliveries(self, ids: Sequence[str]) -> Sequence[AckboneError | None]:
         """Make failed, waiting and unknown deliveries due now, with all their attempts and without
         expiry; an unknown one may be repeated once. Returns one answer per delivery."""
-        ...
 
     async def edit_delivery(self, delivery_id: str, *, content: str) -> None:
         """Change a text. Raises NotFound, or Conflict if parts were sent or it was discarded."""
-        ...
 
     async def discard_deliveries(
         self, ids: Sequence[str], *, reason: str
     ) -> Sequence[AckboneError | None]:
         """Do not send these deliveries. They are kept as long as sent ones."""
-        ...
 
     async def pause_channel(self, channel: str) -> bool:
         """Stop sending by a channel. Returns False if it was paused already."""
-        ...
 
     async def unpause_channel(self, channel: str) -> bool: ...
 

@@ -11,7 +11,7 @@ from ackbone.core import events
 from ackbone.core.text import storable
 
 from .delivery import Again, Failed, Held, Limit, Limits, Sent, Settled, Status
-from .windows import Window, Windows, call_name, name_of
+from .send_order import Window, Windows, call_name, name_of
 
 ERROR_LENGTH = 1000
 FREED = 1000
@@ -43,7 +43,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_end(self) -> bool:
-        """The next reply of its lane may be sent."""
+        """True if the next reply of the lane may be sent."""
         return self.status is not Status.PENDING
 
     @property

@@ -1,7 +1,8 @@
 """Subscribers: places that get a notification for each event that they choose.
 
-A notification is a delivery. It is written in the transaction of its event, so there is one if and
-only if the event was committed. It is sent like any other reply, with waits, limits and a breaker.
+A notification is a delivery. The transaction that writes the event writes it, too, so there is one
+if and only if the event was committed. It is sent like any other reply, with waits,
+limits and a breaker.
 """
 
 from __future__ import annotations
@@ -47,12 +48,11 @@ class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
     """Send the event as JSON, as in the ledger; otherwise as a line for people."""
 
 
-class Subscribers:
+class Subscribers(dict[str, list[Subscriber]]):
     """The subscribers of one process, by the events that they want."""
 
     def __init__(self, subscribers: Sequence[Subscriber] = ()) -> None:
         """Raise ConfigError for invalid names, and for patterns that match no event."""
-        self._by_event: dict[str, list[Subscriber]] = {}
         for each in subscribers:
             self.add(each)
 
@@ -66,15 +66,12 @@ class Subscribers:
                 raise ConfigError([no_event(pattern)])
             wanted.update(found)
         for name in sorted(wanted):
-            self._by_event.setdefault(name, []).append(subscriber)
-
-    def __bool__(self) -> bool:
-        return bool(self._by_event)
+            self.setdefault(name, []).append(subscriber)
 
     @property
     def channels(self) -> frozenset[str]:
         """The channels of the notifications. A worker must have them."""
-        return frozenset(each.channel for found in self._by_event.values() for each in found)
+        return frozenset(each.channel for found in self.values() for each in found)
 
     def notifications(self, entries: Sequence[events.Entry], now_us: int) -> list[New]:
         """Return the notifications that these events cause."""
@@ -82,7 +79,7 @@ class Subscribers:
             _notification(subscriber, entry, now_us)
             for entry in entries
             if entry[1] != OURS
-            for subscriber in self._by_event.get(entry[3], ())
+            for subscriber in self.get(entry[3], ())
             if subscriber.tenant_id in (None, entry[0])
         ]
 

@@ -10,16 +10,14 @@ import msgspec
 
 from ackbone.core.errors import FinalError, RateLimited, TemporaryError
 from ackbone.core.outbound.delivery import Limit, Outbound
-from ackbone.core.secret import Secret
 
-from .http_answers import TOO_MANY, not_theirs, retry_after_s, shown
-from .http_channel import TIMEOUT_S, Answer, HttpChannel, WebhookUrls
-from .reply_text import MARK, joined, key_short, marked, options_of, split_fenced, text_parts
+from .http_answers import TOO_MANY, retry_after_s, shown
+from .http_channel import TIMEOUT_S, Answer, ChatChannel
+from .reply_text import MARK, key_short, marked, options_of, split_fenced, text_parts
 
 BASE_URL = "https://discord.com/api/v10"
 HOOKS_URLS = ("https://discord.com/api", "https://discordapp.com/api")
 TEXT_LIMIT = 2000
-ANSWER_BYTES = 1_000_000
 PER_BOT = (50, 1.0)
 PER_PLACE = (5, 5.0)
 """Limit of one channel or one webhook."""
@@ -55,12 +53,14 @@ class _Said(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Said, strict=False).decode
 
 
-class DiscordChannel(HttpChannel):
+class DiscordChannel(ChatChannel):
     """The recipient is a channel's id (for the bot), a webhook's name, or its URL.
 
     The bot's messages carry a key by which Discord recognises a repeat for some minutes. Repeats
     are marked as well.
     """
+
+    service = "Discord"
 
     def __init__(
         self,
@@ -75,18 +75,18 @@ class DiscordChannel(HttpChannel):
     ) -> None:
         """`token`: the bot's. `webhooks`: URLs by the names that replies use. `merge`: texts that
         wait for one place are sent as one message, if they fit."""
-        super().__init__(timeout_s=timeout_s, answer_bytes=ANSWER_BYTES)
-        self.name = name
-        self.merges = merge
-        self._token = Secret(token)
-        self._hooks = WebhookUrls(webhooks or {}, hooks_urls)
-        self._base_url = base_url.rstrip("/")
+        super().__init__(
+            token,
+            base_url,
+            name=name,
+            timeout_s=timeout_s,
+            merge=merge,
+            webhooks=webhooks,
+            hooks_urls=hooks_urls,
+        )
 
-    def parts(self, reply: Outbound) -> Sequence[Outbound]:
-        try:
-            options = options_of(reply, Options, "Discord")
-        except FinalError:
-            return [reply]  # refused when it is sent
+    def _split(self, reply: Outbound) -> Sequence[Outbound]:
+        options = options_of(reply, Options, self.service)
         texts = split_fenced(reply.content, TEXT_LIMIT - len(MARK))
         last_only = ["embeds", "components"]
         return text_parts(reply, texts, options, first_only=["reply_to"], last_only=last_only)
@@ -94,11 +94,11 @@ class DiscordChannel(HttpChannel):
     def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
         if any(mark in reply.content for reply in replies for mark in _REACHES_FURTHER):
             return None
-        return joined(replies, self.parts)
+        return super().merged(replies)
 
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """Return Discord's limits: for the bot, and for each channel or webhook."""
-        hook = self._hooks.key_of(reply.recipient)
+        hook = self._hook_key(reply.recipient)
         if hook is not None:
             return (Limit(f"{self.name}:webhook:{hook}", *PER_PLACE),)
         return (
@@ -108,16 +108,12 @@ class DiscordChannel(HttpChannel):
 
     async def send(self, reply: Outbound) -> str:
         """Return the message's id."""
-        options = options_of(reply, Options, "Discord")
-        url = self._hooks.url_of(reply.recipient)
+        options = options_of(reply, Options, self.service)
+        url = self._hook_url(reply.recipient)
         if url is not None:
             body = _encode(_hook_message(marked(reply), options))
-            return _receipt(await self._post(_waiting(url, options.thread), body), bot=False)
-        if not self._token:
-            raise FinalError(
-                f"Discord: {reply.recipient!r:.60} is not the name of a webhook, and no bot token"
-                " is configured"
-            )
+            return self._receipt(await self._post(_waiting(url, options.thread), body), bot=False)
+        self._need_token(reply)
         place = options.thread or reply.recipient
         if not place.isdecimal():
             raise FinalError(f"Discord: a channel is a number, not {place!r:.60}")
@@ -130,7 +126,28 @@ class DiscordChannel(HttpChannel):
             _encode(_bot_message(reply, options)),
             headers,
         )
-        return _receipt(answer, bot=True)
+        return self._receipt(answer, bot=True)
+
+    def _receipt(self, answer: Answer, *, bot: bool) -> str:
+        """Return the message's id; otherwise raise the error that decides what happens next."""
+        said = self._said(answer, _decode)
+        if 200 <= answer.status < 300 and said.id:
+            return said.id
+        why = f"Discord: HTTP {answer.status}: {shown(said.message)} ({said.code})"
+        if answer.status == TOO_MANY:
+            wait_s = retry_after_s(answer.headers) if said.retry_after is None else said.retry_after
+            raise RateLimited(
+                why + (", for all of the bot" if said.is_global else ""),
+                retry_after_s=wait_s,
+                whole_channel=said.is_global,
+            )
+        if bot and answer.status == 401:
+            raise TemporaryError(f"{why}: the bot's token is refused; give the channel a valid one")
+        if 400 <= answer.status < 500:
+            raise FinalError(why)
+        if answer.status >= 500 and said.message:
+            raise TemporaryError(why, retry_after_s=retry_after_s(answer.headers))
+        raise self._not_theirs(answer)
 
 
 def _message(reply: Outbound, options: Options) -> dict[str, Any]:
@@ -174,28 +191,3 @@ def _waiting(url: str, thread: str | None) -> str:
     parts = urlsplit(url)
     query = urlencode({**ours, **dict(parse_qsl(parts.query)), **ours})
     return urlunsplit(parts._replace(query=query, fragment=""))
-
-
-def _receipt(answer: Answer, *, bot: bool) -> str:
-    """Return the message's id; otherwise raise the error that decides what happens next."""
-    try:
-        said = _decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise not_theirs("Discord", answer.status, answer.headers, answer.text) from None
-    if 200 <= answer.status < 300 and said.id:
-        return said.id
-    why = f"Discord: HTTP {answer.status}: {shown(said.message)} ({said.code})"
-    if answer.status == TOO_MANY:
-        wait_s = retry_after_s(answer.headers) if said.retry_after is None else said.retry_after
-        raise RateLimited(
-            why + (", for all of the bot" if said.is_global else ""),
-            retry_after_s=wait_s,
-            whole_channel=said.is_global,
-        )
-    if bot and answer.status == 401:
-        raise TemporaryError(f"{why}: the bot's token is refused; give the channel a valid one")
-    if 400 <= answer.status < 500:
-        raise FinalError(why)
-    if answer.status >= 500 and said.message:
-        raise TemporaryError(why, retry_after_s=retry_after_s(answer.headers))
-    raise not_theirs("Discord", answer.status, answer.headers, answer.text)

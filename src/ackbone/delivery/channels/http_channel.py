@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -15,12 +15,18 @@ import msgspec
 from yarl import URL
 
 from ackbone.core.errors import FinalError, SendUnknown, TemporaryError
+from ackbone.core.outbound.delivery import Outbound
 from ackbone.core.secret import Secret
 
-from .http_answers import shown
+from .http_answers import not_theirs, shown
+from .reply_text import joined
+
+T = TypeVar("T")
 
 ANSWER_BYTES = 2_000
 """Read at most this many bytes of an answer: enough for the error message."""
+CHAT_ANSWER_BYTES = 1_000_000
+"""The same for chat services, whose answers contain the message with all its media."""
 TIMEOUT_S = 20.0
 _NOT_SENT = (
     aiohttp.ClientConnectorError,
@@ -73,12 +79,7 @@ class HttpChannel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -159,40 +160,87 @@ def _private_words(url: str) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-class WebhookUrls:
-    """Webhook URLs of a chat service. They are secrets: anyone who knows one may post.
+class ChatChannel(HttpChannel):
+    """A channel to a chat service: with a bot's token, with webhooks, or with both.
 
-    A recipient is a configured name, or a URL that begins with one of `prefixes`. Other URLs are
-    refused, so that replies cannot be used to reach other places.
+    URLs of webhooks are secrets: anyone who knows one may post. The recipient is the name of a
+    configured one, or a URL that begins with one of `hooks_urls`. Other URLs are refused, so that
+    replies cannot be used to reach other places.
     """
 
-    def __init__(self, named: Mapping[str, str], prefixes: Sequence[str]) -> None:
-        self._named = {name: Secret(url) for name, url in named.items()}
-        self._prefixes = tuple(prefix.rstrip("/") + "/" for prefix in prefixes)
+    service: str
+    """The name of the service in errors."""
 
-    def url_of(self, recipient: str) -> str | None:
+    def __init__(
+        self,
+        token: str,
+        base_url: str,
+        *,
+        name: str,
+        timeout_s: float,
+        merge: bool,
+        webhooks: Mapping[str, str] | None = None,
+        hooks_urls: Sequence[str] = (),
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, answer_bytes=CHAT_ANSWER_BYTES)
+        self.name = name
+        self.merges = merge
+        self._token = Secret(token)
+        self._hooks = {hook: Secret(url) for hook, url in (webhooks or {}).items()}
+        self._hooks_urls = tuple(url.rstrip("/") + "/" for url in hooks_urls)
+        self._base_url = base_url.rstrip("/")
+
+    def parts(self, reply: Outbound) -> Sequence[Outbound]:
+        try:
+            return self._split(reply)
+        except FinalError:
+            return [reply]  # refused when it is sent
+
+    @abstractmethod
+    def _split(self, reply: Outbound) -> Sequence[Outbound]:
+        """Return the parts of a reply, the same ones for every attempt. Raises FinalError for
+        options that the service does not have."""
+
+    def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
+        return joined(replies, self.parts)
+
+    def _hook_url(self, recipient: str) -> str | None:
         """Return None if it is not a webhook. Raises FinalError for a URL of another place."""
-        named = self._named.get(recipient)
+        named = self._hooks.get(recipient)
         if named is not None:
             return named.reveal()
         if "://" not in recipient:
             return None
-        if not recipient.startswith(self._prefixes):
-            allowed = " or ".join(self._prefixes)
+        if not recipient.startswith(self._hooks_urls):
+            allowed = " or ".join(self._hooks_urls)
             raise FinalError(f"the recipient is a URL that does not begin with {allowed}")
         return recipient
 
-    def key_of(self, recipient: str) -> str | None:
-        """Return the name of this webhook in limits, or None if it is not a webhook."""
-        named = self._named.get(recipient)
-        if named is not None:
-            return _fingerprint(named.reveal())
-        return _fingerprint(recipient) if "://" in recipient else None
+    def _hook_key(self, recipient: str) -> str | None:
+        """Return the name of this webhook in limits, the same in every process, or None if it is
+        not a webhook."""
+        named = self._hooks.get(recipient)
+        if named is None and "://" not in recipient:
+            return None
+        url = recipient if named is None else named.reveal()
+        return hashlib.sha256(url.encode()).hexdigest()[:16]
 
+    def _need_token(self, reply: Outbound) -> None:
+        if not self._token:
+            raise FinalError(
+                f"{self.service}: {reply.recipient!r:.60} is not the name of a webhook, and no bot"
+                " token is configured"
+            )
 
-def _fingerprint(secret: str) -> str:
-    """Return a short name for a secret, the same in every process."""
-    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+    def _said(self, answer: Answer, decode: Callable[[bytes], T]) -> T:
+        """Return what the service said. Raises if the answer does not have the service's form."""
+        try:
+            return decode(answer.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._not_theirs(answer) from None
+
+    def _not_theirs(self, answer: Answer) -> Exception:
+        return not_theirs(self.service, answer.status, answer.headers, answer.text)
 
 
 async def _beginning(answer: aiohttp.ClientResponse, limit: int) -> bytes:

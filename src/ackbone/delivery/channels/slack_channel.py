@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 import msgspec
 
 from ackbone.core.errors import FinalError, RateLimited, SendUnknown, TemporaryError
 from ackbone.core.outbound.delivery import Limit, Outbound
-from ackbone.core.secret import Secret
 
-from . import slack_history
-from .http_answers import TOO_MANY, check_answer, not_theirs, retry_after_s, shown
-from .http_channel import TIMEOUT_S, Answer, HttpChannel, WebhookUrls
+from .http_answers import TOO_MANY, check_answer, retry_after_s, shown
+from .http_channel import TIMEOUT_S, Answer, ChatChannel
 from .reply_text import (
     MARK,
-    joined,
     key_uuid,
     marked,
     options_of,
@@ -35,7 +33,6 @@ TEXT_LIMIT = 4000
 """Slack cuts texts at 40,000, and recommends 4,000."""
 MOST_BLOCKS = 50
 """Slack accepts no more. A mark must not push a message over the limit."""
-ANSWER_BYTES = 1_000_000
 PER_CHANNEL = (1, 1.0)
 _LATER = frozenset({"service_unavailable", "request_timeout", "team_added_to_org"})
 _IN_DOUBT = frozenset({"internal_error", "fatal_error"})
@@ -72,7 +69,7 @@ class _Said(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
-class SlackChannel(HttpChannel):
+class SlackChannel(ChatChannel):
     """The recipient is a channel's or person's id (for the bot), a webhook's name, or its URL.
 
     The bot's messages carry a key by which Slack recognises a repeat. Slack's reference mentions
@@ -81,6 +78,8 @@ class SlackChannel(HttpChannel):
 
     With `reconcile`, Slack's history is searched first: a reply that is in it is not sent again.
     """
+
+    service = "Slack"
 
     def __init__(
         self,
@@ -102,19 +101,19 @@ class SlackChannel(HttpChannel):
                 "merge and reconcile exclude each other: a text that was sent in another's message"
                 " cannot be found by its own key"
             )
-        super().__init__(timeout_s=timeout_s, answer_bytes=ANSWER_BYTES)
-        self.name = name
-        self.merges = merge
+        super().__init__(
+            token,
+            base_url,
+            name=name,
+            timeout_s=timeout_s,
+            merge=merge,
+            webhooks=webhooks,
+            hooks_urls=[hooks_url],
+        )
         self.reconciles = reconcile
-        self._token = Secret(token)
-        self._hooks = WebhookUrls(webhooks or {}, [hooks_url])
-        self._base_url = base_url.rstrip("/")
 
-    def parts(self, reply: Outbound) -> Sequence[Outbound]:
-        try:
-            options = options_of(reply, Options, "Slack")
-        except FinalError:
-            return [reply]  # refused when it is sent
+    def _split(self, reply: Outbound) -> Sequence[Outbound]:
+        options = options_of(reply, Options, self.service)
         if options.blocks:  # people see the blocks; the text is only in notifications
             return [reply]
         room = TEXT_LIMIT - len(MARK)
@@ -124,48 +123,42 @@ class SlackChannel(HttpChannel):
             texts = split(reply.content, room, length=_escaped_length)
         return text_parts(reply, texts, options, last_only=["attachments"])
 
-    def merged(self, replies: Sequence[Outbound]) -> Outbound | None:
-        return joined(replies, self.parts)
-
     def limits(self, reply: Outbound) -> Sequence[Limit]:
         """Return Slack's limit: one message per second and channel."""
-        hook = self._hooks.key_of(reply.recipient)
+        hook = self._hook_key(reply.recipient)
         place = f"webhook:{hook}" if hook is not None else f"channel:{reply.recipient}"
         return (Limit(f"{self.name}:{place}", *PER_CHANNEL),)
 
     async def send(self, reply: Outbound) -> str | None:
         """Return the message's `ts`; a webhook gives none."""
-        options = options_of(reply, Options, "Slack")
+        options = options_of(reply, Options, self.service)
         reply = marked(reply)
-        url = self._hooks.url_of(reply.recipient)
+        url = self._hook_url(reply.recipient)
         if url is not None:
             _check_hook(await self._post(url, _encode(_message(reply, options))))
             return None
-        if not self._token:
-            raise FinalError(
-                f"Slack: {reply.recipient!r:.60} is not the name of a webhook, and no bot token is"
-                " configured"
-            )
+        self._need_token(reply)
         message = {
             "channel": reply.recipient,
             "client_msg_id": key_uuid(reply),
             **_message(reply, options),
         }
         if self.reconciles:
-            message["metadata"] = slack_history.metadata(reply)
-        return _receipt(await self._call("chat.postMessage", _encode(message), _JSON))
+            # People do not see the metadata. The history has it.
+            message["metadata"] = {"event_type": EVENT, "event_payload": {"key": key_uuid(reply)}}
+        return self._receipt(await self._call("chat.postMessage", _encode(message), _JSON))
 
     async def arrived(self, reply: Outbound) -> bool | None:
         """Search the messages since the reply was made. Returns None where there is no history to
         search: for a webhook, a person's id, or a bot without the scopes."""
-        options = options_of(reply, Options, "Slack")
-        if not self._token or not reply.made_us or self._hooks.url_of(reply.recipient) is not None:
+        options = options_of(reply, Options, self.service)
+        if not self._token or not reply.made_us or self._hook_url(reply.recipient) is not None:
             return None
         key, cursor = key_uuid(reply), ""
-        for _ in range(slack_history.PAGES):
-            method, asked = slack_history.question(reply, options.thread_ts, cursor)
+        for _ in range(PAGES):
+            method, asked = _question(reply, options.thread_ts, cursor)
             try:
-                page = slack_history.page_of(await self._call(method, asked, _FORM))
+                page = _page_of(await self._call(method, asked, _FORM))
             except SendUnknown as error:  # this call only reads: no message is in doubt
                 raise TemporaryError(str(error), retry_after_s=error.retry_after_s) from None
             if not page.ok:
@@ -186,6 +179,25 @@ class SlackChannel(HttpChannel):
     async def _call(self, method: str, body: bytes, kind: str) -> Answer:
         headers = {"authorization": f"Bearer {self._token.reveal()}", "content-type": kind}
         return await self._post(f"{self._base_url}/{method}", body, headers)
+
+    def _receipt(self, answer: Answer) -> str:
+        """Return the message's `ts`; otherwise raise the error that decides what happens next."""
+        wait_s = retry_after_s(answer.headers)
+        if answer.status == TOO_MANY:
+            raise RateLimited("Slack: HTTP 429", retry_after_s=wait_s)
+        said = self._said(answer, _decode)
+        if said.ok:
+            return said.ts
+        why = f"Slack: {shown(said.error)}"
+        if said.error in _LIMITED:
+            raise RateLimited(why, retry_after_s=wait_s)
+        if said.error in _OPERATOR:
+            raise TemporaryError(f"{why}: Slack refuses the bot; check its token and its scopes")
+        if said.error in _IN_DOUBT:
+            raise SendUnknown(why, retry_after_s=wait_s)
+        if said.error in _LATER or answer.status >= 500:
+            raise TemporaryError(why, retry_after_s=wait_s)
+        raise FinalError(why)
 
 
 def _message(reply: Outbound, options: Options) -> dict[str, Any]:
@@ -226,24 +238,79 @@ def _check_hook(answer: Answer) -> None:
         raise SendUnknown(f"Slack: its webhooks answer ok, but this one answered: {answer.text}")
 
 
-def _receipt(answer: Answer) -> str:
-    """Return the message's `ts`; otherwise raise the error that decides what happens next."""
-    if answer.status == TOO_MANY:
-        raise RateLimited("Slack: HTTP 429", retry_after_s=retry_after_s(answer.headers))
-    try:
-        said = _decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise not_theirs("Slack", answer.status, answer.headers, answer.text) from None
-    if said.ok:
-        return said.ts
-    why = f"Slack: {shown(said.error)}"
-    if said.error in slack_history.LIMITED:
-        raise RateLimited(why, retry_after_s=retry_after_s(answer.headers))
-    if said.error in _OPERATOR:
-        raise TemporaryError(f"{why}: Slack refuses the bot; check its token and its scopes")
+# -- the history -----------------------------------------------------------------------------------
+
+EVENT = "ackbone_reply"
+PAGE, PAGES = 100, 10
+"""Messages per page, and the largest number of pages. A longer history gives no answer."""
+CLOCKS_S = 600.0
+"""Largest difference between Slack's clock and ours, in seconds."""
+_LIMITED = frozenset({"ratelimited", "rate_limited"})
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    event_type: str = ""
+    event_payload: dict[str, Any] = {}
+
+
+class _Posted(msgspec.Struct, frozen=True):
+    metadata: _Metadata | None = None
+
+
+class _Next(msgspec.Struct, frozen=True):
+    next_cursor: str = ""
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """One page of the history, or the error instead of it."""
+
+    ok: bool
+    error: str = ""
+    messages: Sequence[_Posted] = ()
+    has_more: bool = False
+    response_metadata: _Next | None = None
+
+    @property
+    def next_cursor(self) -> str:
+        return "" if self.response_metadata is None else self.response_metadata.next_cursor
+
+    def has(self, key: str) -> bool:
+        found = (each.metadata for each in self.messages if each.metadata is not None)
+        return any(m.event_type == EVENT and m.event_payload.get("key") == key for m in found)
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+
+
+def _question(reply: Outbound, thread_ts: str | None, cursor: str) -> tuple[str, bytes]:
+    """Return the method and its arguments for the messages since the reply was made. The history
+    of a channel has its top-level messages, that of a thread the answers in it."""
+    asked = {
+        "channel": reply.recipient,
+        "oldest": f"{max(0.0, reply.made_us / 1e6 - CLOCKS_S):.6f}",
+        "limit": str(PAGE),
+        "include_all_metadata": "true",
+    }
+    if thread_ts is not None:
+        asked["ts"] = thread_ts
+    if cursor:
+        asked["cursor"] = cursor
+    method = "conversations.history" if thread_ts is None else "conversations.replies"
+    return method, urlencode(asked).encode()
+
+
+def _page_of(answer: Answer) -> _Page:
+    """Return a page of the history. Raises RateLimited or TemporaryError if it is worth asking
+    later."""
     wait_s = retry_after_s(answer.headers)
-    if said.error in _IN_DOUBT:
-        raise SendUnknown(why, retry_after_s=wait_s)
-    if said.error in _LATER or answer.status >= 500:
-        raise TemporaryError(why, retry_after_s=wait_s)
-    raise FinalError(why)
+    if answer.status == TOO_MANY:
+        raise RateLimited("Slack: HTTP 429 for its history", retry_after_s=wait_s)
+    if answer.status >= 500:
+        raise TemporaryError(f"Slack: HTTP {answer.status} for its history", retry_after_s=wait_s)
+    try:
+        page = _decode_page(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Page(ok=False, error=f"HTTP {answer.status}, and no history")
+    if page.error in _LIMITED:
+        raise RateLimited(f"Slack: {shown(page.error)} for its history", retry_after_s=wait_s)
+    return page

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -41,25 +41,22 @@ def write(path: Path, body: bytes, *, new: bool = False) -> bool:
 
 def remove(path: Path) -> bool:
     """Remove a file for good; return False if it was gone."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise _translated(error, path) from error
-    sync(path.parent)
-    return True
+    return _changed(path, lambda: os.unlink(path), path.parent)
 
 
 def move(path: Path, folder: Path) -> bool:
     """Move a file into another folder in one step; return False if it was gone."""
+    return _changed(path, lambda: os.replace(path, folder / path.name), folder, path.parent)
+
+
+def _changed(path: Path, change: Callable[[], None], *folders: Path) -> bool:
     try:
-        os.replace(path, folder / path.name)
+        change()
     except FileNotFoundError:
         return False
     except OSError as error:
         raise _translated(error, path) from error
-    sync(folder, path.parent)
+    sync(*folders)
     return True
 
 

@@ -19,13 +19,14 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ackbone.core.errors import Ambiguous, InvalidMessage, NotFound, StoreError
 from ackbone.core.outbound.delivery import DIRECT
+from ackbone.core.text import encodable
 
 from . import atomic_files
 from .queued_delivery import QueuedDelivery
@@ -150,12 +151,10 @@ class DeliveryQueue:
         the next attempt is due, if not by the table of waits.
         """
 
-        def failed(now: QueuedDelivery) -> None:
-            now.retry_count += 1
-            now.not_before = not_before
-
         with atomic_files.alone(self.queue_dir):
-            now = self._end_attempt(delivery, error, failed, unknown=unknown)
+            now = self._end_attempt(
+                delivery, error, unknown=unknown, retries=1, not_before=not_before
+            )
             if now is None:
                 return
             delivery.retry_count, delivery.max_retries = now.retry_count, now.max_retries
@@ -164,12 +163,8 @@ class DeliveryQueue:
 
     def fail_for_good(self, delivery: QueuedDelivery, error: str, *, unknown: bool = False) -> None:
         """Give up at once: no further attempt could help. `unknown` as in `fail`."""
-
-        def failed(now: QueuedDelivery) -> None:
-            now.not_before = now.expires_at = 0.0
-
         with atomic_files.alone(self.queue_dir):
-            self._end_attempt(delivery, error, failed, unknown=unknown)
+            self._end_attempt(delivery, error, unknown=unknown, expires_at=0.0)
             self._give_up(delivery.id)
 
     def put_off(
@@ -177,12 +172,8 @@ class DeliveryQueue:
     ) -> None:
         """Wait until this time without using a retry: the channel asked for it. `unknown` as in
         `fail`."""
-
-        def waits(now: QueuedDelivery) -> None:
-            now.not_before = until
-
         with atomic_files.alone(self.queue_dir):
-            self._end_attempt(delivery, error, waits, unknown=unknown)
+            self._end_attempt(delivery, error, unknown=unknown, not_before=until)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -292,9 +283,11 @@ class DeliveryQueue:
         self,
         delivery: QueuedDelivery,
         error: str,
-        change: Callable[[QueuedDelivery], None],
         *,
         unknown: bool,
+        retries: int = 0,
+        not_before: float = 0.0,
+        expires_at: float | None = None,
     ) -> QueuedDelivery | None:
         """Change the delivery, and its file as it is now: somebody may have edited it meanwhile.
 
@@ -304,9 +297,11 @@ class DeliveryQueue:
         for each in (delivery, now):
             if each is None:
                 continue
-            change(each)
+            each.retry_count += retries
+            each.not_before = not_before
+            each.expires_at = each.expires_at if expires_at is None else expires_at
             each.last_attempt_at = time.time()
-            each.last_error = str(error).encode("utf-8", "backslashreplace").decode()
+            each.last_error = encodable(str(error))
             # A delivery that may have arrived before keeps this: its next attempt is marked.
             if not unknown and not each.resent:
                 each.sending_since = 0.0

@@ -58,7 +58,7 @@ class QueuedDelivery:
         return {**written, **self.extra}
 
     def to_bytes(self) -> bytes:
-        """Return the content of its file."""
+        """Return the delivery as the content of a file."""
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
         try:
             return text.encode()

@@ -10,9 +10,8 @@ from pathlib import Path
 from ackbone.core.errors import StoreError
 from ackbone.core.findings import Check, ok, refused, warning
 from ackbone.sqlitefile.faults import refuse_network, translate
-from ackbone.sqlitefile.holders import who_writes, why_no_turn
-from ackbone.sqlitefile.wal import long_log
-from ackbone.sqlitefile.witness import witnessed
+from ackbone.sqlitefile.sharing import who_writes, why_no_turn
+from ackbone.sqlitefile.wal import long_log, witnessed
 from ackbone.store import checks
 from ackbone.store.revisions import HEAD
 

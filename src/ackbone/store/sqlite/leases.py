@@ -11,7 +11,7 @@ from ackbone.core.machine import this_machine
 from ackbone.core.store import Worker
 from ackbone.sqlitefile.faults import translate
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.sqlitefile.liveness import Beat, forget, is_alive
+from ackbone.sqlitefile.sharing import Beat, forget, is_alive
 from ackbone.store.crash import Gone
 
 REGISTER = (

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from ackbone.core.errors import SchemaMismatch, StoreUnavailable
 from ackbone.sqlitefile.faults import refuse_network, translate
-from ackbone.sqlitefile.holders import who_upgrades
-from ackbone.sqlitefile.turnstile import Turnstile
+from ackbone.sqlitefile.sharing import Turnstile, who_upgrades
 from ackbone.store.revisions import HEAD, is_older, render, run_migrations, upgrade_needed
 
 PAGE_SIZE = 8192

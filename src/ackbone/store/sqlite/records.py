@@ -10,8 +10,7 @@ import msgspec
 
 from ackbone.core.records import Count, LedgerEvent, Waiting, WorkerState
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.sqlitefile.liveness import is_alive
-from ackbone.sqlitefile.wake import OUTGOING, WORK
+from ackbone.sqlitefile.sharing import OUTGOING, WORK, is_alive
 from ackbone.store.record_rows import waiting_of_row
 from ackbone.store.records import StoreRecords
 from ackbone.store.sql import worded

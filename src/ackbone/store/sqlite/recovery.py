@@ -29,9 +29,8 @@ from ackbone.core.ids import uuid7_bytes
 from ackbone.core.message import DEFAULT_TENANT
 from ackbone.sqlitefile.faults import translate
 from ackbone.sqlitefile.file import TURN_WAIT_S
-from ackbone.sqlitefile.liveness import is_alive
-from ackbone.sqlitefile.turnstile import Turnstile
-from ackbone.sqlitefile.witness import Witness, witnessed
+from ackbone.sqlitefile.sharing import Turnstile, is_alive
+from ackbone.sqlitefile.wal import Witness, witnessed
 
 from .salvage import Saved, salvage
 
