@@ -22,15 +22,8 @@ from ackbone.testing import MockIdempotencyStore
 from ackbone.triggers import announcer, broker, mapping, messages, runner
 from ackbone.triggers.adapters import BrokerQueueAdapter
 from ackbone.triggers.announcer import Announcer
-<<<<<<< HEAD
 from ackbone.triggers.broker import AdapterBroker, AdapterSource
-from ackbone.triggers.broker_adapter import BrokerQueueAdapter
-from ackbone.triggers.messages import DEDUP_HEADER
-from ackbone.triggers.parsers import JSONParser
-=======
-from ackbone.triggers.broker import AdapterBroker
 from ackbone.triggers.messages import DEDUP_HEADER, JSONParser
->>>>>>> h_edges
 from ackbone.triggers.runner import AgentRunner
 from tests.property import (
     test_queue_trigger_dedup,

@@ -7,7 +7,15 @@ from collections import deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from ackbone.core.broker import Broker, Delivery, Outgoing, Settlement, Subscription, Verb
+from ackbone.core.broker import (
+    Broker,
+    Delivery,
+    Outgoing,
+    Settlement,
+    Source,
+    Subscription,
+    Verb,
+)
 from ackbone.core.clock import from_us
 from ackbone.core.ids import new_id
 
@@ -24,15 +32,15 @@ class BrokerQueueAdapter:
     def __init__(self, broker: Broker, queue: str, *, group: str = "ackbone") -> None:
         self._broker = broker
         self._subscription = Subscription(name=f"{queue}/{group}", queue=queue, group=group)
-        self._connected = False
+        self._source: Source | None = None
 
     async def connect(self) -> None:
         await self._broker.open()
-        self._connected = True
+        self._source = await self._broker.subscribe(self._subscription, room=BATCH)
 
     async def consume(self) -> AsyncIterator[RawMessage]:
-        while self._connected:
-            batch = await self._broker.receive(self._subscription, limit=BATCH, wait=WAIT_S)
+        while self._source is not None:
+            batch = await self._source.receive(limit=BATCH, wait=WAIT_S)
             for delivery in batch:  # deliveries that are not consumed return to the queue at close
                 yield _raw(delivery)
 
@@ -58,15 +66,17 @@ class BrokerQueueAdapter:
         await self._settle(Verb.ACK, message)
 
     async def close(self) -> None:
-        self._connected = False
+        self._source = None
         await self._broker.close()
 
     async def health_check(self) -> bool:
-        return self._connected and (await self._broker.health()).ok
+        return self._source is not None and (await self._broker.health()).ok
 
     async def _settle(self, verb: Verb, message: RawMessage, *, reason: str = "") -> None:
         settlement = Settlement(delivery=message.metadata[_DELIVERY], verb=verb, reason=reason)
-        for result in await self._broker.settle(self._subscription, [settlement]):
+        if self._source is None:  # closed: the message returns to the queue
+            return
+        for result in await self._source.settle([settlement]):
             if result.error is not None:
                 raise result.error
 
