@@ -17,7 +17,7 @@ from ackbone.core.outbound.delivery_records import (
     DeliveryRecords,
 )
 
-from .naming import SHORTEST, check_typed, the_one
+from .naming import Desk, check_length, check_typed, the_one
 
 BATCH = 100
 SHORT = 8
@@ -35,19 +35,15 @@ class Treated(msgspec.Struct, frozen=True, kw_only=True):
     error: AckboneError | None = None
 
 
-class Deliveries:
-    """Actions on replies. Without `acts` they can only be read."""
-
-    def __init__(self, records: DeliveryRecords, acts: DeliveryActs | None = None) -> None:
-        self._records = records
-        self._acts = acts
+class Deliveries(Desk[DeliveryRecords, DeliveryActs]):
+    """Actions on replies, and on the channels that they take."""
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> DeliveryRecord:
         """Find by id or its beginning. Raises NotFound, or Ambiguous with the matches."""
         name = check_typed(name)
         found = await self._records.deliveries_named(name, tenant_id=tenant_id)
-        if len(name) < SHORTEST and not any(each.id == name for each in found):
-            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        if not any(each.id == name for each in found):
+            check_length(name)
         return the_one(
             found,
             name=name,
@@ -59,16 +55,11 @@ class Deliveries:
             hint="; list them with 'ackbone deliveries list'",
         )
 
-    async def listed(
-        self, where: DeliveryFilter, *, statuses: Sequence[Status] = (), limit: int
-    ) -> list[DeliveryRecord]:
-        """Return replies, newest first; with several `statuses`, in the order of the statuses."""
-        if not statuses:
-            return list(await self._records.deliveries(where, limit=limit))
+    async def listed(self, statuses: Sequence[Status], *, limit: int) -> list[DeliveryRecord]:
+        """Return replies in the order of the statuses, and the newest of each status first."""
         found: list[DeliveryRecord] = []
         for status in statuses:
-            one = msgspec.structs.replace(where, status=status)
-            found += await self._records.deliveries(one, limit=limit)
+            found += await self._records.deliveries(DeliveryFilter(status=status), limit=limit)
         return found[:limit]
 
     async def chosen(self, where: DeliveryFilter, *, limit: int | None = None) -> list[str]:
@@ -110,12 +101,6 @@ class Deliveries:
     async def resume(self, channel: str) -> bool:
         """Resume a channel. Return False if it was not paused."""
         return await self._acting.unpause_channel(channel)
-
-    @property
-    def _acting(self) -> DeliveryActs:
-        if self._acts is None:
-            raise RuntimeError("Deliveries was created without acts; it can only read")
-        return self._acts
 
 
 async def _in_batches(

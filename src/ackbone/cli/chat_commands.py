@@ -10,7 +10,7 @@ from ackbone.admin.deliveries import UNDELIVERED, WAITING, Deliveries, short_nam
 from ackbone.core import events
 from ackbone.core.errors import AckboneError, Ambiguous
 from ackbone.core.ids import new_id
-from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord
+from ackbone.core.outbound.delivery_records import DeliveryRecord
 from ackbone.delivery.channels.terminal_channel import CHANNEL
 
 from .chat_channel import ChatChannel
@@ -122,7 +122,7 @@ class Conversation:
     # -- commands ---------------------------------------------------------------------------------
 
     async def _show_queue(self, rest: str) -> None:
-        found = await self._replies.listed(DeliveryFilter(), statuses=WAITING, limit=_MOST)
+        found = await self._replies.listed(WAITING, limit=_MOST)
         if not found:
             self._screen.show("no waiting replies: all were sent")
         for name, each in _named(found):
@@ -134,7 +134,7 @@ class Conversation:
             )
 
     async def _show_failed(self, rest: str) -> None:
-        found = await self._replies.listed(DeliveryFilter(), statuses=UNDELIVERED, limit=_MOST)
+        found = await self._replies.listed(UNDELIVERED, limit=_MOST)
         if not found:
             self._screen.show("no failed replies")
         for name, each in _named(found):

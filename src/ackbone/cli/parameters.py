@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+import msgspec
 
 from ackbone.core.clock import to_us
 from ackbone.core.codecs.json_text import loads
@@ -32,10 +34,54 @@ page_limit = click.option(
 )
 
 
-def one_id(fn: Fn) -> Fn:
-    """Add the argument ID, passed on as `name`, and --tenant to narrow the search for it."""
-    tenant = click.option("--tenant", help="Look only at this tenant.")
-    return click.argument("name", metavar="ID")(tenant(fn))
+in_tenant = click.option("--tenant", help="Look only at this tenant.")
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+yes_to_several = click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several."
+)
+some_ids = click.argument("names", metavar="ID...", nargs=-1, required=True)
+
+
+def together(*options: Callable[[Fn], Fn]) -> Callable[[Fn], Fn]:
+    """Return one decorator that adds all these options, in this order."""
+
+    def decorate(fn: Fn) -> Fn:
+        for option in reversed(options):
+            fn = option(fn)
+        return fn
+
+    return decorate
+
+
+one_id = together(click.argument("name", metavar="ID"), in_tenant)
+"""The argument ID, passed on as `name`, and --tenant to narrow the search for it."""
+
+
+def filter_options(kind: type[msgspec.Struct], *options: Callable[[Fn], Fn]) -> Callable[[Fn], Fn]:
+    """Add options that are named like the fields of `kind`, passed on as one `kind`, `where`."""
+
+    def decorate(fn: Fn) -> Fn:
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **given: Any) -> Any:
+            fields = [name for name in kind.__struct_fields__ if name in given]
+            where = kind(**{name: given.pop(name) for name in fields})
+            return fn(*args, where=where, **given)
+
+        return together(*options)(cast(Fn, wrapped))
+
+    return decorate
+
+
+def any_of(choices: Sequence[str], *, usual: str, help: str) -> Callable[[Fn], Fn]:
+    """Add --state with these choices and `all`, which is passed on as None."""
+    return click.option(
+        "--state",
+        type=click.Choice([*choices, "all"]),
+        default=usual,
+        show_default=True,
+        callback=lambda ctx, param, value: None if value == "all" else value,
+        help=help,
+    )
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
