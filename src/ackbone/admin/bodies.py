@@ -59,7 +59,7 @@ def decode_body(
 
 
 def read_body(stored: Task | DeadLetter, codec: str) -> Reading:
-    """Decode the body of a task or a dead letter; `codec` is the current codec of its queue."""
+    """Decode the body of a task or a dead letter; `codec` is the current codec of the queue."""
     return decode_body(
         stored.body,
         stored.body_info,

@@ -19,12 +19,12 @@ from ackbone.core.records import DeadLetter, LetterFilter
 from .many import Ended, Words, on_many, refuse_unclear
 from .output import Output, cut, dump, iso, plain, safe
 from .parameters import (
-    Assignment,
-    Header,
-    Json,
-    Moment,
-    Place,
-    Rate,
+    ASSIGNMENT,
+    HEADER,
+    JSON,
+    MOMENT,
+    PLACE,
+    RATE,
     filter_options,
     in_tenant,
     together,
@@ -45,13 +45,13 @@ filters = (
     click.option(
         "--since",
         "since_us",
-        type=Moment(),
+        type=MOMENT,
         help="Only since this time: 15m, 2d (ago) or 2025-11-20T10:00.",
     ),
     click.option(
         "--before",
         "before_us",
-        type=Moment(),
+        type=MOMENT,
         help="Only before this time, in the same format.",
     ),
     click.option("--limit", type=click.IntRange(1), help="At most this many."),
@@ -60,7 +60,7 @@ changes = together(
     click.option(
         "--set",
         "put",
-        type=Assignment(),
+        type=ASSIGNMENT,
         multiple=True,
         metavar="PATH=VALUE",
         help="Set payload.FIELD, headers.NAME, type or idempotency_key; JSON or text; "
@@ -69,7 +69,7 @@ changes = together(
     click.option(
         "--unset",
         "taken",
-        type=Place(),
+        type=PLACE,
         multiple=True,
         metavar="PATH",
         help="Remove a field; may be repeated.",
@@ -85,7 +85,7 @@ replay_options = together(
         is_flag=True,
         help="Skip dead letters that the change does not fit, instead of sending nothing.",
     ),
-    click.option("--rate", type=Rate(), help="Send at most this many: 5/s, 90/m or 1000/h."),
+    click.option("--rate", type=RATE, help="Send at most this many: 5/s, 90/m or 1000/h."),
     click.option("--to-queue", help="Send to this queue instead of the original one."),
     click.option(
         "--dry-run",
@@ -252,9 +252,9 @@ def _cause_cells(cause: Cause, word: str) -> tuple[object, ...]:
     )
 )
 @click.argument("name", metavar="ID")
-@click.option("--payload", type=Json(), help="The new payload as JSON; '-' reads standard input.")
+@click.option("--payload", type=JSON, help="The new payload as JSON; '-' reads standard input.")
 @click.option("--type", help="The new message type.")
-@click.option("--header", type=Header(), multiple=True, help="NAME=VALUE to set; may be repeated.")
+@click.option("--header", type=HEADER, multiple=True, help="NAME=VALUE to set; may be repeated.")
 @changes
 @click.option("--to-queue", help="Send to this queue instead of the original one.")
 @in_tenant

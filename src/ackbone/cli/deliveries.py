@@ -24,8 +24,8 @@ from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecor
 from .many import Ended, Words, on_many, refuse_unclear, show_switch
 from .output import Output, cut, dump, plain, safe, span, when
 from .parameters import (
+    MOMENT,
     Fn,
-    Moment,
     filter_options,
     in_tenant,
     one_id,
@@ -56,7 +56,7 @@ def _filters(
         click.option(
             "--since",
             "since_us",
-            type=Moment(),
+            type=MOMENT,
             help="Only created since this time: 15m, 2d (ago) or 2025-11-20T10:00.",
         ),
     )
@@ -73,7 +73,7 @@ def _filters(
 def deliveries() -> None:
     """List replies; retry, edit or discard them; pause channels.
 
-    A reply is pending until it is due (queued: behind an earlier one of its conversation), sending
+    A reply is pending until it is due (queued: behind an earlier one of the conversation), sending
     during an attempt, and then sent or failed. An unknown reply may have arrived; it is not sent
     again until you decide.
     """

@@ -13,7 +13,7 @@ from ackbone.core.records import EffectWord, Task
 from .bodies import show_body, show_history
 from .many import on_each, several
 from .output import cut, plain, safe, when
-from .parameters import EffectState, in_tenant, one_id, page_limit, some_ids
+from .parameters import EFFECT, in_tenant, one_id, page_limit, some_ids
 from .root import Group, examples
 from .session import Session, command_options
 
@@ -120,7 +120,7 @@ async def show(session: Session, name: str, tenant: str | None) -> None:
 @click.option(
     "--effect",
     "effects",
-    type=EffectState(),
+    type=EFFECT,
     multiple=True,
     help="Whether an effect happened: NAME=done, NAME=done:JSON or NAME=not-done.",
 )

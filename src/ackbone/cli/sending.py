@@ -27,7 +27,7 @@ from ackbone.core.errors import AckboneError, BrokerUnavailable
 from ackbone.core.store import Send
 
 from .output import safe
-from .parameters import Header, Json, PriorityName, Span
+from .parameters import HEADER, JSON, PRIORITY, SPAN
 from .root import examples
 from .session import Exit, Session, command_options, encoder, exit_code, stop
 
@@ -50,7 +50,7 @@ _SPOOL_BYTES = 16 * 1024 * 1024
 )
 @click.option("--queue", help="Queue (default: default; on Redis stream:task).")
 @click.option("--type", help="Message type; with --file, the type of lines that have none.")
-@click.option("--payload", type=Json(), help="Payload as JSON; '-' reads standard input.")
+@click.option("--payload", type=JSON, help="Payload as JSON; '-' reads standard input.")
 @click.option(
     "--file",
     help="Send a file of JSON lines, one standard message per line; '-' reads standard input.",
@@ -65,18 +65,18 @@ _SPOOL_BYTES = 16 * 1024 * 1024
     "--ordering-key", help="Conversation of the message; its messages run one after another."
 )
 @click.option("--correlation-id", help="Id of the request or message that this one belongs to.")
-@click.option("--priority", type=PriorityName(), help="low, normal, high, critical or 0 to 3.")
+@click.option("--priority", type=PRIORITY, help="low, normal, high, critical or 0 to 3.")
 @click.option(
     "--delay",
     "delay_s",
-    type=Span(),
+    type=SPAN,
     help="Run it after this time at the earliest: 30s, 5m, 2h.",
 )
 @click.option(
-    "--ttl", "ttl_s", type=Span(), help="Dead-letter it if it has not started within this time."
+    "--ttl", "ttl_s", type=SPAN, help="Dead-letter it if it has not started within this time."
 )
 @click.option("--tenant", "tenant_id", help="Tenant of the message.")
-@click.option("--header", type=Header(), multiple=True, help="NAME=VALUE; may be repeated.")
+@click.option("--header", type=HEADER, multiple=True, help="NAME=VALUE; may be repeated.")
 @command_options
 async def send(session: Session, file: str | None, strict: bool, **options: Any) -> None:
     """Send a message, or a file of messages.

@@ -21,7 +21,7 @@ from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
 
 from .bodies import show_traceback
 from .output import Output, cut, dump, plain, safe, span, when
-from .parameters import Moment, Span, filter_options, one_id
+from .parameters import MOMENT, SPAN, filter_options, one_id
 from .root import examples
 from .session import Session, command_options
 
@@ -56,9 +56,7 @@ _LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "even
     click.option("--tenant", "tenant_id", help="Only this tenant."),
     click.option("--id", "task_id", help="Only messages whose id begins with this."),
 )
-@click.option(
-    "--since", type=Moment(), help="Start at this time: 15m, 2h (ago) or 2025-11-20T10:00."
-)
+@click.option("--since", type=MOMENT, help="Start at this time: 15m, 2h (ago) or 2025-11-20T10:00.")
 @click.option(
     "-n",
     "--lines",
@@ -230,7 +228,7 @@ def _reply_state(reply: Reply) -> str:
     epilog=examples("ackbone stats", "ackbone stats --window 1h --json"),
 )
 @click.option(
-    "--window", type=Span(), default="5m", show_default=True, help="Time window of the rates."
+    "--window", type=SPAN, default="5m", show_default=True, help="Time window of the rates."
 )
 @command_options
 async def stats(session: Session, window: float) -> None:

@@ -1,4 +1,4 @@
-"""Make the `channels` and `subscribers` of ackbone.yaml, each channel by the class of its kind."""
+"""Make the `channels` and `subscribers` of ackbone.yaml. `KINDS` names the class of each kind."""
 
 from __future__ import annotations
 

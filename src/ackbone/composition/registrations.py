@@ -35,7 +35,7 @@ class HandlerDraft(NamedTuple):
     retries: int | None
 
     def complete(self, config: Config) -> Handler:
-        """Return the handler, completed by the settings of its queue."""
+        """Return the handler, completed by the settings of the queue."""
         queue = self.handler.queue or config.default_queue
         own = config.queue(queue)
         retry = self.retry or config.retry_policy(queue)
@@ -167,6 +167,6 @@ class Registrations:
 
 
 def formed(subscriber: Subscriber, form: Form | None, config: Config) -> Subscriber:
-    """Return the subscriber, with the usual form of its channel's kind if it named none."""
+    """Return the subscriber. Without a form it gets the usual one of the channel's kind."""
     as_json = (form or form_for(config, subscriber.channel)) == "json"
     return msgspec.structs.replace(subscriber, as_json=as_json)

@@ -176,7 +176,7 @@ class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of one trigger."""
 
     enabled: bool = True
-    """Whether rows of its queue go to `queue_metrics`."""
+    """Whether the queue has rows in `queue_metrics`."""
     export_interval: Span | None = None
     """Seconds; null: as `metrics.export_interval_s`."""
 
@@ -335,7 +335,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.ledger.anchor_file or self.home / "ledger.anchors"
 
     def queue(self, name: str) -> Queue:
-        """Return the settings of a queue: its own, those of its trigger, or the defaults."""
+        """Return the settings of a queue, from `queues` or `triggers`, or the defaults."""
         found = self.queues.get(name)
         if found is None:
             trigger = self.trigger(name)

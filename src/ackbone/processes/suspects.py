@@ -107,7 +107,7 @@ class Warden:
         self._options = list(options)
         self._role = f"warden {app.kind}"
         self._offers = Offers(types=app.handled_types())
-        """The message types of its children. The warden itself claims nothing."""
+        """The message types that the children claim. The warden itself claims nothing."""
         self._at_most = app.config.worker.solo_children
         self._launcher: Launcher | None = None
         self._ended: dict[str, int] = {}
