@@ -217,7 +217,7 @@ def _show_causes(out: Output, causes: list[Cause], word: str, *, edited: bool = 
         return
     out.table(
         ("count", "queue", "type", "reason", "error", "example", "what"),
-        [(_cause_record(cause, word), _cause_cells(cause, word)) for cause in causes],
+        [_cause_row(cause, word) for cause in causes],
     )
     for cause in causes:
         if edited and cause.message is not None:
@@ -228,19 +228,14 @@ def _show_causes(out: Output, causes: list[Cause], word: str, *, edited: bool = 
     out.say(f"{good} {word}{f', {bad} cannot' if bad else ''}; nothing was changed")
 
 
-def _cause_record(cause: Cause, word: str) -> dict[str, Any]:
-    found: dict[str, Any] = plain(cause)
-    message = found.pop("message")
-    found["payload"] = None if message is None else message["payload"]
-    found["what"] = word if cause.problem is None else "cannot"
-    return found
-
-
-def _cause_cells(cause: Cause, word: str) -> tuple[object, ...]:
-    what = word if cause.problem is None else f"cannot: {cause.problem}"
-    return (
+def _cause_row(cause: Cause, word: str) -> tuple[dict[str, Any], Sequence[object]]:
+    record: dict[str, Any] = plain(cause)
+    message = record.pop("message")
+    record["payload"] = None if message is None else message["payload"]
+    record["what"] = word if cause.problem is None else "cannot"
+    return record, (
         cause.count, cause.queue, cause.type or "-", cause.reason, cut(cause.error),
-        cause.examples[0], what,
+        cause.examples[0], word if cause.problem is None else f"cannot: {cause.problem}",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -255,44 +256,44 @@ async def retry(
     arrived: it is sent again only if you give its id or --status unknown.
     """
     refuse_unclear(names, where, options["every"], options=_CHOICE)
-    async with session.acting() as (_, records, operations):
-        use = Deliveries(records, operations)
-        ids = await _choose(use, names, where, options["limit"])
-        question = f"Send {_replies(len(ids))} again?"
+    async with _chosen(session, names, where, options["limit"]) as (use, ids):
         await on_many(
             session,
             ids,
             lambda asked: use.retry(ids, stop=asked),
             ended=_ended,
             words=Words("due again", "no reply matches"),
-            preview=lambda: _show_choice(
-                session, use.read(ids), ids, not_retriable, "would be sent again"
-            ),
+            preview=lambda: _show_choice(session, use, ids, not_retriable, "would be sent again"),
             dry_run=options["dry_run"],
-            question=None if names or options["yes"] else question,
+            question=None if names or options["yes"] else f"Send {_replies(len(ids))} again?",
         )
 
 
-async def _choose(
-    use: Deliveries, names: Sequence[str], where: DeliveryFilter, limit: int | None
-) -> list[str]:
-    """Return the ids of the chosen replies; without --status, of the failed ones."""
-    if names:
-        found = [await use.find(name, tenant_id=where.tenant_id) for name in names]
-        return list(dict.fromkeys(each.id for each in found))
-    return await use.chosen(replace(where, status=where.status or "failed"), limit=limit)
+@asynccontextmanager
+async def _chosen(
+    session: Session, names: Sequence[str], where: DeliveryFilter, limit: int | None
+) -> AsyncIterator[tuple[Deliveries, Sequence[str]]]:
+    """Yield the ids of the chosen replies; without --status, of the failed ones."""
+    async with session.acting() as (_, records, operations):
+        use = Deliveries(records, operations)
+        if names:
+            found = [await use.find(name, tenant_id=where.tenant_id) for name in names]
+            yield use, list(dict.fromkeys(each.id for each in found))
+        else:
+            failed = replace(where, status=where.status or "failed")
+            yield use, await use.chosen(failed, limit=limit)
 
 
 async def _show_choice(
     session: Session,
-    records: AsyncIterator[DeliveryRecord],
+    use: Deliveries,
     ids: Sequence[str],
     problem_with: Callable[[DeliveryRecord], Conflict | None],
     word: str,
 ) -> None:
     out, rows, good = session.out, [], 0
     names = dict(zip(ids, short_names(ids), strict=True))
-    async for record in records:
+    async for record in use.read(ids):
         problem = problem_with(record)
         good += problem is None
         what = word if problem is None else "cannot"
@@ -411,9 +412,7 @@ async def discard(
     conversation are sent.
     """
     refuse_unclear(names, where, options["every"], options=_CHOICE)
-    async with session.acting() as (_, records, operations):
-        use = Deliveries(records, operations)
-        ids = await _choose(use, names, where, options["limit"])
+    async with _chosen(session, names, where, options["limit"]) as (use, ids):
         is_clear = options["yes"] or (names and len(ids) == 1)
         await on_many(
             session,
@@ -421,9 +420,7 @@ async def discard(
             lambda asked: use.discard(ids, reason=options["reason"], stop=asked),
             ended=_ended,
             words=Words("discarded", "no reply matches"),
-            preview=lambda: _show_choice(
-                session, use.read(ids), ids, not_discardable, "would be discarded"
-            ),
+            preview=lambda: _show_choice(session, use, ids, not_discardable, "would be discarded"),
             dry_run=options["dry_run"],
             question=None if is_clear else f"Discard {_replies(len(ids))}?",
         )
