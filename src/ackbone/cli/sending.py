@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from ackbone.admin.sending import (
-    Answer,
     Defaults,
     Encode,
     Item,
@@ -116,8 +115,7 @@ async def _send_options(session: Session, options: Mapping[str, Any]) -> None:
             advance(1)
             yield number, first if number == 1 else _one(app, options)
 
-    receipts = _Receipts(session, app, options, one=count == 1)
-    await receipts.send(copies, "sending", count)
+    await _send(session, app, options, copies, "sending", count, one=count == 1)
 
 
 def _one(app: App, options: Mapping[str, Any]) -> Send:
@@ -151,8 +149,7 @@ async def _send_file(
         def lines(advance: Callable[[int], None]) -> Iterator[Item]:
             return encoded(lines_of(_Counted(stream, advance), limit=limit), defaults, encode)
 
-        receipts = _Receipts(session, app, options)
-        await receipts.send(lines, "sending (bytes)", size)
+        await _send(session, app, options, lines, "sending (bytes)", size)
 
 
 def _publisher(app: App) -> Publish:
@@ -194,76 +191,50 @@ def _check_all(session: Session, items: Iterable[Item]) -> None:
         stop(Exit.FAILURE)
 
 
-class _Receipts:
-    """Sends items, prints and counts the answers, and ends the command with the total."""
-
-    def __init__(
-        self, session: Session, app: App, options: Mapping[str, Any], *, one: bool = False
-    ) -> None:
-        self._session = session
-        self._app = app
-        self._delay_s = options["delay_s"] or 0.0
-        self._one = one
-        self._sent = 0
-        self._refused = 0
-        self._stopped: Answer | None = None
-
-    async def send(
-        self,
-        items: Callable[[Callable[[int], None]], Iterator[Item]],
-        label: str,
-        total: int | None,
-    ) -> None:
-        """Send the items and show the progress, which `items` reports."""
-        app = self._app
-        async with app:
-            _refuse_memory(app)
-            with self._session.out.progress(label, total) as advance:
-                async for answer in send_each(
-                    items(advance), _publisher(app), timeout_s=app.config.send_timeout_s
-                ):
-                    self.add(answer)
-        self.finish()
-
-    def add(self, answer: Answer) -> None:
-        if answer.stops:
-            self._stopped = answer
-        elif answer.error is not None:
-            self._refused += 1
-            _refused(self._session, answer.line, answer.error)
-        else:
-            self._sent += 1
-            durability = self._app.broker.capabilities.durability
-            if _kept_by_the_store(self._app, self._delay_s):
-                durability = Durability.FSYNC
-            receipt = {
-                "id": answer.id,
-                "queue": answer.queue,
-                "durability": durability,
-                "line": answer.line,
-            }
-            self._session.out.data(receipt, answer.id if self._one else None)
-
-    def finish(self) -> None:
-        """Print the total and end the command with its exit code."""
-        out = self._session.out
-        if self._stopped is not None and self._stopped.error is not None:
-            self._say_stopped(self._stopped, self._stopped.error)
-            stop(exit_code(self._stopped.error))
-        if not self._one:
-            rest = f", refused {self._refused}" if self._refused else ""
-            out.line(f"sent {self._sent}{rest}")
-        if self._refused:
-            stop(Exit.PARTIAL if self._sent else Exit.FAILURE)
-
-    def _say_stopped(self, answer: Answer, error: AckboneError) -> None:
-        text = f"{error}."
-        if not self._one:
-            text = (
-                f"stopped at line {answer.line}: {error}. {self._sent} messages before it were "
-                f"sent; to continue: tail -n +{answer.line} FILE | ackbone send --file -"
-            )
-        self._session.out.say(f"ackbone: {text}")
+async def _send(
+    session: Session,
+    app: App,
+    options: Mapping[str, Any],
+    items: Callable[[Callable[[int], None]], Iterator[Item]],
+    label: str,
+    total: int | None,
+    *,
+    one: bool = False,
+) -> None:
+    """Send the items, whose progress they report, print a receipt for each and the total."""
+    out = session.out
+    sent = refused = 0
+    stopped: tuple[int, AckboneError] | None = None
+    async with app:
+        _refuse_memory(app)
+        durability = app.broker.capabilities.durability
+        if _kept_by_the_store(app, options["delay_s"] or 0.0):
+            durability = Durability.FSYNC
+        with out.progress(label, total) as advance:
+            async for answer in send_each(
+                items(advance), _publisher(app), timeout_s=app.config.send_timeout_s
+            ):
+                if answer.error is None:
+                    sent += 1
+                    receipt = {"id": answer.id, "queue": answer.queue, "durability": durability}
+                    out.data({**receipt, "line": answer.line}, answer.id if one else None)
+                elif answer.stops:
+                    stopped = answer.line, answer.error
+                else:
+                    refused += 1
+                    _refused(session, answer.line, answer.error)
+    if stopped is not None:
+        line, error = stopped
+        text = (
+            f"stopped at line {line}: {error}. {sent} messages before it were "
+            f"sent; to continue: tail -n +{line} FILE | ackbone send --file -"
+        )
+        out.say(f"ackbone: {error}." if one else f"ackbone: {text}")
+        stop(exit_code(error))
+    if not one:
+        out.line(f"sent {sent}{f', refused {refused}' if refused else ''}")
+    if refused:
+        stop(Exit.PARTIAL if sent else Exit.FAILURE)
 
 
 def _refused(session: Session, line: int, error: AckboneError) -> None:
