@@ -1,9 +1,9 @@
-"""Replies: list, read, retry, edit, discard; channels: pause, resume."""
+"""Replies: list, read, retry, edit, discard."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from functools import partial
 
 import msgspec
@@ -36,7 +36,7 @@ class Treated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deliveries(Desk[DeliveryRecords, DeliveryActs]):
-    """Actions on replies, and on the channels that they take."""
+    """Actions on replies."""
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> DeliveryRecord:
         """Find by id or its beginning. Raises NotFound, or Ambiguous with the matches."""
@@ -61,10 +61,6 @@ class Deliveries(Desk[DeliveryRecords, DeliveryActs]):
         for status in statuses:
             found += await self._records.deliveries(DeliveryFilter(status=status), limit=limit)
         return found[:limit]
-
-    async def chosen(self, where: DeliveryFilter, *, limit: int | None = None) -> list[str]:
-        """Return the ids of the chosen replies, oldest first."""
-        return list(await self._records.delivery_ids(where, limit=limit))
 
     async def read(self, ids: Sequence[str]) -> AsyncIterator[DeliveryRecord]:
         """Yield the replies with these ids as they are now, without those that no longer exist."""
@@ -94,14 +90,6 @@ class Deliveries(Desk[DeliveryRecords, DeliveryActs]):
         """Give up replies; they are kept like sent ones. `stop` works as for `retry`."""
         return _in_batches(ids, partial(self._acting.discard_deliveries, reason=reason), stop)
 
-    async def pause(self, channel: str) -> bool:
-        """Pause a channel. Return False if it was already paused."""
-        return await self._acting.pause_channel(channel)
-
-    async def resume(self, channel: str) -> bool:
-        """Resume a channel. Return False if it was not paused."""
-        return await self._acting.unpause_channel(channel)
-
 
 async def _in_batches(
     ids: Sequence[str],
@@ -117,18 +105,11 @@ async def _in_batches(
             yield Treated(id=delivery_id, error=error)
 
 
-def not_retriable(record: DeliveryRecord) -> Conflict | None:
-    """Return why a reply cannot be sent again, as far as its status shows."""
-    if record.status in RETRIABLE:
+def refusal(record: DeliveryRecord, statuses: Container[str], done: str) -> Conflict | None:
+    """Return why a reply cannot be `done`: it has none of the statuses. None if it has one."""
+    if record.status in statuses:
         return None
-    return Conflict(f"reply {record.id} cannot be sent again: it is {record.status}")
-
-
-def not_discardable(record: DeliveryRecord) -> Conflict | None:
-    """Return why a reply cannot be discarded, as far as its status shows."""
-    if record.status in DISCARDABLE:
-        return None
-    return Conflict(f"reply {record.id} cannot be discarded: it is {record.status}")
+    return Conflict(f"reply {record.id} cannot be {done}: it is {record.status}")
 
 
 def short_names(ids: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ackbone.core import events
+from ackbone.core.broker import Delivery
 from ackbone.core.message import Message
 from ackbone.core.records import (
     DeadLetter,
@@ -21,7 +22,7 @@ from ackbone.core.records import (
     Waiting,
 )
 
-from .bodies import decode_body
+from .bodies import decoded
 from .naming import SHORTEST, check_typed, the_one
 
 SENT = "message.sent"
@@ -144,15 +145,12 @@ def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Foun
 
 def _message_of(waiting: Waiting) -> Message | None:
     """Decode a queued message; None if its bytes are not a message."""
-    form = msgspec.json.encode({"codec": "standard", "headers": dict(waiting.headers)}).decode()
-    return decode_body(
-        waiting.body,
-        form,
-        message_id=waiting.message_id,
-        queue=waiting.queue,
-        intact=waiting.intact,
-        codec="json",
-    ).message
+    if not waiting.intact:
+        return None
+    delivery = Delivery(
+        body=waiting.body, headers=dict(waiting.headers), tag=None, identity=waiting.message_id
+    )
+    return decoded(delivery, waiting.queue, ["standard", "json"]).message
 
 
 def _status(

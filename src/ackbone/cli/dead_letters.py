@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -12,10 +11,12 @@ from ackbone.core.records import DeadLetter, LetterFilter
 
 from .bodies import show_body, show_history
 from .dead_letter_actions import discard, edit, filters, replay
-from .output import cut, plain, when
+from .output import cut, plain, plain_without, when
 from .parameters import any_of, filter_options, one_id
 from .root import Group, examples
 from .session import Session, command_options
+
+_LEFT_OUT = ("body", "body_info", "intact", "history")
 
 
 @click.group(cls=Group, epilog=examples("ackbone dlq list", "ackbone dlq replay ID"))
@@ -52,18 +53,11 @@ async def list_(
     shown = found[:limit]
     out.table(
         ("id", "queue", "type", "reason", "failures", "when (utc)", "state", "error"),
-        [(_summary(each), _cells(each)) for each in shown],
+        [(plain_without(each, *_LEFT_OUT), _cells(each)) for each in shown],
         nothing="no dead letters" if cursor is None else "no more dead letters",
     )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1].id}")
-
-
-def _summary(letter: DeadLetter) -> dict[str, Any]:
-    found: dict[str, Any] = plain(letter)
-    for name in ("body", "body_info", "intact", "history"):
-        found.pop(name)
-    return found
 
 
 def _cells(letter: DeadLetter) -> Sequence[object]:

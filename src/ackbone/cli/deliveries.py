@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,18 @@ import click
 from msgspec.structs import replace
 
 from ackbone.admin.deliveries import (
+    DISCARDABLE,
+    RETRIABLE,
     Deliveries,
     Treated,
-    not_discardable,
-    not_retriable,
+    refusal,
     short_names,
 )
 from ackbone.core.errors import AckboneError, Conflict
 from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord
 
 from .many import Ended, Words, on_many, refuse_unclear, show_switch
-from .output import Output, cut, dump, plain, safe, span, when
+from .output import Output, cut, dump, plain, plain_without, safe, span, when
 from .parameters import (
     MOMENT,
     Fn,
@@ -100,7 +101,10 @@ async def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
     names = short_names([each.id for each in shown])
     out.table(
         ("id", "channel", "to", "status", "retries", "age", "next", "error"),
-        [(_summary(each), _cells(each, name)) for each, name in zip(shown, names, strict=True)],
+        [
+            (plain_without(each, "content", "options"), _cells(each, name))
+            for each, name in zip(shown, names, strict=True)
+        ],
         nothing="no replies" if where == type(where)() else "no reply matches",
     )
     if len(found) > limit:
@@ -108,13 +112,6 @@ async def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
     for channel in sorted(paused):
         resume = f"ackbone deliveries resume {channel}"
         out.say(f"{channel} is paused; to resume it: {resume}")
-
-
-def _summary(record: DeliveryRecord) -> dict[str, Any]:
-    found: dict[str, Any] = plain(record)
-    for name in ("content", "options"):
-        found.pop(name)
-    return found
 
 
 def _retries(record: DeliveryRecord) -> int:
@@ -202,7 +199,7 @@ def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
 @command_options
 async def pause(session: Session, channels: Sequence[str]) -> None:
     """Stop sending through channels; their replies wait."""
-    await _each(session, channels, Deliveries.pause, paused=True)
+    await _each(session, channels, paused=True)
 
 
 @deliveries.command(
@@ -212,21 +209,15 @@ async def pause(session: Session, channels: Sequence[str]) -> None:
 @command_options
 async def resume(session: Session, channels: Sequence[str]) -> None:
     """Send through paused channels again."""
-    await _each(session, channels, Deliveries.resume, paused=False)
+    await _each(session, channels, paused=False)
 
 
-async def _each(
-    session: Session,
-    channels: Sequence[str],
-    act: Callable[[Deliveries, str], Awaitable[bool]],
-    *,
-    paused: bool,
-) -> None:
+async def _each(session: Session, channels: Sequence[str], *, paused: bool) -> None:
     async with session.acting() as (_, records, operations):
-        use = Deliveries(records, operations)
+        act = operations.pause_channel if paused else operations.unpause_channel
         known = {each.queue for each in await records.reply_counts()}
         for channel in channels:
-            changed = await act(use, channel)
+            changed = await act(channel)
             show_switch(session, "channel", channel, paused=paused, changed=changed)
             if channel not in known:
                 session.out.say(f"no reply was ever sent to a channel {channel!r}; check the name")
@@ -263,7 +254,7 @@ async def retry(
             lambda asked: use.retry(ids, stop=asked),
             ended=_ended,
             words=Words("due again", "no reply matches"),
-            preview=lambda: _show_choice(session, use, ids, not_retriable, "would be sent again"),
+            preview=lambda: _show_choice(session, use, ids, RETRIABLE, "sent again"),
             dry_run=options["dry_run"],
             question=None if names or options["yes"] else f"Send {_replies(len(ids))} again?",
         )
@@ -281,22 +272,22 @@ async def _chosen(
             yield use, list(dict.fromkeys(each.id for each in found))
         else:
             failed = replace(where, status=where.status or "failed")
-            yield use, await use.chosen(failed, limit=limit)
+            yield use, await records.delivery_ids(failed, limit=limit)
 
 
 async def _show_choice(
     session: Session,
     use: Deliveries,
     ids: Sequence[str],
-    problem_with: Callable[[DeliveryRecord], Conflict | None],
-    word: str,
+    statuses: Container[str],
+    done: str,
 ) -> None:
     out, rows, good = session.out, [], 0
     names = dict(zip(ids, short_names(ids), strict=True))
     async for record in use.read(ids):
-        problem = problem_with(record)
+        problem = refusal(record, statuses, done)
         good += problem is None
-        what = word if problem is None else "cannot"
+        what = f"would be {done}" if problem is None else "cannot"
         rows.append((
             {"id": record.id, "channel": record.channel, "status": record.status,
              "what": what, "error": problem},
@@ -305,7 +296,7 @@ async def _show_choice(
         ))  # fmt: skip
     if rows:
         out.table(("id", "channel", "to", "status", "what", "error"), rows)
-    out.say(f"{_replies(good)} {word}; nothing was changed")
+    out.say(f"{_replies(good)} would be {done}; nothing was changed")
 
 
 @deliveries.command(
@@ -420,7 +411,7 @@ async def discard(
             lambda asked: use.discard(ids, reason=options["reason"], stop=asked),
             ended=_ended,
             words=Words("discarded", "no reply matches"),
-            preview=lambda: _show_choice(session, use, ids, not_discardable, "would be discarded"),
+            preview=lambda: _show_choice(session, use, ids, DISCARDABLE, "discarded"),
             dry_run=options["dry_run"],
             question=None if is_clear else f"Discard {_replies(len(ids))}?",
         )

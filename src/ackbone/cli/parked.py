@@ -12,12 +12,13 @@ from ackbone.core.records import EffectWord, Task
 
 from .bodies import show_body, show_history
 from .many import on_each, several
-from .output import cut, plain, safe, when
+from .output import cut, plain, plain_without, safe, when
 from .parameters import EFFECT, in_tenant, one_id, page_limit, some_ids
 from .root import Group, examples
 from .session import Session, command_options
 
 KINDS = ("workflow_pending", "waiting_approval", "raw_payload_invalid", "effect_unknown")
+_LEFT_OUT = ("body", "body_info", "intact", "result")
 
 
 @click.group(cls=Group, epilog=examples("ackbone parked list", "ackbone parked resume ID"))
@@ -48,15 +49,12 @@ async def list_(session: Session, limit: int, cursor: int | None, **where: Any) 
     async with session.reading() as records:
         found = await records.parked(**where, limit=limit + 1, before=cursor)
     shown = found[:limit]
-    rows = []
-    for place, task in shown:
-        record = {**plain(task), "cursor": place}
-        for name in ("body", "body_info", "intact", "result"):
-            record.pop(name)
-        rows.append((record, _cells(task)))
     out.table(
         ("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"),
-        rows,
+        [
+            ({**plain_without(task, *_LEFT_OUT), "cursor": place}, _cells(task))
+            for place, task in shown
+        ],
         nothing="no parked messages",
     )
     if len(found) > limit:

@@ -153,10 +153,6 @@ class Session:
 
         return storage_of(self.config)
 
-    def require_store(self) -> None:
-        """Raise an error if the store does not exist or its schema cannot be read."""
-        self.storage.require()
-
     def reading(self) -> AbstractAsyncContextManager[Looking]:
         """Open the records for reading. This creates and migrates nothing."""
         return self.storage.reading()
@@ -166,7 +162,7 @@ class Session:
         """Open the records, and the operations on them, under a worker number of this process."""
         from ackbone.app import App
 
-        self.require_store()
+        self.storage.require()
         app = App(self.config)
         try:
             # Without a connection, messages go into the queue's file or into the outbox.

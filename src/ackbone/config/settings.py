@@ -478,6 +478,7 @@ def _leaves(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, A
 
 
 def _plain(value: Any, name: str) -> Any:
+    """Return a value for people, with secrets masked."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple | list):
@@ -486,13 +487,6 @@ def _plain(value: Any, name: str) -> Any:
         return {key: _plain(item, key) for key, item in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str | Secret):
-        return _masked(value, name)
-    return value
-
-
-def _masked(value: Any, name: str) -> Any:
-    """Return the value with secrets masked."""
     if isinstance(value, Secret):
         shown = mask_value(value.reveal())
         hidden = is_secret_name(name) or shown == value.reveal()
