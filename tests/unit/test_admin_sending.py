@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from ackbone.admin import sending
-from ackbone.admin.sending import Answer, Defaults, Line, lines_of, message_of, send_lines
+from ackbone.admin.sending import (
+    Answer,
+    Defaults,
+    Line,
+    encoded,
+    lines_of,
+    message_of,
+    send_each,
+)
 from ackbone.cli.session import encoder
 from ackbone.core.broker import Result
 from ackbone.core.errors import (
@@ -37,12 +45,13 @@ async def send(desk: Desk, text: bytes, **options) -> list[Answer]:
     async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
         return await desk.app.broker.publish(queue, [each.outgoing for each in batch])
 
-    found = send_lines(
+    items = encoded(
         lines_of(io.BytesIO(text), limit=options.pop("limit", 1_000_000)),
         options.pop("defaults", Defaults()),
         lambda message: encode(message, "default"),
-        options.pop("publish", publish),
-        timeout_s=options.pop("timeout_s", 30),
+    )
+    found = send_each(
+        items, options.pop("publish", publish), timeout_s=options.pop("timeout_s", 30)
     )
     return [answer async for answer in found]
 

@@ -21,20 +21,17 @@ from ackbone.brokers.registry import kind_of
 from ackbone.config import (
     Config,
     Queue,
-    QueueTriggerConfig,
     Retry,
-    Secret,
     Worker,
-    is_secret_name,
     load_config,
     load_queue_trigger_config,
-    mask_text,
-    validate_config,
 )
 from ackbone.config.substitution import parse_dotenv, substitute
 from ackbone.core.broker import Notices
 from ackbone.core.errors import ConfigError
 from ackbone.core.retry import RetryPolicy
+from ackbone.core.secret import Secret, is_secret_name, mask_text
+from ackbone.triggers.config import QueueTriggerConfig, validate_config
 
 QUEUE_TRIGGER = """\
 queue_trigger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ackbone.core.approvals import Answers, Approval, ApprovalFilter, ApprovalRecords
@@ -10,7 +10,7 @@ from ackbone.core.errors import InvalidMessage
 from ackbone.core.records import Records, Task
 
 from .bodies import Reading, read_body
-from .naming import SHORTEST, check_typed, the_one
+from .naming import Desk, check_length, check_typed, the_one
 
 LONGEST_NAME = 255
 
@@ -19,19 +19,8 @@ class Looking(Records, ApprovalRecords, Protocol):
     """Records with approvals."""
 
 
-class Approvals:
-    """Actions on approvals. Without `answers` they can only be read."""
-
-    def __init__(
-        self,
-        records: Looking,
-        answers: Answers | None = None,
-        *,
-        codec_of: Callable[[str], str] = lambda queue: "standard",
-    ) -> None:
-        self._records = records
-        self._answers = answers
-        self._codec_of = codec_of
+class Approvals(Desk[Looking, Answers]):
+    """Actions on approvals."""
 
     async def list(
         self, where: ApprovalFilter, *, limit: int, after: str | None = None
@@ -43,8 +32,8 @@ class Approvals:
         """Find by approval id, message id, or the beginning of either."""
         name = check_typed(name)
         found = await self._records.approvals_named(name, tenant_id=tenant_id, limit=20)
-        if len(name) < SHORTEST and any(name not in (each.id, each.message_id) for each in found):
-            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        if any(name not in (each.id, each.message_id) for each in found):
+            check_length(name)
         if len(found) > 1 and len({each.message_id for each in found}) == 1:
             # Several approvals of one message: take the pending one, else the latest.
             found = [each for each in found if each.is_pending] or found[:1]
@@ -73,12 +62,6 @@ class Approvals:
     async def reject(self, approval: Approval, *, by: str, note: str = "") -> Approval:
         """Reject. The message ends as rejected."""
         return await self._acting.reject(approval.id, by=_who(by), note=note)
-
-    @property
-    def _acting(self) -> Answers:
-        if self._answers is None:
-            raise RuntimeError("Approvals was created without answers; it can only read")
-        return self._answers
 
 
 def _who(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,49 +26,37 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Why the body could not be decoded."""
 
 
-def decode_body(
-    body: bytes | None,
-    info: str | None,
-    *,
-    message_id: str,
-    queue: str,
-    intact: bool,
-    codec: str | None = None,
-) -> Reading:
+def read_body(stored: Task | DeadLetter, codec: str) -> Reading:
     """Decode a stored body with the codec it was stored with, else with `codec`.
 
     `codec` is the current codec of the queue. It decodes messages that arrived while the queue was
     configured with the wrong codec.
     """
-    if body is None:
+    if stored.body is None:
         return Reading(problem="the body was not kept")
-    if not intact:
+    if not stored.intact:
         return Reading(problem="the body was changed after it was written: the checksum differs")
-    name, headers, problem = _form(info)
+    name, headers, problem = _form(stored.body_info)
+    delivery = Delivery(body=stored.body, headers=headers, tag=None, identity=stored.message_id)
+    found = decoded(delivery, stored.queue, [name, codec])
+    if found.message is not None:
+        return found
+    problem = problem or found.problem or "the codec of the stored body is unknown"
+    return Reading(codec=name, problem=problem)
+
+
+def decoded(delivery: Delivery, queue: str, codecs: Sequence[str | None]) -> Reading:
+    """Decode a body with the first of the codecs that can; the problem is that of the first one."""
+    problem = None
     sub = Subscription(name=queue, queue=queue)
-    for each in dict.fromkeys([name, codec]):
-        if each not in CODECS:
+    for codec in dict.fromkeys(codecs):
+        if codec not in CODECS:
             continue
-        delivery = Delivery(body=body, headers=headers, tag=None, identity=message_id)
         try:
-            message = CODECS[each].decode(delivery, sub)
+            return Reading(message=CODECS[codec].decode(delivery, sub), codec=codec)
         except DecodeError as error:
             problem = problem or str(error)
-            continue
-        return Reading(message=message, codec=each)
-    return Reading(codec=name, problem=problem or "the codec of the stored body is unknown")
-
-
-def read_body(stored: Task | DeadLetter, codec: str) -> Reading:
-    """Decode the body of a task or a dead letter; `codec` is the current codec of its queue."""
-    return decode_body(
-        stored.body,
-        stored.body_info,
-        message_id=stored.message_id,
-        queue=stored.queue,
-        intact=stored.intact,
-        codec=codec,
-    )
+    return Reading(problem=problem)
 
 
 def salvaged(body: bytes | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _VARYING = re.compile(
 
 
 class Handled(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an action, or of a dry run, on one dead letter."""
+    """The result of an action on one dead letter, or of the dry run."""
 
     letter: DeadLetter
     replay_id: str | None = None

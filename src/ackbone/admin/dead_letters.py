@@ -24,7 +24,7 @@ from ackbone.core.store import Send
 
 from .bodies import Reading, read_body, salvaged
 from .causes import Handled
-from .naming import SHORTEST, check_typed, the_one
+from .naming import Desk, check_length, check_typed, the_one
 from .repairs import GONE, Change, repaired
 
 Encode = Callable[[Message, str], Send]
@@ -67,8 +67,8 @@ class Edits(msgspec.Struct, frozen=True, kw_only=True):
         return any(c.path == path and c.value is not GONE for c in self.every_change)
 
 
-class DeadLetters:
-    """Actions on dead letters. Without `operations` and `encode` they can only be read."""
+class DeadLetters(Desk[Records, Operations]):
+    """Actions on dead letters. Replays need `encode`."""
 
     def __init__(
         self,
@@ -79,10 +79,8 @@ class DeadLetters:
         codec_of: Callable[[str], str] = lambda queue: "standard",
         clock: Clock | None = None,
     ) -> None:
-        self._records = records
-        self._operations = operations
+        super().__init__(records, operations, codec_of=codec_of)
         self._encode = encode
-        self._codec_of = codec_of
         self._clock = clock or SystemClock()
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> DeadLetter:
@@ -90,8 +88,8 @@ class DeadLetters:
         name = check_typed(name)
         found = list(await self._records.letters_named(name, tenant_id=tenant_id))
         exact = [letter for letter in found if name in (letter.id, letter.message_id)]
-        if not exact and len(name) < SHORTEST:
-            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        if not exact:
+            check_length(name)
         wide = exact or found
         still_open = [letter for letter in wide if letter.state == "open"]
         return the_one(
@@ -219,12 +217,6 @@ class DeadLetters:
                 f"the type of dead letter {letter.id} is unknown; give it with --type"
             )
         return Message(**{**left, "type": kind, "tenant_id": letter.tenant_id})
-
-    @property
-    def _acting(self) -> Operations:
-        if self._operations is None:
-            raise RuntimeError("DeadLetters was created without operations; it can only read")
-        return self._operations
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

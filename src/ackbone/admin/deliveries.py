@@ -1,9 +1,9 @@
-"""Replies: list, read, retry, edit, discard; channels: pause, resume."""
+"""Replies: list, read, retry, edit, discard."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from functools import partial
 
 import msgspec
@@ -17,7 +17,7 @@ from ackbone.core.outbound.delivery_records import (
     DeliveryRecords,
 )
 
-from .naming import SHORTEST, check_typed, the_one
+from .naming import Desk, check_length, check_typed, the_one
 
 BATCH = 100
 SHORT = 8
@@ -35,19 +35,15 @@ class Treated(msgspec.Struct, frozen=True, kw_only=True):
     error: AckboneError | None = None
 
 
-class Deliveries:
-    """Actions on replies. Without `acts` they can only be read."""
-
-    def __init__(self, records: DeliveryRecords, acts: DeliveryActs | None = None) -> None:
-        self._records = records
-        self._acts = acts
+class Deliveries(Desk[DeliveryRecords, DeliveryActs]):
+    """Actions on replies."""
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> DeliveryRecord:
         """Find by id or its beginning. Raises NotFound, or Ambiguous with the matches."""
         name = check_typed(name)
         found = await self._records.deliveries_named(name, tenant_id=tenant_id)
-        if len(name) < SHORTEST and not any(each.id == name for each in found):
-            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        if not any(each.id == name for each in found):
+            check_length(name)
         return the_one(
             found,
             name=name,
@@ -59,21 +55,12 @@ class Deliveries:
             hint="; list them with 'ackbone deliveries list'",
         )
 
-    async def listed(
-        self, where: DeliveryFilter, *, statuses: Sequence[Status] = (), limit: int
-    ) -> list[DeliveryRecord]:
-        """Return replies, newest first; with several `statuses`, in the order of the statuses."""
-        if not statuses:
-            return list(await self._records.deliveries(where, limit=limit))
+    async def listed(self, statuses: Sequence[Status], *, limit: int) -> list[DeliveryRecord]:
+        """Return replies in the order of the statuses, and the newest of each status first."""
         found: list[DeliveryRecord] = []
         for status in statuses:
-            one = msgspec.structs.replace(where, status=status)
-            found += await self._records.deliveries(one, limit=limit)
+            found += await self._records.deliveries(DeliveryFilter(status=status), limit=limit)
         return found[:limit]
-
-    async def chosen(self, where: DeliveryFilter, *, limit: int | None = None) -> list[str]:
-        """Return the ids of the chosen replies, oldest first."""
-        return list(await self._records.delivery_ids(where, limit=limit))
 
     async def read(self, ids: Sequence[str]) -> AsyncIterator[DeliveryRecord]:
         """Yield the replies with these ids as they are now, without those that no longer exist."""
@@ -103,20 +90,6 @@ class Deliveries:
         """Give up replies; they are kept like sent ones. `stop` works as for `retry`."""
         return _in_batches(ids, partial(self._acting.discard_deliveries, reason=reason), stop)
 
-    async def pause(self, channel: str) -> bool:
-        """Pause a channel. Return False if it was already paused."""
-        return await self._acting.pause_channel(channel)
-
-    async def resume(self, channel: str) -> bool:
-        """Resume a channel. Return False if it was not paused."""
-        return await self._acting.unpause_channel(channel)
-
-    @property
-    def _acting(self) -> DeliveryActs:
-        if self._acts is None:
-            raise RuntimeError("Deliveries was created without acts; it can only read")
-        return self._acts
-
 
 async def _in_batches(
     ids: Sequence[str],
@@ -132,18 +105,11 @@ async def _in_batches(
             yield Treated(id=delivery_id, error=error)
 
 
-def not_retriable(record: DeliveryRecord) -> Conflict | None:
-    """Return why a reply cannot be sent again, as far as its status shows."""
-    if record.status in RETRIABLE:
+def refusal(record: DeliveryRecord, statuses: Container[str], done: str) -> Conflict | None:
+    """Return why a reply cannot be `done`: it has none of the statuses. None if it has one."""
+    if record.status in statuses:
         return None
-    return Conflict(f"reply {record.id} cannot be sent again: it is {record.status}")
-
-
-def not_discardable(record: DeliveryRecord) -> Conflict | None:
-    """Return why a reply cannot be discarded, as far as its status shows."""
-    if record.status in DISCARDABLE:
-        return None
-    return Conflict(f"reply {record.id} cannot be discarded: it is {record.status}")
+    return Conflict(f"reply {record.id} cannot be {done}: it is {record.status}")
 
 
 def short_names(ids: Sequence[str]) -> list[str]:

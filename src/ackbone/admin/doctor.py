@@ -15,6 +15,7 @@ from ackbone.core.serving import how_to_carry
 LOW_BYTES = 500 * 1024 * 1024
 NO_BYTES = 20 * 1024 * 1024
 LOW_SHARE = 0.05
+_OWN_FILES = "only the owner can read them"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _SANE_US = 1_700_000_000_000_000
 """A wall clock before November 2023 was never set."""
@@ -26,33 +27,22 @@ def check_home(home: Path) -> list[Check]:
     if not home.exists():
         return [ok("home", f"{home} does not exist yet; the first start creates it")]
     mode = stat.S_IMODE(home.stat().st_mode)
-    findings: list[Check] = []
-    if mode & _OTHERS:
-        findings.append(
-            warning("home", f"other users can read {home} ({mode:04o})", f"chmod 700 {home}")
-        )
-    else:
-        findings.append(ok("home", f"only the owner can read {home}"))
     loose = [
         path
         for path in sorted(home.iterdir())
         if path.is_file() and stat.S_IMODE(path.stat().st_mode) & _OTHERS
     ]
-    # Other users cannot reach a readable file in a closed folder.
-    if loose and mode & _OTHERS:
+    if not mode & _OTHERS:
+        # Other users cannot reach a readable file in a closed folder.
+        reach = "in a folder that only the owner can open" if loose else _OWN_FILES
+        return [ok("home", f"only the owner can read {home}"), ok("files", reach)]
+    files = ok("files", _OWN_FILES)
+    if loose:
         names = " ".join(str(path) for path in loose)
-        findings.append(
-            refused(
-                "files",
-                f"other users can read {', '.join(p.name for p in loose)}",
-                f"chmod 600 {names}",
-            )
-        )
-    elif not loose:
-        findings.append(ok("files", "only the owner can read them"))
-    else:
-        findings.append(ok("files", "in a folder that only the owner can open"))
-    return findings
+        what = f"other users can read {', '.join(path.name for path in loose)}"
+        files = refused("files", what, f"chmod 600 {names}")
+    what = f"other users can read {home} ({mode:04o})"
+    return [warning("home", what, f"chmod 700 {home}"), files]
 
 
 def check_space(folder: Path) -> Check:
@@ -105,14 +95,11 @@ def check_workers(workers: Sequence[WorkerState]) -> Check:
 
 def check_queues(queues: Sequence[QueueState]) -> list[Check]:
     """Check for paused queues, dead letters and parked messages."""
-    findings = []
+    findings = [ok("queues", f"{len(queues)} known, none is paused")]
     paused = [state.queue for state in queues if state.paused_at_us is not None]
     if paused:
-        findings.append(
-            warning("queues", f"paused: {', '.join(paused)}", f"ackbone queues resume {paused[0]}")
-        )
-    else:
-        findings.append(ok("queues", f"{len(queues)} known, none is paused"))
+        resume = f"ackbone queues resume {paused[0]}"
+        findings = [warning("queues", f"paused: {', '.join(paused)}", resume)]
     dead = sum(state.dead for state in queues)
     if dead:
         findings.append(

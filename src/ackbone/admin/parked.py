@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ackbone.core.errors import Conflict, InvalidMessage
+from ackbone.core.errors import Conflict
 from ackbone.core.outcome import Status
 from ackbone.core.records import Effect, EffectWord, Identity, Operations, Records, Task
 
 from .bodies import Reading, read_body
-from .naming import SHORTEST, check_typed, the_one
+from .naming import Desk, check_length, check_typed, the_one
 
 
-class Parked:
-    """Actions on parked messages. Without `operations` they can only be read."""
-
-    def __init__(
-        self,
-        records: Records,
-        operations: Operations | None = None,
-        *,
-        codec_of: Callable[[str], str] = lambda queue: "standard",
-    ) -> None:
-        self._records = records
-        self._operations = operations
-        self._codec_of = codec_of
+class Parked(Desk[Records, Operations]):
+    """Actions on parked messages."""
 
     async def find(self, name: str, *, tenant_id: str | None = None) -> Task:
         """Find by message id or its beginning."""
         name = check_typed(name)
-        exact = [
-            task
-            for task in await self._records.tasks(tenant_id, name)
-            if task.status == Status.PARKED
-        ]
-        if not exact:
-            exact = await self._by_prefix(name, tenant_id)
+        exact = await self._records.tasks(tenant_id, name)
+        found = [task for task in exact if task.status == Status.PARKED]
+        if exact and not found:
+            raise Conflict(f"message {name} is not parked: it is {exact[0].status}")
         return the_one(
-            exact,
+            found or await self._by_prefix(name, tenant_id),
             name=name,
             what="parked message",
             describe=lambda each: (
@@ -47,11 +33,7 @@ class Parked:
         )
 
     async def _by_prefix(self, name: str, tenant_id: str | None) -> list[Task]:
-        others = await self._records.tasks(tenant_id, name)
-        if others:
-            raise Conflict(f"message {name} is not parked: it is {others[0].status}")
-        if len(name) < SHORTEST:
-            raise InvalidMessage(f"{name!r} is too short: write at least {SHORTEST} characters")
+        check_length(name)
         found = await self._records.tasks_like(
             name, tenant_id=tenant_id, status=Status.PARKED, limit=20
         )
@@ -75,12 +57,6 @@ class Parked:
     async def discard(self, task: Task, *, reason: str) -> None:
         """End the message as discarded."""
         await self._acting.discard_parked(_identity(task), reason=reason)
-
-    @property
-    def _acting(self) -> Operations:
-        if self._operations is None:
-            raise RuntimeError("Parked was created without operations; it can only read")
-        return self._operations
 
 
 def _identity(task: Task) -> Identity:

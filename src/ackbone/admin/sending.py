@@ -41,6 +41,8 @@ Publish = Callable[[str, Sequence[Send]], Awaitable[Sequence[Result]]]
 """Publishes messages of one queue and returns a result for each."""
 Encode = Callable[[Message], Send]
 """Encodes a message, with the caller's options. Raises InvalidMessage."""
+Item = tuple[int, Send | AckboneError]
+"""The number of a line, and its encoded message or the error in it."""
 
 
 class Lines(Protocol):
@@ -136,77 +138,44 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             raise InvalidMessage(f"{name} is not a text of at most 255 characters")
 
 
-def check_lines(lines: Iterable[Line], defaults: Defaults, encode: Encode) -> Iterator[Answer]:
-    """Check the lines without sending them; yield one answer per line."""
+def encoded(lines: Iterable[Line], defaults: Defaults, encode: Encode) -> Iterator[Item]:
+    """Yield each line, encoded or with the error in it."""
     for line in lines:
+        item: Send | AckboneError
         try:
-            send = encode(message_of(line, defaults))
+            item = encode(message_of(line, defaults))
         except AckboneError as error:
-            yield Answer(line=line.number, error=error)
-        else:
-            yield Answer(line=line.number, id=send.outgoing.id, queue=send.queue)
+            item = error
+        yield line.number, item
 
 
-async def send_lines(
-    lines: Iterable[Line],
-    defaults: Defaults,
-    encode: Encode,
-    publish: Publish,
-    *,
-    timeout_s: float,
+async def send_each(
+    items: Iterable[Item], publish: Publish, *, timeout_s: float
 ) -> AsyncIterator[Answer]:
-    """Send the lines; yield one answer per line, in order.
+    """Send items in batches; yield one answer per item, in order.
 
-    Stops after the first line that the broker could not accept.
+    Stops after the first item that the broker could not accept.
     """
-    batch: list[tuple[int, Send]] = []
-    held: list[Answer] = []
-    for line in lines:
-        try:
-            batch.append((line.number, encode(message_of(line, defaults))))
-        except AckboneError as error:
-            held.append(Answer(line=line.number, error=error))
-        if len(batch) + len(held) >= BATCH:
-            for answer in await _flush(batch, held, publish, timeout_s):
-                yield answer
-                if answer.stops:
-                    return
-            batch, held = [], []
-    for answer in await _flush(batch, held, publish, timeout_s):
-        yield answer
-        if answer.stops:
-            return
-
-
-async def send_all(
-    sends: Iterable[Send], publish: Publish, *, timeout_s: float
-) -> AsyncIterator[Answer]:
-    """Send messages that are already encoded; as `send_lines`, numbered from 1."""
-    numbered = enumerate(sends, 1)
-    while batch := list(itertools.islice(numbered, BATCH)):
-        for answer in await _flush(batch, [], publish, timeout_s):
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, BATCH)):
+        sends = [item for _, item in batch if isinstance(item, Send)]
+        results = iter(await _published(sends, publish, timeout_s) if sends else ())
+        for number, item in batch:
+            if isinstance(item, Send):
+                error = next(results).error
+                answer = Answer(line=number, id=item.outgoing.id, queue=item.queue, error=error)
+            else:
+                answer = Answer(line=number, error=item)
             yield answer
             if answer.stops:
                 return
 
 
-async def _flush(
-    batch: Sequence[tuple[int, Send]], held: Sequence[Answer], publish: Publish, timeout_s: float
-) -> list[Answer]:
-    """Publish a batch; return its answers and the held ones, sorted by line."""
-    answers = list(held)
-    if batch:
-        queue = batch[0][1].queue
-        sends = [send for _, send in batch]
-        try:
-            async with asyncio.timeout(timeout_s):
-                results = await publish(queue, sends)
-        except TimeoutError:
-            ids = [each.outgoing.id for each in sends]
-            error = PublishUnknown(ids, f"no answer within {timeout_s:g} s")
-            results = [Result(id=each, error=error) for each in ids]
-        for (number, send), result in zip(batch, results, strict=True):
-            answers.append(
-                Answer(line=number, id=send.outgoing.id, queue=queue, error=result.error)
-            )
-    return sorted(answers, key=lambda each: each.line)
+async def _published(sends: Sequence[Send], publish: Publish, timeout_s: float) -> Sequence[Result]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await publish(sends[0].queue, sends)
+    except TimeoutError:
+        ids = [each.outgoing.id for each in sends]
+        error = PublishUnknown(ids, f"no answer within {timeout_s:g} s")
+        return [Result(id=each, error=error) for each in ids]

@@ -12,7 +12,7 @@ from ackbone.core import events
 from ackbone.core.clock import Clock
 from ackbone.core.outbound.delivery import Status
 from ackbone.core.outbound.delivery_records import DeliveryRecords
-from ackbone.core.records import QueueState, Records, WorkerState
+from ackbone.core.records import Count, QueueState, Records, WorkerState
 from ackbone.core.serving import uncarried, unserved
 
 from .queues import Depths, list_queues
@@ -71,31 +71,31 @@ async def stats(
         records.reply_counts(),
         records.paused_channels(),
     )
-    statuses: dict[str, dict[str, int]] = {}
-    for each in counts:
-        statuses.setdefault(each.queue, {})[each.kind] = each.count
-    by_type: dict[str, dict[str, int]] = {}
-    for each in recent:
-        by_type.setdefault(each.queue, {})[each.kind] = each.count
-    by_channel: dict[str, dict[str, int]] = {}
-    for each in sorted(replies, key=lambda count: _ORDER.get(count.kind, len(_ORDER))):
-        by_channel.setdefault(each.queue, {})[each.kind] = each.count
+    in_order = sorted(replies, key=lambda count: _ORDER.get(count.kind, len(_ORDER)))
     minutes = window_s / 60
     return Stats(
         at_us=now,
         window_s=window_s,
         queues=queues,
-        statuses=statuses,
+        statuses=_by_queue(counts),
         rates={
             queue: {
                 name: round(sum(found.get(kind, 0) for kind in kinds) / minutes, 2)
                 for name, kinds in _RATES.items()
             }
-            for queue, found in by_type.items()
+            for queue, found in _by_queue(recent).items()
         },
         workers=workers,
-        replies=dict(sorted(by_channel.items())),
+        replies=dict(sorted(_by_queue(in_order).items())),
         paused_channels=sorted(paused),
         uncarried=uncarried(replies, workers),
         unserved=unserved(queues, workers),
     )
+
+
+def _by_queue(counts: Iterable[Count]) -> dict[str, dict[str, int]]:
+    """Return the counts by queue (or channel) and kind."""
+    found: dict[str, dict[str, int]] = {}
+    for each in counts:
+        found.setdefault(each.queue, {})[each.kind] = each.count
+    return found

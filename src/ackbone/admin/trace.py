@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ackbone.core import events
+from ackbone.core.broker import Delivery
 from ackbone.core.message import Message
 from ackbone.core.records import (
     DeadLetter,
@@ -21,7 +22,7 @@ from ackbone.core.records import (
     Waiting,
 )
 
-from .bodies import decode_body
+from .bodies import decoded
 from .naming import SHORTEST, check_typed, the_one
 
 SENT = "message.sent"
@@ -31,7 +32,7 @@ DERIVED = "queue-"
 MOST = 200
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class Moment(msgspec.Struct, frozen=True):
     """One event in the life of a message."""
 
     at_us: int
@@ -41,7 +42,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     data: Mapping[str, Any] = {}
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class Link(msgspec.Struct, frozen=True):
     """Another message that is related to this one."""
 
     message_id: str
@@ -131,34 +132,25 @@ def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Foun
     """Return a queued message if it is the one searched for and does not just contain the text."""
     message = _message_of(waiting)
     tenant = message.tenant_id if message is not None else "default"
-    if tenant_id not in (None, tenant):
-        return None
-    if waiting.message_id == name:
-        by = "id"
-    elif waiting.message_id.startswith(name):
-        by = "prefix"
-    elif message is not None and name == message.correlation_id:
-        by = "correlation id"
-    elif message is not None and name == message.idempotency_key:
-        by = "idempotency key"
-    elif message is not None and message.trace is not None and name == message.trace_id:
-        by = "trace id"
-    else:
+    names = {"id": waiting.message_id, "prefix": waiting.message_id[: len(name)]}
+    if message is not None:
+        names["correlation id"] = message.correlation_id or ""
+        names["idempotency key"] = message.idempotency_key or ""
+        names["trace id"] = message.trace_id if message.trace is not None else ""
+    by = next((by for by, known in names.items() if known == name), None)
+    if by is None or tenant_id not in (None, tenant):
         return None
     return Found(tenant_id=tenant, message_id=waiting.message_id, by=by)
 
 
 def _message_of(waiting: Waiting) -> Message | None:
     """Decode a queued message; None if its bytes are not a message."""
-    form = msgspec.json.encode({"codec": "standard", "headers": dict(waiting.headers)}).decode()
-    return decode_body(
-        waiting.body,
-        form,
-        message_id=waiting.message_id,
-        queue=waiting.queue,
-        intact=waiting.intact,
-        codec="json",
-    ).message
+    if not waiting.intact:
+        return None
+    delivery = Delivery(
+        body=waiting.body, headers=dict(waiting.headers), tag=None, identity=waiting.message_id
+    )
+    return decoded(delivery, waiting.queue, ["standard", "json"]).message
 
 
 def _status(
@@ -182,43 +174,25 @@ def _timeline(
     replies: Sequence[Reply],
 ) -> list[Moment]:
     found = [
-        Moment(
-            at_us=event.at_us,
-            what=event.type,
-            subscription=event.subscription,
-            worker_id=event.worker_id,
-            data=event.data,
-        )
-        for event in history
+        Moment(each.at_us, each.type, each.subscription, each.worker_id, each.data)
+        for each in history
     ]
-    found += _sent(tasks, waiting)
+    for task in tasks:
+        if task.created_at_us is not None:
+            sent: dict[str, Any] = {"queue": task.queue, "type": task.type}
+            found.append(Moment(task.created_at_us, SENT, task.subscription, data=sent))
+    for each in waiting:
+        sent = {"queue": each.queue, "state": each.state, "due_at_us": each.due_at_us}
+        found.append(Moment(each.sent_at_us, SENT, each.queue, data=sent))
     told = {e.data.get("delivery_id") for e in history if e.type == events.DELIVERY_CREATED}
     for reply in replies:
-        if reply.id in told:
-            continue
-        data = {"channel": reply.channel, "recipient": reply.recipient, "status": reply.status}
-        found.append(
-            Moment(
-                at_us=reply.created_at_us,
-                what=REPLY_WAITS,
-                subscription=reply.subscription or "",
-                data=data,
+        if reply.id not in told:
+            data = {"channel": reply.channel, "recipient": reply.recipient, "status": reply.status}
+            found.append(
+                Moment(reply.created_at_us, REPLY_WAITS, reply.subscription or "", data=data)
             )
-        )
     # The sort is stable, so events of one commit keep the order of the ledger.
     return sorted(found, key=lambda each: each.at_us)
-
-
-def _sent(tasks: Sequence[Task], waiting: Sequence[Waiting]) -> list[Moment]:
-    sent: list[tuple[int, str, Mapping[str, Any]]] = [
-        (task.created_at_us, task.subscription, {"queue": task.queue, "type": task.type})
-        for task in tasks
-        if task.created_at_us is not None
-    ]
-    for each in waiting:
-        data = {"queue": each.queue, "state": each.state, "due_at_us": each.due_at_us}
-        sent.append((each.sent_at_us, each.queue, data))
-    return [Moment(at_us=at, what=SENT, subscription=sub, data=data) for at, sub, data in sent]
 
 
 async def _links(
@@ -232,11 +206,9 @@ async def _links(
     found: dict[str, Link] = {}
     for letter in letters:
         if letter.replay_id == message_id:
-            found[letter.message_id] = Link(
-                message_id=letter.message_id, relation="replay of", type=letter.type
-            )
+            found[letter.message_id] = Link(letter.message_id, "replay of", type=letter.type)
         elif letter.replay_id is not None:
-            found[letter.replay_id] = Link(message_id=letter.replay_id, relation="replayed as")
+            found[letter.replay_id] = Link(letter.replay_id, "replayed as")
     family = {message_id: "follow-up"}
     for task in tasks:
         if task.correlation_id is not None:
@@ -244,19 +216,15 @@ async def _links(
     for correlation_id, relation in family.items():
         for task in await records.tasks_correlated(correlation_id, limit=MOST):
             if task.tenant_id == tenant_id and task.message_id != message_id:
-                found.setdefault(
-                    task.message_id,
-                    Link(message_id=task.message_id, relation=relation, type=task.type),
-                )
+                link = Link(task.message_id, relation, type=task.type)
+                found.setdefault(task.message_id, link)
     for waiting in near:
         message = _message_of(waiting)
         if message is None or waiting.message_id == message_id:
             continue
         if message.correlation_id == message_id and message.tenant_id == tenant_id:
-            found.setdefault(
-                waiting.message_id,
-                Link(message_id=waiting.message_id, relation="follow-up", type=message.type),
-            )
+            link = Link(waiting.message_id, "follow-up", type=message.type)
+            found.setdefault(waiting.message_id, link)
     return [await _with_status(records, tenant_id, link, near) for link in found.values()]
 
 

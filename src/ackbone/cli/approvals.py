@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import click
 
+from ackbone.admin.approvals import Approvals
+from ackbone.core.approvals import Approval, ApprovalFilter
+
 from .bodies import show_body
-from .many import confirm, on_each
+from .many import on_each, several
 from .output import cut, plain, safe, span, when
-from .parameters import one_id, page_limit
+from .parameters import any_of, filter_options, one_id, page_limit, some_ids
 from .root import Group, examples
 from .session import Session, command_options, operator_name
-
-if TYPE_CHECKING:
-    from ackbone.core.approvals import Approval
-
-STATES = ("pending", "approved", "rejected", "expired", "all")
 
 
 @click.group(
@@ -39,39 +37,30 @@ def approvals() -> None:
         "ackbone approvals list", "ackbone approvals list --state all --queue orders --json"
     ),
 )
-@click.option("--state", type=click.Choice(STATES), default="pending", show_default=True,
-              help="Only approvals in this state.")  # fmt: skip
-@click.option("--queue", help="Only this queue.")
-@click.option("--rule", help="Only this rule.")
-@click.option("--tenant", help="Only this tenant.")
+@filter_options(
+    ApprovalFilter,
+    any_of(
+        ["pending", "approved", "rejected", "expired"],
+        usual="pending",
+        help="Only approvals in this state.",
+    ),
+    click.option("--queue", help="Only this queue."),
+    click.option("--rule", help="Only this rule."),
+    click.option("--tenant", "tenant_id", help="Only this tenant."),
+)
 @page_limit
 @click.option("--cursor", help="Continue after this approval.")
 @command_options
-def list_(session: Session, **options: Any) -> None:
+async def list_(session: Session, where: ApprovalFilter, limit: int, cursor: str | None) -> None:
     """List approvals, oldest first."""
-    session.run(_list(session, options))
-
-
-async def _list(session: Session, options: dict[str, Any]) -> None:
-    from ackbone.admin.approvals import Approvals
-    from ackbone.core.approvals import ApprovalFilter
-
-    out, limit = session.out, options["limit"]
-    state = options["state"]
-    where = ApprovalFilter(
-        state=None if state == "all" else state,
-        queue=options["queue"],
-        rule=options["rule"],
-        tenant_id=options["tenant"],
-    )
+    out = session.out
     async with session.reading() as records:
-        use = Approvals(records)
-        found = await use.list(where, limit=limit + 1, after=options["cursor"])
+        found = await Approvals(records).list(where, limit=limit + 1, after=cursor)
     shown = found[:limit]
     out.table(
         ("id", "rule", "queue", "type", "tenant", "message", "asked (utc)", "state", "why"),
         [(plain(each), _cells(each)) for each in shown],
-        nothing="no pending approvals" if state == "pending" else "no approvals",
+        nothing="no pending approvals" if where.state == "pending" else "no approvals",
     )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1].id}")
@@ -98,17 +87,11 @@ def _state(approval: Approval) -> str:
 )
 @one_id
 @command_options
-def show(session: Session, name: str, tenant: str | None) -> None:
+async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show an approval with its message.
 
-    ID is the id of the approval or of its message, or the beginning of either.
+    ID is the id of the approval or the id of the message, or the beginning of either.
     """
-    session.run(_show(session, name, tenant))
-
-
-async def _show(session: Session, name: str, tenant: str | None) -> None:
-    from ackbone.admin.approvals import Approvals
-
     out = session.out
     async with session.reading() as records:
         use = Approvals(records, codec_of=session.codec_of)
@@ -147,17 +130,14 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         "ackbone approvals approve 0199a1e1 0199a1e2 --note 'checked the invoices' --yes",
     )
 )
-@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@some_ids
 @click.option("--by", help="Who answers (default: you).")
 @click.option("--note", default="", help="A note for the ledger.")
-@click.option("--tenant", help="Look only at this tenant.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
+@several("Approve")
 @command_options
-def approve(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
+async def approve(session: Session, **options: Any) -> None:
     """Let messages run. The first answer counts (exit code 5 if there was one before)."""
-    if len(names) > 1 and not yes:
-        confirm(f"Approve {len(names)} messages?")
-    session.run(_answer(session, names, "approve", options))
+    await _answer(session, Approvals.approve, **options)
 
 
 @approvals.command(
@@ -166,32 +146,32 @@ def approve(session: Session, names: Sequence[str], yes: bool, **options: Any) -
         "ackbone approvals reject 0199a1e1 0199a1e2 --yes",
     )
 )
-@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@some_ids
 @click.option("--by", help="Who answers (default: you).")
 @click.option("--note", default="", help="Your reason, for the ledger.")
-@click.option("--tenant", help="Look only at this tenant.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
+@several("Reject")
 @command_options
-def reject(session: Session, names: Sequence[str], yes: bool, **options: Any) -> None:
+async def reject(session: Session, **options: Any) -> None:
     """End messages as rejected. The first answer counts (exit code 5 if there was one before)."""
-    if len(names) > 1 and not yes:
-        confirm(f"Reject {len(names)} messages?")
-    session.run(_answer(session, names, "reject", options))
+    await _answer(session, Approvals.reject, **options)
 
 
 async def _answer(
-    session: Session, names: Sequence[str], word: str, options: dict[str, Any]
+    session: Session,
+    answer: Callable[..., Awaitable[Approval]],
+    *,
+    names: Sequence[str],
+    by: str | None,
+    note: str,
+    tenant: str | None,
 ) -> None:
-    from ackbone.admin.approvals import Approvals
-
-    by = options["by"] or operator_name()
+    by = by or operator_name()
     async with session.acting() as (_, records, operations):
         use = Approvals(records, operations, codec_of=session.codec_of)
-        say = use.approve if word == "approve" else use.reject
 
         async def act(name: str) -> tuple[object, str]:
-            found = await use.find(name, tenant_id=options["tenant"])
-            found = await say(found, by=by, note=options["note"])
+            found = await use.find(name, tenant_id=tenant)
+            found = await answer(use, found, by=by, note=note)
             waits = "; a second person must approve, too" if found.is_pending else ""
             state = "approved once" if found.is_pending else found.state
             return found, f"{safe(found.message_id)} {state}{waits}"

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
+from msgspec.structs import replace
 
+from ackbone.admin import deliveries as desk
+from ackbone.core.breaker import BreakerPolicy
 from ackbone.core.errors import AckboneError
+from ackbone.core.outbound.delivery import Deliveries
+from ackbone.core.outbound.delivery_records import DeliveryRecord
 
+from .chat_channel import AnnouncedDeliveries, ChatChannel, chat_logs
+from .chat_commands import Conversation
+from .chat_screen import PROMPT, Screen, TypedLines
 from .output import safe
 from .root import examples
 from .running import LEVELS, usual_target
@@ -19,13 +27,8 @@ from .session import Session, command_options, operating
 if TYPE_CHECKING:
     from ackbone.app import App
     from ackbone.backends import Looking
-    from ackbone.core.outbound.delivery_records import DeliveryRecord
     from ackbone.delivery.carrier import Carrier
     from ackbone.engine.worker import EngineWorker
-
-    from .chat_channel import ChatChannel
-    from .chat_commands import Conversation
-    from .chat_screen import Screen, TypedLines
 
 NEVER = 10**9
 """Failures in a row after which a destination counts as down. In a chat each failure is shown."""
@@ -85,9 +88,6 @@ def _queue_for(app: App, type_: str) -> str:
 
 
 async def _chat(session: Session, app: App, options: dict[str, Any]) -> None:
-    from .chat_channel import chat_logs
-    from .chat_screen import PROMPT, Screen
-
     as_json = session.out.as_json
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     screen = Screen(prompt=PROMPT if on_terminal and not as_json else "", as_json=as_json)
@@ -101,17 +101,13 @@ async def _chat(session: Session, app: App, options: dict[str, Any]) -> None:
 
 async def _open(session: Session, app: App, screen: Screen, options: dict[str, Any]) -> None:
     """Run a worker that prints replies on the screen, until the person leaves."""
-    from ackbone.admin.deliveries import Deliveries
     from ackbone.composition.background import carrier_relay, relays_of
     from ackbone.delivery.recovery_report import store_report, store_scan
-
-    from .chat_channel import ChatChannel
-    from .chat_commands import Conversation
 
     async with operating(app) as (records, operations):
         channel = ChatChannel(screen)
         talk = Conversation(
-            app, screen, Deliveries(records, operations), channel,
+            app, screen, desk.Deliveries(records, operations), channel,
             type=options["type_"], queue=options["queue"],
         )  # fmt: skip
         carrier = await _carrier(app, records, screen, channel, options["wait_scale"])
@@ -139,13 +135,8 @@ async def _carrier(
     app: App, records: Looking, screen: Screen, channel: ChatChannel, wait_scale: float | None
 ) -> Carrier:
     """Return a carrier for all channels of the app, with this screen as the terminal."""
-    from msgspec.structs import replace
-
-    from ackbone.core.breaker import BreakerPolicy
     from ackbone.delivery.attempts import Policy
     from ackbone.delivery.carrier import Carried, Carrier
-
-    from .chat_channel import AnnouncedDeliveries
 
     settings = app.config.delivery
     scale = settings.wait_scale if wait_scale is None else wait_scale
@@ -162,7 +153,7 @@ async def _carrier(
     deliveries = AnnouncedDeliveries(app.storage.deliveries(app.store), records, announce)
     await deliveries.begin()
     return Carrier(
-        deliveries,
+        cast(Deliveries, deliveries),
         list(carried.values()),
         slots=settings.calls,
         tenant_per_minute=settings.tenant_per_minute,
@@ -174,8 +165,6 @@ async def _talk(
     talk: Conversation, screen: Screen, worker: EngineWorker, asked: asyncio.Event
 ) -> None:
     """Read lines until the person leaves. After input from a pipe, wait for the answers."""
-    from .chat_screen import TypedLines
-
     typed = TypedLines(sys.stdin.fileno())
     ends = [asyncio.create_task(_end(typed, event)) for event in (asked, worker.stopped)]
     try:

@@ -8,9 +8,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ackbone.core.errors import AckboneError, RateLimited, TemporaryError
-from ackbone.core.outbound.delivery import Deliveries, Fits, Limits, New, Outbound, Settled, Taken
+from ackbone.core.outbound.delivery import Deliveries, Fits, Limits, Outbound, Taken
 from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord, DeliveryRecords
 from ackbone.core.store import Worker
 from ackbone.core.text import lines, one_line
@@ -94,27 +95,9 @@ class AnnouncedDeliveries:
     async def _newest(self) -> Sequence[DeliveryRecord]:
         return await self._records.deliveries(DeliveryFilter(), limit=LOOK)
 
-    # -- passed on unchanged ----------------------------------------------------------------------
-
-    async def put(self, replies: Sequence[New], *, worker: Worker | None = None) -> None:
-        await self._inner.put(replies, worker=worker)
-
-    async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
-        return await self._inner.due_in_s(channels)
-
-    async def settle(
-        self, channels: Mapping[str, Limits], batch: Sequence[Settled], *, worker: Worker
-    ) -> None:
-        await self._inner.settle(channels, batch, worker=worker)
-
-    async def recover(self, *, worker: Worker) -> int:
-        return await self._inner.recover(worker=worker)
-
-    def subscribe(self) -> asyncio.Event:
-        return self._inner.subscribe()
-
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        self._inner.unsubscribe(event)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is done by the deliveries themselves."""
+        return getattr(self._inner, name)
 
 
 class ScreenLines(logging.Handler):

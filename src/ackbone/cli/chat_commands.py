@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ackbone.admin.deliveries import UNDELIVERED, WAITING, Deliveries, short_names
 from ackbone.core import events
 from ackbone.core.errors import AckboneError, Ambiguous
 from ackbone.core.ids import new_id
-from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord
+from ackbone.core.outbound.delivery import Status
+from ackbone.core.outbound.delivery_records import DeliveryRecord
 from ackbone.delivery.channels.terminal_channel import CHANNEL
 
 from .chat_channel import ChatChannel
@@ -122,10 +123,7 @@ class Conversation:
     # -- commands ---------------------------------------------------------------------------------
 
     async def _show_queue(self, rest: str) -> None:
-        found = await self._replies.listed(DeliveryFilter(), statuses=WAITING, limit=_MOST)
-        if not found:
-            self._screen.show("no waiting replies: all were sent")
-        for name, each in _named(found):
+        for name, each in await self._named(WAITING, "no waiting replies: all were sent"):
             waits = each.status == "pending"
             then = f"next attempt {next_attempt(each)}" if waits else status_word(each)
             retries = "1 retry" if each.retry_count == 1 else f"{each.retry_count} retries"
@@ -134,14 +132,19 @@ class Conversation:
             )
 
     async def _show_failed(self, rest: str) -> None:
-        found = await self._replies.listed(DeliveryFilter(), statuses=UNDELIVERED, limit=_MOST)
-        if not found:
-            self._screen.show("no failed replies")
-        for name, each in _named(found):
+        for name, each in await self._named(UNDELIVERED, "no failed replies"):
             self._screen.show(
                 f"  {name} -> {safe(each.channel)}, {status_word(each)}, {age(each)} old: "
                 f"{safe(each.last_error or '-')}"
             )
+
+    async def _named(
+        self, statuses: Sequence[Status], nothing: str
+    ) -> Iterable[tuple[str, DeliveryRecord]]:
+        found = await self._replies.listed(statuses, limit=_MOST)
+        if not found:
+            self._screen.show(nothing)
+        return zip(map(safe, short_names([each.id for each in found])), found, strict=True)
 
     async def _retry(self, rest: str) -> None:
         if not rest:
@@ -165,8 +168,3 @@ class Conversation:
 
     async def _help(self, rest: str) -> None:
         self._screen.show(HELP)
-
-
-def _named(found: Sequence[DeliveryRecord]) -> list[tuple[str, DeliveryRecord]]:
-    names = short_names([each.id for each in found])
-    return [(safe(name), each) for name, each in zip(names, found, strict=True)]

@@ -8,7 +8,7 @@ from ackbone.core.errors import ConfigError
 
 from .output import dump, safe
 from .root import Group, examples
-from .session import Exit, Session, command_options, stop
+from .session import Exit, Session, command_options, refuse, stop
 
 
 @click.group(cls=Group, epilog=examples("ackbone config show", "ackbone config check"))
@@ -60,10 +60,7 @@ def check(session: Session) -> None:
         found = session.config
         App(found).check()
     except ConfigError as error:
-        session.out.data({"ok": False, "problems": error.problems})
-        for problem in error.problems:
-            session.out.line(safe(problem))
-        stop(Exit.CHECK_FAILED)
+        refuse(session, error)
     where = str(found.file) if found.file else "no file: the defaults"
     session.out.data({"ok": True, "problems": [], "file": found.file}, f"ok ({safe(where)})")
 

@@ -2,107 +2,98 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import click
+import msgspec
 
+from ackbone.admin.causes import Cause, Handled, by_cause
+from ackbone.admin.dead_letters import DeadLetters, Edits
+from ackbone.core.codecs.values import loads
 from ackbone.core.errors import Conflict
+from ackbone.core.records import DeadLetter, LetterFilter
 
 from .many import Ended, Words, on_many, refuse_unclear
 from .output import Output, cut, dump, iso, plain, safe
-from .parameters import Assignment, Header, Json, Moment, Place, Rate
+from .parameters import (
+    ASSIGNMENT,
+    HEADER,
+    JSON,
+    MOMENT,
+    PLACE,
+    RATE,
+    filter_options,
+    in_tenant,
+    together,
+    yes,
+)
 from .root import examples
 from .session import Exit, Session, command_options, encoder, stop
 
-if TYPE_CHECKING:
-    from ackbone.admin.causes import Cause, Handled
-    from ackbone.admin.dead_letters import DeadLetters, Edits
-    from ackbone.core.records import DeadLetter, LetterFilter
-
-Fn = TypeVar("Fn", bound=Callable[..., Any])
 _REPLAY, _DISCARD = "would be replayed", "would be discarded"
 _FILTERS = "--queue, --type, --reason, --error, --since, --before"
 """The options of `filters` that select dead letters, for the usage error."""
-
-
-def filters(fn: Fn) -> Fn:
-    """Add --queue, --type, --reason and the like, passed on as one `LetterFilter`, and --limit."""
-
-    @click.option("--queue", help="Only this queue.")
-    @click.option("--type", "type_", help="Only this message type.")
-    @click.option("--reason", help="Only this reason: retries_exhausted, undecodable, …")
-    @click.option("--error", help="Only errors that contain this text.")
-    @click.option("--tenant", help="Only this tenant.")
-    @click.option(
-        "--since", type=Moment(), help="Only since this time: 15m, 2d (ago) or 2025-11-20T10:00."
-    )
-    @click.option("--before", type=Moment(), help="Only before this time, in the same format.")
-    @click.option("--limit", type=click.IntRange(1), help="At most this many.")
-    @functools.wraps(fn)
-    def wrapped(
-        *args: Any, queue: str | None, type_: str | None, reason: str | None, error: str | None,
-        tenant: str | None, since: int | None, before: int | None, **options: Any,
-    ) -> Any:  # fmt: skip
-        from ackbone.core.records import LetterFilter
-
-        where = LetterFilter(
-            queue=queue, type=type_, reason=reason, error=error, tenant_id=tenant, since_us=since,
-            before_us=before,
-        )  # fmt: skip
-        return fn(*args, where=where, **options)
-
-    return wrapped  # type: ignore[return-value]
-
-
-def repairs(fn: Fn) -> Fn:
-    """Add the options --set and --unset."""
-    unset = click.option(
-        "--unset",
-        "taken",
-        type=Place(),
-        multiple=True,
-        metavar="PATH",
-        help="Remove a field; may be repeated.",
-    )
-    set_ = click.option(
+filters = (
+    click.option("--queue", help="Only this queue."),
+    click.option("--type", help="Only this message type."),
+    click.option("--reason", help="Only this reason: retries_exhausted, undecodable, …"),
+    click.option("--error", help="Only errors that contain this text."),
+    click.option("--tenant", "tenant_id", help="Only this tenant."),
+    click.option(
+        "--since",
+        "since_us",
+        type=MOMENT,
+        help="Only since this time: 15m, 2d (ago) or 2025-11-20T10:00.",
+    ),
+    click.option(
+        "--before",
+        "before_us",
+        type=MOMENT,
+        help="Only before this time, in the same format.",
+    ),
+    click.option("--limit", type=click.IntRange(1), help="At most this many."),
+)
+changes = together(
+    click.option(
         "--set",
         "put",
-        type=Assignment(),
+        type=ASSIGNMENT,
         multiple=True,
         metavar="PATH=VALUE",
         help="Set payload.FIELD, headers.NAME, type or idempotency_key; JSON or text; "
         "may be repeated.",
-    )
-    return set_(unset(fn))
-
-
-def replay_options(fn: Fn) -> Fn:
-    """Add the arguments and options that `ackbone dlq replay` and `dlq_replay` share."""
-    options = (
-        click.argument("names", metavar="[ID]...", nargs=-1),
-        filters,
-        click.option("--all", "every", is_flag=True, help="All open dead letters."),
-        repairs,
-        click.option(
-            "--skip-unfit",
-            is_flag=True,
-            help="Skip dead letters that the change does not fit, instead of sending nothing.",
-        ),
-        click.option("--rate", type=Rate(), help="Send at most this many: 5/s, 90/m or 1000/h."),
-        click.option("--to-queue", help="Send to this queue instead of the original one."),
-        click.option(
-            "--dry-run",
-            is_flag=True,
-            help="Show what would be sent, grouped by cause, and send nothing.",
-        ),
-    )
-    for option in reversed(options):
-        fn = option(fn)
-    return fn
+    ),
+    click.option(
+        "--unset",
+        "taken",
+        type=PLACE,
+        multiple=True,
+        metavar="PATH",
+        help="Remove a field; may be repeated.",
+    ),
+)
+replay_options = together(
+    click.argument("names", metavar="[ID]...", nargs=-1),
+    filter_options(LetterFilter, *filters),
+    click.option("--all", "every", is_flag=True, help="All open dead letters."),
+    changes,
+    click.option(
+        "--skip-unfit",
+        is_flag=True,
+        help="Skip dead letters that the change does not fit, instead of sending nothing.",
+    ),
+    click.option("--rate", type=RATE, help="Send at most this many: 5/s, 90/m or 1000/h."),
+    click.option("--to-queue", help="Send to this queue instead of the original one."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Show what would be sent, grouped by cause, and send nothing.",
+    ),
+)
+"""The arguments and options that `ackbone dlq replay` and `dlq_replay` share."""
 
 
 @click.command(
@@ -115,7 +106,9 @@ def replay_options(fn: Fn) -> Fn:
 )
 @replay_options
 @command_options
-def replay(session: Session, names: Sequence[str], where: LetterFilter, **options: Any) -> None:
+async def replay(
+    session: Session, names: Sequence[str], where: LetterFilter, **options: Any
+) -> None:
     """Send dead letters again, as new messages.
 
     Each new message has a new id and names the old one (metadata.replay_of). Give ids, or choose
@@ -123,15 +116,13 @@ def replay(session: Session, names: Sequence[str], where: LetterFilter, **option
     them before the first one is sent. Ctrl+C stops between two messages and prints how many are
     left.
     """
-    refuse_unclear(names, where, options["every"], options=_FILTERS)
-    session.run(_replay(session, names, where, options))
+    await _replay(session, names, where, options)
 
 
 async def _replay(
     session: Session, names: Sequence[str], where: LetterFilter, options: dict[str, Any]
 ) -> None:
-    from ackbone.admin.dead_letters import DeadLetters, Edits
-
+    refuse_unclear(names, where, options["every"], options=_FILTERS)
     edits = Edits(changes=(*options["put"], *options["taken"]), queue=options["to_queue"])
     async with session.acting() as (app, records, operations):
         letters = DeadLetters(records, operations, encode=encoder(app), codec_of=session.codec_of)
@@ -188,13 +179,8 @@ def _ended(handled: Handled) -> Ended:
 async def _preview(
     session: Session, handled: AsyncIterator[Handled], word: str, *, edited: bool = False
 ) -> None:
-    _show_causes(session.out, await _causes(handled), word, edited=edited)
-
-
-async def _causes(handled: AsyncIterator[Handled]) -> list[Cause]:
-    from ackbone.admin.causes import by_cause
-
-    return by_cause([each async for each in handled])
+    causes = by_cause([each async for each in handled])
+    _show_causes(session.out, causes, word, edited=edited)
 
 
 async def _choose(
@@ -211,7 +197,7 @@ async def _refuse_unfit(
     session: Session, letters: DeadLetters, ids: Sequence[str], edits: Edits
 ) -> None:
     """End the command if the changes do not fit every dead letter."""
-    causes = await _causes(letters.replay(ids, edits=edits, dry_run=True))
+    causes = by_cause([each async for each in letters.replay(ids, edits=edits, dry_run=True)])
     unfit = [cause for cause in causes if cause.problem is not None]
     if not unfit:
         return
@@ -231,7 +217,7 @@ def _show_causes(out: Output, causes: list[Cause], word: str, *, edited: bool = 
         return
     out.table(
         ("count", "queue", "type", "reason", "error", "example", "what"),
-        [(_cause_record(cause, word), _cause_cells(cause, word)) for cause in causes],
+        [_cause_row(cause, word) for cause in causes],
     )
     for cause in causes:
         if edited and cause.message is not None:
@@ -242,19 +228,14 @@ def _show_causes(out: Output, causes: list[Cause], word: str, *, edited: bool = 
     out.say(f"{good} {word}{f', {bad} cannot' if bad else ''}; nothing was changed")
 
 
-def _cause_record(cause: Cause, word: str) -> dict[str, Any]:
-    found: dict[str, Any] = plain(cause)
-    message = found.pop("message")
-    found["payload"] = None if message is None else message["payload"]
-    found["what"] = word if cause.problem is None else "cannot"
-    return found
-
-
-def _cause_cells(cause: Cause, word: str) -> tuple[object, ...]:
-    what = word if cause.problem is None else f"cannot: {cause.problem}"
-    return (
+def _cause_row(cause: Cause, word: str) -> tuple[dict[str, Any], Sequence[object]]:
+    record: dict[str, Any] = plain(cause)
+    message = record.pop("message")
+    record["payload"] = None if message is None else message["payload"]
+    record["what"] = word if cause.problem is None else "cannot"
+    return record, (
         cause.count, cause.queue, cause.type or "-", cause.reason, cut(cause.error),
-        cause.examples[0], what,
+        cause.examples[0], word if cause.problem is None else f"cannot: {cause.problem}",
     )  # fmt: skip
 
 
@@ -266,25 +247,19 @@ def _cause_cells(cause: Cause, word: str) -> tuple[object, ...]:
     )
 )
 @click.argument("name", metavar="ID")
-@click.option("--payload", type=Json(), help="The new payload as JSON; '-' reads standard input.")
-@click.option("--type", "type_", help="The new message type.")
-@click.option("--header", type=Header(), multiple=True, help="NAME=VALUE to set; may be repeated.")
-@repairs
+@click.option("--payload", type=JSON, help="The new payload as JSON; '-' reads standard input.")
+@click.option("--type", help="The new message type.")
+@click.option("--header", type=HEADER, multiple=True, help="NAME=VALUE to set; may be repeated.")
+@changes
 @click.option("--to-queue", help="Send to this queue instead of the original one.")
-@click.option("--tenant", help="Look only at this tenant.")
+@in_tenant
 @click.option("--dry-run", is_flag=True, help="Show what would be sent and send nothing.")
 @command_options
-def edit(session: Session, name: str, **options: Any) -> None:
+async def edit(session: Session, name: str, **options: Any) -> None:
     """Send a dead letter again with changes.
 
     The dead letter keeps its content; a new message is sent in its place.
     """
-    session.run(_edit(session, name, options))
-
-
-async def _edit(session: Session, name: str, options: dict[str, Any]) -> None:
-    from ackbone.admin.dead_letters import DeadLetters
-
     async with session.acting() as (app, records, operations):
         letters = DeadLetters(records, operations, encode=encoder(app), codec_of=session.codec_of)
         letter = await letters.find(name, tenant_id=options["tenant"])
@@ -292,19 +267,15 @@ async def _edit(session: Session, name: str, options: dict[str, Any]) -> None:
 
 
 def _edits(letters: DeadLetters, letter: DeadLetter, options: dict[str, Any]) -> Edits:
-    import msgspec
-
-    from ackbone.admin.dead_letters import Edits
-
     changes = (*options["put"], *options["taken"])
     payload: Any = msgspec.UNSET if options["payload"] is None else options["payload"]
-    if payload is msgspec.UNSET and not (options["type_"] or options["header"] or changes):
+    if payload is msgspec.UNSET and not (options["type"] or options["header"] or changes):
         if not sys.stdin.isatty():
             raise click.UsageError("Give a change: --payload, --set, --type or --header.")
         payload = _in_editor(letters, letter)
     return Edits(
         payload=payload,
-        type=options["type_"],
+        type=options["type"],
         headers=dict(options["header"]),
         changes=changes,
         queue=options["to_queue"],
@@ -312,8 +283,6 @@ def _edits(letters: DeadLetters, letter: DeadLetter, options: dict[str, Any]) ->
 
 
 def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
-    from ackbone.core.codecs.values import loads
-
     message = letters.read(letter).message
     before = dump(message.payload if message is not None else None, indent=2)
     after = click.edit(before + "\n", extension=".json")
@@ -329,26 +298,26 @@ def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
     )
 )
 @click.argument("names", metavar="[ID]...", nargs=-1)
-@filters
+@filter_options(LetterFilter, *filters)
 @click.option("--all", "every", is_flag=True, help="All open dead letters.")
 @click.option("--why", default="", help="Your reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Show what would be discarded, grouped by cause.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes
 @command_options
-def discard(session: Session, names: Sequence[str], where: LetterFilter, **options: Any) -> None:
+async def discard(
+    session: Session, names: Sequence[str], where: LetterFilter, **options: Any
+) -> None:
     """Close dead letters without sending them again.
 
     A discarded dead letter is kept and can no longer be replayed.
     """
-    refuse_unclear(names, where, options["every"], options=_FILTERS)
-    session.run(_discard(session, names, where, options))
+    await _discard(session, names, where, options)
 
 
 async def _discard(
     session: Session, names: Sequence[str], where: LetterFilter, options: dict[str, Any]
 ) -> None:
-    from ackbone.admin.dead_letters import DeadLetters
-
+    refuse_unclear(names, where, options["every"], options=_FILTERS)
     async with session.acting() as (_, records, operations):
         letters = DeadLetters(records, operations, codec_of=session.codec_of)
         ids = await _choose(letters, names, where, options["limit"])
@@ -379,19 +348,20 @@ async def _discard(
 @click.option("--why", default="", help="With --abandon: your reason, for the ledger.")
 @click.option("-y", "--yes", is_flag=True, help="With --abandon: do not ask for confirmation.")
 @command_options
-def dlq_replay(session: Session, names: Sequence[str], where: LetterFilter, **options: Any) -> None:
+async def dlq_replay(
+    session: Session, names: Sequence[str], where: LetterFilter, **options: Any
+) -> None:
     """Send dead letters again, with changes if needed, or discard them.
 
     The same as `ackbone dlq replay`; with --abandon the same as `ackbone dlq discard`.
     """
-    refuse_unclear(names, where, options["every"], options=_FILTERS)
     sending = ("put", "taken", "skip_unfit", "rate", "to_queue")
     if options["abandon"] and any(options[name] for name in sending):
         raise click.UsageError(
             "--abandon sends nothing: leave out --set, --unset, --rate and the like."
         )
     act = _discard if options["abandon"] else _replay
-    session.run(act(session, names, where, options))
+    await act(session, names, where, options)
 
 
 def program() -> None:

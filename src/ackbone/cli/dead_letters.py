@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from .bodies import show_body, show_traceback
+from ackbone.admin.dead_letters import DeadLetters
+from ackbone.core.records import DeadLetter, LetterFilter
+
+from .bodies import show_body, show_history
 from .dead_letter_actions import discard, edit, filters, replay
-from .output import Output, cut, plain, safe, when
-from .parameters import one_id
+from .output import cut, plain, plain_without, when
+from .parameters import any_of, filter_options, one_id
 from .root import Group, examples
 from .session import Session, command_options
 
-if TYPE_CHECKING:
-    from ackbone.core.records import DeadLetter, LetterFilter
+_LEFT_OUT = ("body", "body_info", "intact", "history")
 
 
 @click.group(cls=Group, epilog=examples("ackbone dlq list", "ackbone dlq replay ID"))
@@ -33,47 +34,30 @@ def dlq() -> None:
         "ackbone dlq list --state all --json",
     ),
 )
-@filters
-@click.option(
-    "--state",
-    type=click.Choice(["open", "replayed", "discarded", "all"]),
-    default="open",
-    show_default=True,
-    help="Only dead letters in this state.",
+@filter_options(
+    LetterFilter,
+    *filters,
+    any_of(
+        ["open", "replayed", "discarded"], usual="open", help="Only dead letters in this state."
+    ),
 )
 @click.option("--cursor", help="Continue after this dead letter.")
 @command_options
-def list_(
-    session: Session, where: LetterFilter, limit: int | None, state: str, cursor: str | None
+async def list_(
+    session: Session, where: LetterFilter, limit: int | None, cursor: str | None
 ) -> None:
     """List dead letters, newest first."""
-    session.run(_list(session, where, limit or 50, state, cursor))
-
-
-async def _list(
-    session: Session, where: LetterFilter, limit: int, state: str, cursor: str | None
-) -> None:
-    from msgspec.structs import replace
-
-    out = session.out
-    where = replace(where, state=None if state == "all" else state)
+    out, limit = session.out, limit or 50
     async with session.reading() as records:
         found = await records.letters(where, limit=limit + 1, before=cursor)
     shown = found[:limit]
     out.table(
         ("id", "queue", "type", "reason", "failures", "when (utc)", "state", "error"),
-        [(_summary(each), _cells(each)) for each in shown],
+        [(plain_without(each, *_LEFT_OUT), _cells(each)) for each in shown],
         nothing="no dead letters" if cursor is None else "no more dead letters",
     )
     if len(found) > limit:
         out.say(f"more: add --cursor {shown[-1].id}")
-
-
-def _summary(letter: DeadLetter) -> dict[str, Any]:
-    found: dict[str, Any] = plain(letter)
-    for name in ("body", "body_info", "intact", "history"):
-        found.pop(name)
-    return found
 
 
 def _cells(letter: DeadLetter) -> Sequence[object]:
@@ -88,17 +72,11 @@ def _cells(letter: DeadLetter) -> Sequence[object]:
 )
 @one_id
 @command_options
-def show(session: Session, name: str, tenant: str | None) -> None:
+async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a dead letter with its failed attempts and its body.
 
-    ID is the id of the dead letter or of its message, or the beginning of either.
+    ID is the id of the dead letter or the id of the message, or the beginning of either.
     """
-    session.run(_show(session, name, tenant))
-
-
-async def _show(session: Session, name: str, tenant: str | None) -> None:
-    from ackbone.admin.dead_letters import DeadLetters
-
     out = session.out
     async with session.reading() as records:
         letters = DeadLetters(records, codec_of=session.codec_of)
@@ -122,27 +100,6 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
     )
     show_history(out, letter.history)
     show_body(out, reading, letter.body)
-
-
-def show_history(out: Output, history: Sequence[Any]) -> None:
-    """Show the failed attempts, one line each, with their tracebacks."""
-    if history:
-        out.line("  history")
-    shown = None
-    for each in history:
-        at = each.get("at")
-        moment = when(at) if isinstance(at, int) else "-"
-        crash = " (crash)" if each.get("crash") else ""
-        out.line(
-            f"    attempt {safe(each.get('attempt', '?'))}  {moment}{crash}  "
-            f"{safe(each.get('error', ''))}"
-        )
-        trace = each.get("traceback")
-        if trace and trace == shown:
-            out.line("      (the same traceback)")
-        else:
-            show_traceback(out, each, "      ")
-        shown = trace or shown
 
 
 for each in (replay, edit, discard):

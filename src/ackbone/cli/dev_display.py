@@ -8,12 +8,11 @@ import os
 import shlex
 import shutil
 import sys
-import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ackbone.admin.tail import EventFilter, follow
+from ackbone.composition.event_loops import LoopThread
 from ackbone.core import events
 from ackbone.core.errors import AckboneError
 from ackbone.core.outcome import ParkKind
@@ -45,71 +44,56 @@ class Display:
         self._app = app
         self._target = target
         self._out = out
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
         self._position = 0
-        self._thread = threading.Thread(target=self._watch, name="ackbone-display")
+        self._open = contextlib.AsyncExitStack()
 
     def __enter__(self) -> Display:
-        self._thread.start()
-        self._ready.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        self._loop = LoopThread()
+        try:
+            self._loop.run(self._begin())
+        except BaseException:
+            self._loop.close()
+            raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
-            asyncio.run(self._main())
-        except AckboneError as error:
-            self._failure = error
-            if self._ready.is_set():
-                self._out.say(f"ackbone: {error}")
-        except BaseException as error:
-            self._failure = error
+            with contextlib.suppress(
+                Exception
+            ):  # the output may be closed; the command ends anyway
+                self._loop.run(self._end())
         finally:
-            self._ready.set()
+            self._loop.close()
 
-    async def _main(self) -> None:
-        from ackbone.admin.tail import EventFilter, follow
+    async def _begin(self) -> None:
         from ackbone.app import App
 
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with App(self._app.config) as app:
-            records = app.storage.records(app.store)
-            self._position = await records.last_position()
+        async with contextlib.AsyncExitStack() as opened:
+            app = await opened.enter_async_context(App(self._app.config))
+            self._records = app.storage.records(app.store)
+            self._position = await self._records.last_position()
             self._greet()
-            await self._tell_recovery(records)
-            self._ready.set()
-            stopped = asyncio.create_task(self._stop.wait())
-            shown = asyncio.create_task(
-                self._follow(follow(records, EventFilter(types=_SHOWN), position=self._position))
-            )
-            await asyncio.wait({stopped, shown}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (stopped, shown):
-                task.cancel()
-            *_, error = await asyncio.gather(stopped, shown, return_exceptions=True)
-            if isinstance(error, Exception):
-                raise error
-            # Show the events that were committed while the worker stopped.
+            await self._tell_recovery(self._records)
+            self._watch = asyncio.create_task(self._follow(forever=True))
+            self._open = opened.pop_all()
+
+    async def _end(self) -> None:
+        async with self._open:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            if self._watch.cancelled():
+                # Show the events that were committed while the worker stopped.
+                await self._follow(forever=False)
+
+    async def _follow(self, *, forever: bool) -> None:
+        try:
+            where = EventFilter(types=_SHOWN)
             async for event in follow(
-                records, EventFilter(types=_SHOWN), position=self._position, forever=False
+                self._records, where, position=self._position, forever=forever
             ):
                 self._show(event)
+        except AckboneError as error:
+            self._out.say(f"ackbone: {error}")
 
     async def _tell_recovery(self, records: Looking) -> None:
         from ackbone.delivery.recovery_report import store_report
@@ -119,10 +103,6 @@ class Display:
         report = await store_report(records, carried=carried)
         if report:
             self._out.line(f"{report}\n")
-
-    async def _follow(self, events_: AsyncIterator[LedgerEvent]) -> None:
-        async for event in events_:
-            self._show(event)
 
     def _show(self, event: LedgerEvent) -> None:
         self._position = event.position

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from ackbone.admin import doctor as use
+from ackbone.admin.queues import list_queues
+from ackbone.core.broker import Examinable
 from ackbone.core.errors import AckboneError, ConfigError, NotFound
+from ackbone.core.findings import Check, Finding, ok, refused
+from ackbone.core.serving import uncarried, unserved
 
 from .output import safe
 from .root import examples
 from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ackbone.config import Config
-    from ackbone.core.findings import Check
 
 _COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
 
@@ -30,8 +33,6 @@ def doctor(session: Session, deep: bool) -> None:
     Each check is ok, a warning, or refused, with advice. Exit code 10 if one is refused. Nothing is
     changed.
     """
-    from ackbone.admin.doctor import healthy
-
     findings = _findings(session, deep=deep)
     out = session.out
     for check in findings:
@@ -39,14 +40,11 @@ def doctor(session: Session, deep: bool) -> None:
         out.data(check, f"{word}  {safe(check.name):<12}  {safe(check.detail)}")
         if check.hint:
             out.line(f"{'':<24}→ {safe(check.hint)}")
-    if not healthy(findings):
+    if not use.healthy(findings):
         stop(Exit.CHECK_FAILED)
 
 
 def _findings(session: Session, *, deep: bool) -> list[Check]:
-    from ackbone.admin import doctor as use
-    from ackbone.core.findings import Finding, refused
-
     try:
         config = session.config
         storage = session.storage
@@ -79,7 +77,6 @@ async def _of_broker(config: Config) -> Sequence[Check]:
     """Check the servers of brokers, if there are any."""
     from ackbone.admin import doctor as use
     from ackbone.brokers.registry import make_broker
-    from ackbone.core.broker import Examinable
 
     found: list[Check] = []
     for endpoint in config.endpoints.values():
@@ -95,22 +92,19 @@ async def _of_broker(config: Config) -> Sequence[Check]:
 
 def _of_config(config: Config, found: Sequence[Check]) -> list[Check]:
     """The checks of `ackbone config check`, without mistakes that are in `found` already."""
-    from ackbone.admin.doctor import check_problems
     from ackbone.app import App
-    from ackbone.core.findings import ok
 
     try:
         App(config).check()
     except ConfigError as error:
         known = {check.detail for check in found}
-        return check_problems(problem for problem in error.problems if problem not in known)
+        return use.check_problems(problem for problem in error.problems if problem not in known)
     return [ok("config", str(config.file) if config.file else "no file; the defaults")]
 
 
 def _of_rules(config: Config) -> list[Check]:
     """Check the rules file; a worker does not start with a wrong one."""
     from ackbone.config.rules_file import load_rules
-    from ackbone.core.findings import ok, refused
 
     if config.rules is None:
         return []
@@ -122,10 +116,6 @@ def _of_rules(config: Config) -> list[Check]:
 
 
 async def _of_records(session: Session) -> list[Check]:
-    from ackbone.admin import doctor as use
-    from ackbone.admin.queues import list_queues
-    from ackbone.core.serving import uncarried, unserved
-
     async with session.reading() as records:
         workers = await records.workers()
         queues = await list_queues(records, session.queues)

@@ -95,7 +95,7 @@ def verify(session: Session) -> None:
     from ackbone.store.ledger_key import ledger_key
 
     config, out = session.config, session.out
-    session.require_store()
+    session.storage.require()
     key = ledger_key(config.ledger_key_file)
     with out.progress("events", None) as advance:
         seen = 0

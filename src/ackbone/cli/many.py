@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
 from ackbone.core.errors import AckboneError
+from ackbone.core.outbound.delivery_records import DeliveryFilter
+from ackbone.core.records import LetterFilter
 
 from .output import safe
+from .parameters import in_tenant, together, yes_to_several
 from .session import Exit, Session, exit_code, stop
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from ackbone.core.outbound.delivery_records import DeliveryFilter
-    from ackbone.core.records import LetterFilter
-
 T = TypeVar("T")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 _CODES = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
 
 
@@ -69,6 +69,21 @@ def confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Confirm with --yes.")
     click.confirm(question, abort=True, err=True)
+
+
+def several(verb: str) -> Callable[[Fn], Fn]:
+    """Add --tenant and --yes; without --yes, ask before several messages are acted on."""
+
+    def decorate(fn: Fn) -> Fn:
+        @functools.wraps(fn)
+        def asked(*args: Any, names: Sequence[str], yes: bool, **options: Any) -> Any:
+            if len(names) > 1 and not yes:
+                confirm(f"{verb} {len(names)} messages?")
+            return fn(*args, names=names, **options)
+
+        return together(in_tenant, yes_to_several)(cast(Fn, asked))
+
+    return decorate
 
 
 async def on_many(
@@ -126,6 +141,13 @@ def _count(
         session.out.say(f"{done} {words.done}{failed}")
     if errors:
         stop(Exit.PARTIAL if done else exit_code(errors[0]))
+
+
+def show_switch(session: Session, kind: str, name: str, *, paused: bool, changed: bool) -> None:
+    """Show that a queue or channel is paused or resumed now."""
+    note = "" if changed else " (it already was)"
+    text = f"{safe(name)} is {'paused' if paused else 'resumed'}{note}"
+    session.out.data({kind: name, "paused": paused, "changed": changed}, text)
 
 
 async def on_each(

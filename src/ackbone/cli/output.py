@@ -51,6 +51,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def plain_without(value: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Return a struct for JSON without these fields."""
+    return {name: item for name, item in plain(value).items() if name not in names}
+
+
 def _named(name: str, value: Any) -> tuple[str, Any]:
     if name.endswith(_TIMES) and (value is None or isinstance(value, int)):
         return name.removesuffix(_TIMES), None if value is None else iso(value)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import click
 
-from .bodies import show_body
-from .dead_letters import show_history
-from .many import confirm, on_each
-from .output import cut, plain, safe, when
-from .parameters import EffectState, one_id, page_limit
+from ackbone.admin.parked import Parked
+from ackbone.core.records import EffectWord, Task
+
+from .bodies import show_body, show_history
+from .many import on_each, several
+from .output import cut, plain, plain_without, safe, when
+from .parameters import EFFECT, in_tenant, one_id, page_limit, some_ids
 from .root import Group, examples
 from .session import Session, command_options
 
-if TYPE_CHECKING:
-    from ackbone.core.records import EffectWord, Task
-
 KINDS = ("workflow_pending", "waiting_approval", "raw_payload_invalid", "effect_unknown")
+_LEFT_OUT = ("body", "body_info", "intact", "result")
 
 
 @click.group(cls=Group, epilog=examples("ackbone parked list", "ackbone parked resume ID"))
@@ -39,35 +39,22 @@ def parked() -> None:
 )
 @click.option("--queue", help="Only this queue.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only messages parked for this reason.")
-@click.option("--tenant", help="Only this tenant.")
+@click.option("--tenant", "tenant_id", help="Only this tenant.")
 @page_limit
 @click.option("--cursor", type=int, help="Continue after this position.")
 @command_options
-def list_(session: Session, **options: Any) -> None:
+async def list_(session: Session, limit: int, cursor: int | None, **where: Any) -> None:
     """List parked messages, newest first."""
-    session.run(_list(session, options))
-
-
-async def _list(session: Session, options: dict[str, Any]) -> None:
-    out, limit = session.out, options["limit"]
+    out = session.out
     async with session.reading() as records:
-        found = await records.parked(
-            queue=options["queue"],
-            kind=options["kind"],
-            tenant_id=options["tenant"],
-            limit=limit + 1,
-            before=options["cursor"],
-        )
+        found = await records.parked(**where, limit=limit + 1, before=cursor)
     shown = found[:limit]
-    rows = []
-    for place, task in shown:
-        record = {**plain(task), "cursor": place}
-        for name in ("body", "body_info", "intact", "result"):
-            record.pop(name)
-        rows.append((record, _cells(task)))
     out.table(
         ("id", "queue", "type", "kind", "tenant", "accepted (utc)", "why"),
-        rows,
+        [
+            ({**plain_without(task, *_LEFT_OUT), "cursor": place}, _cells(task))
+            for place, task in shown
+        ],
         nothing="no parked messages",
     )
     if len(found) > limit:
@@ -86,14 +73,8 @@ def _cells(task: Task) -> Sequence[object]:
 )
 @one_id
 @command_options
-def show(session: Session, name: str, tenant: str | None) -> None:
+async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a parked message with its failed attempts, effects and body."""
-    session.run(_show(session, name, tenant))
-
-
-async def _show(session: Session, name: str, tenant: str | None) -> None:
-    from ackbone.admin.parked import Parked
-
     out = session.out
     async with session.reading() as records:
         use = Parked(records, codec_of=session.codec_of)
@@ -133,17 +114,17 @@ async def _show(session: Session, name: str, tenant: str | None) -> None:
         "ackbone parked resume 0199a1e1-ab12 --effect 'charge=done:{\"receipt\": 7}'",
     )
 )
-@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@some_ids
 @click.option(
     "--effect",
     "effects",
-    type=EffectState(),
+    type=EFFECT,
     multiple=True,
     help="Whether an effect happened: NAME=done, NAME=done:JSON or NAME=not-done.",
 )
-@click.option("--tenant", help="Look only at this tenant.")
+@in_tenant
 @command_options
-def resume(
+async def resume(
     session: Session, names: Sequence[str], effects: Sequence[EffectWord], tenant: str | None
 ) -> None:
     """Let parked messages run again; this uses no attempt.
@@ -151,7 +132,11 @@ def resume(
     A message parked as effect_unknown needs one --effect for each unknown effect. It applies to
     every message that you name.
     """
-    session.run(_each(session, names, tenant, "resumed", effects=effects))
+
+    async def act(use: Parked, task: Task) -> None:
+        await use.resume(task, effects=effects)
+
+    await _each(session, names, tenant, "resumed", act)
 
 
 @parked.command(
@@ -160,18 +145,17 @@ def resume(
         "ackbone parked discard 0199a1e1-ab12 0199a1e1-ab34 --yes",
     )
 )
-@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@some_ids
 @click.option("--why", default="", help="Your reason, for the ledger.")
-@click.option("--tenant", help="Look only at this tenant.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even for several.")
+@several("Discard")
 @command_options
-def discard(
-    session: Session, names: Sequence[str], why: str, tenant: str | None, yes: bool
-) -> None:
+async def discard(session: Session, names: Sequence[str], why: str, tenant: str | None) -> None:
     """End parked messages as discarded; later messages of their conversations go on."""
-    if len(names) > 1 and not yes:
-        confirm(f"Discard {len(names)} messages?")
-    session.run(_each(session, names, tenant, "discarded", reason=why))
+
+    async def act(use: Parked, task: Task) -> None:
+        await use.discard(task, reason=why)
+
+    await _each(session, names, tenant, "discarded", act)
 
 
 async def _each(
@@ -179,22 +163,15 @@ async def _each(
     names: Sequence[str],
     tenant: str | None,
     word: str,
-    *,
-    effects: Sequence[EffectWord] = (),
-    reason: str = "",
+    act: Callable[[Parked, Task], Awaitable[None]],
 ) -> None:
-    from ackbone.admin.parked import Parked
-
     async with session.acting() as (_, records, operations):
         use = Parked(records, operations, codec_of=session.codec_of)
 
-        async def act(name: str) -> tuple[object, str]:
+        async def one(name: str) -> tuple[object, str]:
             task = await use.find(name, tenant_id=tenant)
-            if word == "resumed":
-                await use.resume(task, effects=effects)
-            else:
-                await use.discard(task, reason=reason)
+            await act(use, task)
             record = {"message_id": task.message_id, "queue": task.queue, "status": word}
             return record, f"{safe(task.message_id)} {word}"
 
-        await on_each(session, names, act)
+        await on_each(session, names, one)

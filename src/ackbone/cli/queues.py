@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
-from .output import safe, span, when
+from ackbone.admin import queues as use
+
+from .many import show_switch
+from .output import span, when
 from .root import Group, examples
 from .session import Session, command_options
 
@@ -18,16 +21,10 @@ def queues() -> None:
 
 @queues.command("list", epilog=examples("ackbone queues list", "ackbone queues list --json"))
 @command_options
-def list_(session: Session) -> None:
+async def list_(session: Session) -> None:
     """List all queues with their messages by state; `ackbone stats --help` explains the columns."""
-    session.run(_list(session))
-
-
-async def _list(session: Session) -> None:
-    from ackbone.admin.queues import list_queues
-
     async with session.reading() as records:
-        found = await list_queues(records, session.queues, session.depths)
+        found = await use.list_queues(records, session.queues, session.depths)
     rows = [
         (
             state,
@@ -51,9 +48,9 @@ async def _list(session: Session) -> None:
 )
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
 @command_options
-def pause(session: Session, names: Sequence[str]) -> None:
+async def pause(session: Session, names: Sequence[str]) -> None:
     """Stop taking messages from queues. Current runs go on, and sending still works."""
-    session.run(_each(session, names, paused=True))
+    await _each(session, names, use.pause, paused=True)
 
 
 @queues.command(
@@ -61,18 +58,19 @@ def pause(session: Session, names: Sequence[str]) -> None:
 )
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
 @command_options
-def resume(session: Session, names: Sequence[str]) -> None:
+async def resume(session: Session, names: Sequence[str]) -> None:
     """Take messages from paused queues again."""
-    session.run(_each(session, names, paused=False))
+    await _each(session, names, use.resume, paused=False)
 
 
-async def _each(session: Session, names: Sequence[str], *, paused: bool) -> None:
-    from ackbone.admin import queues as use
-
-    act, word = (use.pause, "paused") if paused else (use.resume, "resumed")
+async def _each(
+    session: Session,
+    names: Sequence[str],
+    act: Callable[..., Awaitable[bool]],
+    *,
+    paused: bool,
+) -> None:
     async with session.acting() as (_, records, operations):
         for name in names:
             changed = await act(records, operations, name, session.queues)
-            note = "" if changed else " (it already was)"
-            text = f"{safe(name)} is {word}{note}"
-            session.out.data({"queue": name, "paused": paused, "changed": changed}, text)
+            show_switch(session, "queue", name, paused=paused, changed=changed)

@@ -1,4 +1,4 @@
-"""The `ackbone` command and the list of its subcommands, which are imported when they are used."""
+"""The `ackbone` command and the list of subcommands, which are imported when they are used."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from ackbone.core.errors import ConfigError, InvalidMessage
 from ackbone.core.quota import UNITS, Quota, QuotaUse
 
 from .output import plain, safe, when
 from .root import Group, examples
-from .session import Exit, Session, command_options, stop
+from .session import Session, command_options, refuse
 
 if TYPE_CHECKING:
     from ackbone.core.message import Message
@@ -49,10 +50,7 @@ def check(session: Session, file: Path | None) -> None:
     try:
         found = load_rules(path)
     except ConfigError as error:
-        session.out.data({"ok": False, "file": path, "problems": error.problems})
-        for problem in error.problems:
-            session.out.line(safe(problem))
-        stop(Exit.CHECK_FAILED)
+        refuse(session, error, file=path)
     record = {"ok": True, "file": path, "problems": [], "rules": len(found.rules)}
     session.out.data(record, f"ok: {len(found.rules)} rules ({safe(path)})")
 
@@ -114,12 +112,8 @@ def test(
 @rules.command(epilog=examples("ackbone rules usage", "ackbone rules usage --tenant acme --json"))
 @click.option("--tenant", help="Only this tenant.")
 @command_options
-def usage(session: Session, tenant: str | None) -> None:
+async def usage(session: Session, tenant: str | None) -> None:
     """Show how much of their quotas tenants have used in the current window."""
-    session.run(_usage(session, tenant))
-
-
-async def _usage(session: Session, tenant: str | None) -> None:
     from ackbone.config.rules_file import load_rules
 
     limits: dict[str, Quota] = {}
@@ -140,16 +134,14 @@ def _current(use: QuotaUse, now_us: int) -> QuotaUse:
     if now_us < use.window_end_us:
         return use
     start = now_us - now_us % window_us
-    return QuotaUse(
-        tenant_id=use.tenant_id,
-        name=use.name,
+    return replace(
+        use,
         window_start_us=start,
         window_end_us=start + window_us,
         runs=0,
         llm_calls=0,
         tokens=0,
         cost=0.0,
-        waiting=use.waiting,
     )
 
 

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from ackbone.admin.sending import (
+    Defaults,
+    Encode,
+    Item,
+    Publish,
+    encoded,
+    lines_of,
+    send_each,
+)
 from ackbone.core.broker import Durability, Result
 from ackbone.core.errors import AckboneError, BrokerUnavailable
+from ackbone.core.store import Send
 
 from .output import safe
-from .parameters import Header, Json, PriorityName, Span
+from .parameters import HEADER, JSON, PRIORITY, SPAN
 from .root import examples
 from .session import Exit, Session, command_options, encoder, exit_code, stop
 
 if TYPE_CHECKING:
-    from ackbone.admin.sending import Answer, Defaults, Publish
     from ackbone.app import App
-    from ackbone.core.message import Message
-    from ackbone.core.store import Send
 
 _ONE_ONLY = ("payload", "count", "id", "idempotency_key", "ordering_key", "correlation_id")
+_TRANSPORT = ("delay_s", "ttl_s")
+_FIELDS = (*_ONE_ONLY[2:], "priority", "tenant_id", *_TRANSPORT)
+"""The options that are fields of the message."""
 _SPOOL_BYTES = 16 * 1024 * 1024
 
 
@@ -39,10 +48,8 @@ _SPOOL_BYTES = 16 * 1024 * 1024
     )
 )
 @click.option("--queue", help="Queue (default: default_queue of the configuration).")
-@click.option(
-    "--type", "type_", help="Message type; with --file, the type of lines that have none."
-)
-@click.option("--payload", type=Json(), help="Payload as JSON; '-' reads standard input.")
+@click.option("--type", help="Message type; with --file, the type of lines that have none.")
+@click.option("--payload", type=JSON, help="Payload as JSON; '-' reads standard input.")
 @click.option(
     "--file",
     help="Send a file of JSON lines, one standard message per line; '-' reads standard input.",
@@ -57,13 +64,20 @@ _SPOOL_BYTES = 16 * 1024 * 1024
     "--ordering-key", help="Conversation of the message; its messages run one after another."
 )
 @click.option("--correlation-id", help="Id of the request or message that this one belongs to.")
-@click.option("--priority", type=PriorityName(), help="low, normal, high, critical or 0 to 3.")
-@click.option("--delay", type=Span(), help="Run it after this time at the earliest: 30s, 5m, 2h.")
-@click.option("--ttl", type=Span(), help="Dead-letter it if it has not started within this time.")
-@click.option("--tenant", help="Tenant of the message.")
-@click.option("--header", type=Header(), multiple=True, help="NAME=VALUE; may be repeated.")
+@click.option("--priority", type=PRIORITY, help="low, normal, high, critical or 0 to 3.")
+@click.option(
+    "--delay",
+    "delay_s",
+    type=SPAN,
+    help="Run it after this time at the earliest: 30s, 5m, 2h.",
+)
+@click.option(
+    "--ttl", "ttl_s", type=SPAN, help="Dead-letter it if it has not started within this time."
+)
+@click.option("--tenant", "tenant_id", help="Tenant of the message.")
+@click.option("--header", type=HEADER, multiple=True, help="NAME=VALUE; may be repeated.")
 @command_options
-def send(session: Session, file: str | None, strict: bool, **options: Any) -> None:
+async def send(session: Session, file: str | None, strict: bool, **options: Any) -> None:
     """Send a message, or a file of messages.
 
     Returns when the messages are durable, and prints the id. Each line of a file is a standard
@@ -73,73 +87,54 @@ def send(session: Session, file: str | None, strict: bool, **options: Any) -> No
     if file is None:
         if strict:
             raise click.UsageError("--strict needs --file.")
-        if not options["type_"]:
+        if not options["type"]:
             raise click.UsageError("Give the message's --type, or a --file of messages.")
         if options["id"] and (options["count"] or 1) > 1:
             raise click.UsageError(
                 "--id and --count exclude each other: an id belongs to one message."
             )
-        session.run(_send_options(session, options))
+        await _send_options(session, options)
         return
     given = [name for name in _ONE_ONLY if options[name] is not None]
     if given:
         option = given[0].replace("_", "-")
         raise click.UsageError(f"--{option} is for one message; with --file each line has its own.")
     with _opened(file) as (stream, size):
-        session.run(_send_file(session, stream, size, strict, options))
+        await _send_file(session, stream, size, strict, options)
 
 
 async def _send_options(session: Session, options: Mapping[str, Any]) -> None:
-    from ackbone.admin.sending import send_all
     from ackbone.app import App
 
     app = App(session.config)
     count = options["count"] or 1
-    sends = (_one(app, options) for _ in range(count))
-    first = next(sends)  # refused before anything is opened
-    async with app:
-        _refuse_memory(app)
-        answers = send_all(
-            itertools.chain([first], sends),
-            _publisher(app),
-            timeout_s=app.config.send_timeout_s,
-        )
-        receipts = _Receipts(session, app, delay_s=options["delay"], one=count == 1)
-        with session.out.progress("sending", count) as advance:
-            async for answer in answers:
-                receipts.add(answer)
-                advance(1)
-    receipts.finish()
+    first = _one(app, options)  # refused before anything is opened
+
+    def copies(advance: Callable[[int], None]) -> Iterator[Item]:
+        for number in range(1, count + 1):
+            advance(1)
+            yield number, first if number == 1 else _one(app, options)
+
+    await _send(session, app, options, copies, "sending", count, one=count == 1)
 
 
 def _one(app: App, options: Mapping[str, Any]) -> Send:
-    named = {
-        "id": "id",
-        "idempotency_key": "idempotency_key",
-        "ordering_key": "ordering_key",
-        "correlation_id": "correlation_id",
-        "priority": "priority",
-        "delay_s": "delay",
-        "ttl_s": "ttl",
-        "tenant_id": "tenant",
-    }
-    fields = {field: options[name] for field, name in named.items() if options[name] is not None}
+    fields = {name: options[name] for name in _FIELDS if options[name] is not None}
     if options["header"]:
         fields["headers"] = dict(options["header"])
     fields["source"] = "cli"
-    return app.outgoing(options["type_"], options["payload"], queue=options["queue"], **fields)
+    return app.outgoing(options["type"], options["payload"], queue=options["queue"], **fields)
 
 
 async def _send_file(
     session: Session, stream: BinaryIO, size: int | None, strict: bool, options: Mapping[str, Any]
 ) -> None:
-    from ackbone.admin.sending import Defaults, lines_of, send_lines
     from ackbone.app import App
 
     app = App(session.config)
     defaults = Defaults(
-        type=options["type_"],
-        tenant_id=options["tenant"],
+        type=options["type"],
+        tenant_id=options["tenant_id"],
         priority=options["priority"],
         headers=dict(options["header"]),
     )
@@ -148,23 +143,13 @@ async def _send_file(
     with contextlib.ExitStack() as stack:
         if strict:
             stream = stack.enter_context(_rewindable(stream))
-            _check_all(session, stream, limit, defaults, encode)
+            _check_all(session, encoded(lines_of(stream, limit=limit), defaults, encode))
             stream.seek(0)
-        receipts = _Receipts(session, app, delay_s=options["delay"])
-        async with app:
-            _refuse_memory(app)
-            read = _Counted(stream)
-            with session.out.progress("sending (bytes)", size) as advance:
-                async for answer in send_lines(
-                    lines_of(read, limit=limit),
-                    defaults,
-                    encode,
-                    _publisher(app),
-                    timeout_s=app.config.send_timeout_s,
-                ):
-                    receipts.add(answer)
-                    advance(read.taken())
-    receipts.finish()
+
+        def lines(advance: Callable[[int], None]) -> Iterator[Item]:
+            return encoded(lines_of(_Counted(stream, advance), limit=limit), defaults, encode)
+
+        await _send(session, app, options, lines, "sending (bytes)", size)
 
 
 def _publisher(app: App) -> Publish:
@@ -189,94 +174,74 @@ def _kept_by_the_store(app: App, queue: str, delay_s: float) -> bool:
     return delay_s > 0 and not app.brokers.of(queue).capabilities.delay
 
 
-def _line_encoder(app: App, options: Mapping[str, Any]) -> Callable[[Message], Send]:
-    transport = {
-        name: options[option]
-        for name, option in (("delay_s", "delay"), ("ttl_s", "ttl"))
-        if options[option] is not None
-    }
+def _line_encoder(app: App, options: Mapping[str, Any]) -> Encode:
+    transport = {name: options[name] for name in _TRANSPORT if options[name] is not None}
     encode = encoder(app, **transport)
     return lambda message: encode(message, options["queue"] or app.config.default_queue)
 
 
-def _check_all(
-    session: Session,
-    stream: BinaryIO,
-    limit: int,
-    defaults: Defaults,
-    encode: Callable[[Message], Send],
-) -> None:
+def _check_all(session: Session, items: Iterable[Item]) -> None:
     """Check every line for --strict, and end the command if one is invalid."""
-    from ackbone.admin.sending import check_lines, lines_of
-
     wrong = 0
-    for answer in check_lines(lines_of(stream, limit=limit), defaults, encode):
-        if answer.error is not None:
+    for number, item in items:
+        if isinstance(item, AckboneError):
             wrong += 1
-            _refused(session, answer)
+            _refused(session, number, item)
     if wrong:
-        session.out.say(f"nothing was sent: {wrong} invalid {_lines(wrong)}")
+        lines = "line" if wrong == 1 else "lines"
+        session.out.say(f"nothing was sent: {wrong} invalid {lines}")
         stop(Exit.FAILURE)
 
 
-class _Receipts:
-    """Counts the answers, prints each one, and ends the command with the total."""
-
-    def __init__(
-        self, session: Session, app: App, *, delay_s: float | None, one: bool = False
-    ) -> None:
-        self._session = session
-        self._app = app
-        self._delay_s = delay_s or 0.0
-        self._one = one
-        self._sent = 0
-        self._refused = 0
-        self._stopped: Answer | None = None
-
-    def add(self, answer: Answer) -> None:
-        if answer.stops:
-            self._stopped = answer
-        elif answer.error is not None:
-            self._refused += 1
-            _refused(self._session, answer)
-        else:
-            self._sent += 1
-            queue = answer.queue or self._app.config.default_queue
-            durability = self._app.brokers.of(queue).capabilities.durability
-            if _kept_by_the_store(self._app, queue, self._delay_s):
-                durability = Durability.FSYNC
-            receipt = {
-                "id": answer.id,
-                "queue": answer.queue,
-                "durability": durability,
-                "line": answer.line,
-            }
-            self._session.out.data(receipt, answer.id if self._one else None)
-
-    def finish(self) -> None:
-        """Print the total and end the command with its exit code."""
-        out = self._session.out
-        if self._stopped is not None and self._stopped.error is not None:
-            self._say_stopped(self._stopped, self._stopped.error)
-            stop(exit_code(self._stopped.error))
-        if not self._one:
-            rest = f", refused {self._refused}" if self._refused else ""
-            out.line(f"sent {self._sent}{rest}")
-        if self._refused:
-            stop(Exit.PARTIAL if self._sent else Exit.FAILURE)
-
-    def _say_stopped(self, answer: Answer, error: AckboneError) -> None:
-        text = f"{error}."
-        if not self._one:
-            text = (
-                f"stopped at line {answer.line}: {error}. {self._sent} messages before it were "
-                f"sent; to continue: tail -n +{answer.line} FILE | ackbone send --file -"
-            )
-        self._session.out.say(f"ackbone: {text}")
+async def _send(
+    session: Session,
+    app: App,
+    options: Mapping[str, Any],
+    items: Callable[[Callable[[int], None]], Iterator[Item]],
+    label: str,
+    total: int | None,
+    *,
+    one: bool = False,
+) -> None:
+    """Send the items, whose progress they report, print a receipt for each and the total."""
+    out = session.out
+    sent = refused = 0
+    stopped: tuple[int, AckboneError] | None = None
+    async with app:
+        _refuse_memory(app)
+        with out.progress(label, total) as advance:
+            async for answer in send_each(
+                items(advance), _publisher(app), timeout_s=app.config.send_timeout_s
+            ):
+                if answer.error is None:
+                    sent += 1
+                    queue = answer.queue or app.config.default_queue
+                    durability = app.brokers.of(queue).capabilities.durability
+                    if _kept_by_the_store(app, queue, options["delay_s"] or 0.0):
+                        durability = Durability.FSYNC
+                    receipt = {"id": answer.id, "queue": answer.queue, "durability": durability}
+                    out.data({**receipt, "line": answer.line}, answer.id if one else None)
+                elif answer.stops:
+                    stopped = answer.line, answer.error
+                else:
+                    refused += 1
+                    _refused(session, answer.line, answer.error)
+    if stopped is not None:
+        line, error = stopped
+        text = (
+            f"stopped at line {line}: {error}. {sent} messages before it were "
+            f"sent; to continue: tail -n +{line} FILE | ackbone send --file -"
+        )
+        out.say(f"ackbone: {error}." if one else f"ackbone: {text}")
+        stop(exit_code(error))
+    if not one:
+        out.line(f"sent {sent}{f', refused {refused}' if refused else ''}")
+    if refused:
+        stop(Exit.PARTIAL if sent else Exit.FAILURE)
 
 
-def _refused(session: Session, answer: Answer) -> None:
-    session.out.say(f"line {answer.line}: {safe(answer.error)}")
+def _refused(session: Session, line: int, error: AckboneError) -> None:
+    session.out.say(f"line {line}: {safe(error)}")
 
 
 def _refuse_memory(app: App) -> None:
@@ -288,20 +253,16 @@ def _refuse_memory(app: App) -> None:
 
 
 class _Counted:
-    """A file that counts the bytes read since the last call of `taken`."""
+    """A file that reports how many bytes are read."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, advance: Callable[[int], None]) -> None:
         self._stream = stream
-        self._new = 0
+        self._advance = advance
 
     def readline(self, size: int, /) -> bytes:
         text = self._stream.readline(size)
-        self._new += len(text)
+        self._advance(len(text))
         return text
-
-    def taken(self) -> int:
-        count, self._new = self._new, 0
-        return count
 
 
 @contextlib.contextmanager
@@ -327,7 +288,3 @@ def _rewindable(stream: BinaryIO) -> Iterator[BinaryIO]:
         shutil.copyfileobj(stream, copy)
         copy.seek(0)
         yield copy  # type: ignore[misc]
-
-
-def _lines(count: int) -> str:
-    return "line" if count == 1 else "lines"

@@ -157,10 +157,6 @@ class Session:
 
         return storage_of(self.config)
 
-    def require_store(self) -> None:
-        """Raise an error if the store does not exist or its schema cannot be read."""
-        self.storage.require()
-
     def reading(self) -> AbstractAsyncContextManager[Looking]:
         """Open the records for reading. This creates and migrates nothing."""
         return self.storage.reading()
@@ -170,7 +166,7 @@ class Session:
         """Open the records, and the operations on them, under a worker number of this process."""
         from ackbone.app import App
 
-        self.require_store()
+        self.storage.require()
         app = App(self.config)
         try:
             # Without a connection, messages go into the queue's file or into the outbox.
@@ -212,7 +208,10 @@ def operator_name() -> str:
 
 
 def command_options(fn: Fn) -> Fn:
-    """Add the common options to a command, pass it a `Session`, and turn errors into exit codes."""
+    """Add the common options to a command, pass it a `Session`, and turn errors into exit codes.
+
+    A command that is a coroutine is run to its end.
+    """
 
     @click.option(
         "--config",
@@ -239,7 +238,8 @@ def command_options(fn: Fn) -> Fn:
         session = Session(as_json=as_json, config_path=config_path, debug=debug)
         try:
             with _environment(ACKBONE_CONFIG=config_path, ACKBONE_HOME=home):
-                return fn(session, *args, **options)
+                work = fn(session, *args, **options)
+                return session.run(work) if asyncio.iscoroutine(work) else work
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
             raise
         except KeyboardInterrupt:
@@ -298,6 +298,14 @@ def report(error: Exception, *, debug: bool) -> Exit:
         for match in error.matches:
             click.echo(f"  {safe(match)}", err=True)
     return exit_code(error)
+
+
+def refuse(session: Session, error: ConfigError, **record: object) -> NoReturn:
+    """End a check with the mistakes that it found."""
+    session.out.data({"ok": False, **record, "problems": error.problems})
+    for problem in error.problems:
+        session.out.line(safe(problem))
+    stop(Exit.CHECK_FAILED)
 
 
 def _complain(text: str) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ackbone.admin.bodies import read_body
+from ackbone.admin.stats import Stats
+from ackbone.admin.stats import stats as take_stats
+from ackbone.admin.tail import EventFilter, follow
+from ackbone.admin.trace import Trace
+from ackbone.admin.trace import trace as find_trace
+from ackbone.core.clock import SystemClock
+from ackbone.core.codecs.values import loads
+from ackbone.core.errors import DecodeError
 from ackbone.core.outcome import Status
+from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
 
 from .bodies import show_traceback
 from .output import Output, cut, dump, plain, safe, span, when
-from .parameters import Moment, Span, one_id
+from .parameters import MOMENT, SPAN, filter_options, one_id
 from .root import examples
 from .session import Session, command_options
-
-if TYPE_CHECKING:
-    from ackbone.admin.stats import Stats
-    from ackbone.admin.trace import Trace
-    from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
 
 _COLOURS = {
     "succeeded": "green",
@@ -44,13 +49,14 @@ _LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "even
         "ackbone tail --queue orders --json | jq .task_id",
     )
 )
-@click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
-@click.option("--type", "types", multiple=True, help="Only events like this: task.*, *failed.")
-@click.option("--tenant", help="Only this tenant.")
-@click.option("--id", "task_id", help="Only messages whose id begins with this.")
-@click.option(
-    "--since", type=Moment(), help="Start at this time: 15m, 2h (ago) or 2025-11-20T10:00."
+@filter_options(
+    EventFilter,
+    click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated."),
+    click.option("--type", "types", multiple=True, help="Only events like this: task.*, *failed."),
+    click.option("--tenant", "tenant_id", help="Only this tenant."),
+    click.option("--id", "task_id", help="Only messages whose id begins with this."),
 )
+@click.option("--since", type=MOMENT, help="Start at this time: 15m, 2h (ago) or 2025-11-20T10:00.")
 @click.option(
     "-n",
     "--lines",
@@ -63,29 +69,18 @@ _LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "even
     "--no-follow", is_flag=True, help="Stop at the end instead of waiting for new events."
 )
 @command_options
-def tail(session: Session, **options: Any) -> None:
+async def tail(
+    session: Session, where: EventFilter, since: int | None, lines: int, no_follow: bool
+) -> None:
     """Follow the ledger, event by event.
 
     Shows each event when it is written: claims, retries, outcomes, actions of operators. Stop it
     with Ctrl+C.
     """
-    session.run(_tail(session, options))
-
-
-async def _tail(session: Session, options: dict[str, Any]) -> None:
-    from ackbone.admin.tail import EventFilter, follow
-
-    where = EventFilter(
-        queues=options["queues"],
-        types=options["types"],
-        tenant_id=options["tenant"],
-        task_id=options["task_id"],
-    )
-    since = options["since"]
     async with session.reading() as records:
-        start = 0 if since is not None else await records.last_position(back=options["lines"])
+        start = 0 if since is not None else await records.last_position(back=lines)
         async for event in follow(
-            records, where, position=start, since_us=since, forever=not options["no_follow"]
+            records, where, position=start, since_us=since, forever=not no_follow
         ):
             session.out.data(event, event_line(session.out, event))
 
@@ -121,19 +116,13 @@ def _short(value: Any) -> str:
 )
 @one_id
 @command_options
-def trace(session: Session, name: str, tenant: str | None) -> None:
+async def trace(session: Session, name: str, tenant: str | None) -> None:
     """Show the life of one message.
 
     ID is a message id or its beginning, a correlation id, a trace id, an idempotency key or the id
     of a dead letter. If more than one message matches, the command lists them (exit code 5). The
     timeline runs from the send to the last reply; replays and follow-ups are listed below it.
     """
-    session.run(_trace(session, name, tenant))
-
-
-async def _trace(session: Session, name: str, tenant: str | None) -> None:
-    from ackbone.admin.trace import trace as find_trace
-
     async with session.reading() as records:
         found = await find_trace(records, name, tenant_id=tenant)
     if session.out.as_json:
@@ -152,9 +141,6 @@ def _decoded(found: Trace) -> dict[str, Any]:
 
 
 def _value(result: bytes) -> Any:
-    from ackbone.core.codecs.values import loads
-    from ackbone.core.errors import DecodeError
-
     try:
         return loads(result)
     except DecodeError:
@@ -208,8 +194,6 @@ def _show_trace(out: Output, found: Trace) -> None:
 
 def _payload(task: Task) -> str | None:
     """Return the payload as text, or None. The store drops it when a message succeeds."""
-    from ackbone.admin.bodies import read_body
-
     if task.body is None:
         return None
     message = read_body(task, "json").message
@@ -217,7 +201,7 @@ def _payload(task: Task) -> str | None:
 
 
 def _show_last_failure(out: Output, task: Task, letters: Sequence[DeadLetter]) -> None:
-    """Show the traceback of the last failed attempt; a dead letter shows that of the task."""
+    """Show the traceback of the last failed attempt. A dead letter has the history of the task."""
     own = [letter for letter in letters if letter.subscription == task.subscription]
     history = own[-1].history if own else task.history
     if history:
@@ -244,10 +228,10 @@ def _reply_state(reply: Reply) -> str:
     epilog=examples("ackbone stats", "ackbone stats --window 1h --json"),
 )
 @click.option(
-    "--window", type=Span(), default="5m", show_default=True, help="Time window of the rates."
+    "--window", type=SPAN, default="5m", show_default=True, help="Time window of the rates."
 )
 @command_options
-def stats(session: Session, window: float) -> None:
+async def stats(session: Session, window: float) -> None:
     """Show queues, rates, workers and replies.
 
     Per queue, now: READY can start at once, DELAYED is not due yet (a delay or a retry), RUNNING is
@@ -258,13 +242,6 @@ def stats(session: Session, window: float) -> None:
     """
     if window <= 0:
         raise click.UsageError("--window must be greater than 0.")
-    session.run(_stats(session, window))
-
-
-async def _stats(session: Session, window: float) -> None:
-    from ackbone.admin.stats import stats as take_stats
-    from ackbone.core.clock import SystemClock
-
     async with session.reading() as records:
         found = await take_stats(
             records,

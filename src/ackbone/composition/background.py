@@ -88,7 +88,7 @@ def store_relays(storage: Storage, store: Store, config: Config) -> list[Relay]:
     return [
         *_ledger_relays(storage, store, config),
         _retention(storage, store, config),
-        _upkeep(storage, store),
+        Relay(name="upkeep", every_s=PRUNE_S, step=storage.upkeep(store).step, role="upkeep"),
         _approvals(storage.governance(store)),
     ]
 
@@ -116,11 +116,6 @@ def _exporting(app: App, metrics: Metrics) -> list[Relay]:
             for queue, seconds in own.items()
         ),
     ]
-
-
-def _upkeep(storage: Storage, store: Store) -> Relay:
-    step = storage.upkeep(store).step
-    return Relay(name="upkeep", every_s=PRUNE_S, step=step, role="upkeep")
 
 
 def _approvals(governance: GovernanceUpkeep) -> Relay:

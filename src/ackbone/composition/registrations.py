@@ -1,30 +1,38 @@
-"""The handlers, channels and subscribers that a program registers with its app.
+"""The handlers, channels and subscribers of an app: those that the program registers, and those of
+ackbone.yaml, whose channels are made by the class of their kind.
 
-They are registered when the program is imported, and an `App` reads its configuration when it is
+Programs register when they are imported, and an `App` reads its configuration when it is
 opened. Names and values that can never be right are refused at once. Values that depend on a
 setting are filled in later.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from ackbone.composition.configured_channels import GRACE_S, form_for, make_channel, subscribers_of
 from ackbone.config import Config
-from ackbone.core.errors import ConfigError, InvalidMessage
+from ackbone.config.settings import Channel as ChannelSettings
+from ackbone.config.settings import ChannelKind
+from ackbone.core.errors import ConfigError, InvalidMessage, install_extra
 from ackbone.core.message import check_name
 from ackbone.core.outbound.delivery import Channel
 from ackbone.core.outbound.subscribers import Subscriber, Subscribers
 from ackbone.core.retry import RetryPolicy
+from ackbone.core.secret import Secret
 from ackbone.delivery.attempts import Policy
 from ackbone.delivery.carrier import Carried
 from ackbone.engine.handlers import Handler, Handlers
 
 Form = Literal["json", "text"]
 OnUnknown = Literal["resend", "hold"]
+KINDS: tuple[str, ...] = get_args(ChannelKind)
+GRACE_S = 1.0
+"""A call is cancelled this long after its channel should have given it up by itself."""
 
 
 class HandlerDraft(NamedTuple):
@@ -35,7 +43,7 @@ class HandlerDraft(NamedTuple):
     retries: int | None
 
     def complete(self, config: Config) -> Handler:
-        """Return the handler, completed by the settings of the queue that it reads."""
+        """Return the handler, completed by the settings of the queue."""
         queue = self.handler.queue or config.default_queue
         own = config.queue(queue)
         retry = self.retry or config.retry_policy(queue)
@@ -160,13 +168,73 @@ class Registrations:
 
     def subscribers(self, config: Config) -> Subscribers:
         """Return the subscribers of the configuration and of the program."""
-        found = subscribers_of(config)
+        found = Subscribers()
+        for each in config.subscribers.values():  # checked when the configuration was read
+            subscriber = Subscriber(
+                channel=each.channel, recipient=each.to, events=each.events, tenant_id=each.tenant
+            )
+            found.add(formed(subscriber, each.form, config))
         for subscriber, form in self._subscribers:
             found.add(formed(subscriber, form, config))
         return found
 
 
 def formed(subscriber: Subscriber, form: Form | None, config: Config) -> Subscriber:
-    """Return the subscriber, with the usual form for this kind of channel if it named no form."""
-    as_json = (form or form_for(config, subscriber.channel)) == "json"
+    """Return the subscriber. Without a form it is JSON for webhooks and text for others."""
+    known = config.channels.get(subscriber.channel)
+    is_webhook = ((known and known.kind) or subscriber.channel) == "webhook"
+    as_json = is_webhook if form is None else form == "json"
     return msgspec.structs.replace(subscriber, as_json=as_json)
+
+
+def make_channel(name: str, settings: ChannelSettings, *, within_s: float) -> Channel:
+    """Make one channel. `within_s` is the time limit of a call, which the channel gets: only the
+    channel knows whether a call that it gives up was sent.
+
+    Raises ConfigError for an unknown kind, a missing extra and a wrong `connection`.
+    """
+    kind = settings.kind or name
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise ConfigError([f"channels.{name}: no kind {kind!r:.40}; write `kind:` with {known}"])
+    try:
+        module = importlib.import_module(f"ackbone.delivery.channels.{kind}_channel")
+    except ModuleNotFoundError as error:
+        raise ConfigError([f"channels.{name} needs {error.name}: {install_extra(kind)}"]) from error
+    made_by = getattr(module, f"{kind.capitalize()}Channel")
+    arguments = {key: _revealed(value) for key, value in settings.connection.items()}
+    _check(made_by, arguments, name)
+    usual = inspect.signature(made_by).parameters.get("timeout_s")
+    try:
+        if usual is not None:
+            own_s = arguments.get("timeout_s", settings.timeout_s or usual.default)
+            arguments["timeout_s"] = min(within_s, own_s)
+        channel: Channel = made_by(**arguments, name=name)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"channels.{name}.connection: {error}"]) from error
+    return channel
+
+
+def _check(made_by: type[Any], arguments: dict[str, Any], name: str) -> None:
+    taken = inspect.signature(made_by).parameters
+    known = ", ".join(key for key in taken if key not in ("name", "tls"))
+    wrong = [key for key in arguments if key not in taken or key in ("name", "tls")]
+    missing = [
+        key
+        for key, parameter in taken.items()
+        if parameter.default is inspect.Parameter.empty and key not in arguments
+    ]
+    problems = [f"channels.{name}.connection.{key}: unknown; known: {known}" for key in wrong]
+    problems += [f"channels.{name}.connection.{key}: is missing" for key in missing]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_revealed(item) for item in value]
+    return value

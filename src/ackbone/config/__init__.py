@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from ackbone.core.secret import Secret, is_secret_name, mask_text
-from ackbone.triggers.config import QueueTriggerConfig, validate_config
-
-from .load import load_config, load_queue_trigger_config
-from .queues import Queue, Retry, Tasks
-from .settings import (
-    Adapter,
-    Breaker,
-    Config,
-    Ledger,
-    Log,
-    Metrics,
-    Retention,
-    Setting,
-    Trigger,
-    TriggerMetrics,
-    Worker,
-)
-
-__all__ = [
-    "Adapter",
-    "Breaker",
-    "Config",
-    "Ledger",
-    "Log",
-    "Metrics",
-    "Queue",
-    "QueueTriggerConfig",
-    "Retention",
-    "Retry",
-    "Secret",
-    "Setting",
-    "Tasks",
-    "Trigger",
-    "TriggerMetrics",
-    "Worker",
-    "is_secret_name",
-    "load_config",
-    "load_queue_trigger_config",
-    "mask_text",
-    "validate_config",
-]
+from .load import load_config as load_config
+from .load import load_queue_trigger_config as load_queue_trigger_config
+from .queues import Queue as Queue
+from .queues import Retry as Retry
+from .queues import Tasks as Tasks
+from .settings import Adapter as Adapter
+from .settings import Breaker as Breaker
+from .settings import Config as Config
+from .settings import Ledger as Ledger
+from .settings import Log as Log
+from .settings import Metrics as Metrics
+from .settings import Retention as Retention
+from .settings import Setting as Setting
+from .settings import Trigger as Trigger
+from .settings import TriggerMetrics as TriggerMetrics
+from .settings import Worker as Worker

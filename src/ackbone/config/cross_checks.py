@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,6 +59,13 @@ class _Rules:
     def say(self, path: str, text: str) -> None:
         self.reader.say(path, text, self.fallback)
 
+    def name(self, path: str, value: str, kind: str) -> bool:
+        """Return True if this is a valid name. Otherwise add a mistake."""
+        if NAME.match(value) is None:
+            self.say(path, f"not a valid {kind} name: {_NAME_RULE}")
+            return False
+        return True
+
     def url(self, setting: str, url: str) -> str:
         where = self.reader.places.get(setting)
         folder = self.reader.folders[where.origin] if where else Path()
@@ -86,17 +94,16 @@ class _Rules:
                     join(path, "broker"),
                     f"there is no broker {queue.broker[:60]!r}; `brokers` has: {known}",
                 )
-            if NAME.match(name) is None:
-                self.say(path, f"not a valid queue name: {_NAME_RULE}")
-            if queue.tenant is not None and NAME.match(queue.tenant) is None:
-                self.say(join(path, "tenant"), f"not a valid tenant name: {_NAME_RULE}")
+            self.name(path, name, "queue")
+            if queue.tenant is not None:
+                self.name(join(path, "tenant"), queue.tenant, "tenant")
             if queue.codec and queue.codec not in CODECS:
                 self.say(join(path, "codec"), _codec(queue.codec))
             for field in ("results", "dead_letters"):
                 to = getattr(queue, field)
-                if to and NAME.match(to) is None:
-                    self.say(join(path, field), f"not a valid queue name: {_NAME_RULE}")
-                elif to and self.config.queue(to).notices is not None:
+                if not to or not self.name(join(path, field), to, "queue"):
+                    continue
+                if self.config.queue(to).notices is not None:
                     self.say(
                         join(path, field),
                         "must not be a queue that has results or dead_letters itself: a loop",
@@ -129,16 +136,13 @@ class _Rules:
                 self.say(join(path, field), text)
             kind, known = trigger.adapter.type, trigger_types()
             if kind is not None and kind not in known:
-                near = difflib.get_close_matches(kind.lower(), known, 1)
-                hint = f"did you mean {near[0]}? " if near else ""
-                text = f"{kind[:60]!r} is not an adapter; {hint}known: {', '.join(known)}"
+                text = _unknown(kind, "an adapter", known)
                 self.say(join(join(path, "adapter"), "type"), text)
 
     def subscribers(self) -> None:
         for name, subscriber in self.config.subscribers.items():
             path = join("subscribers", name)
-            if NAME.match(subscriber.channel) is None:
-                self.say(join(path, "channel"), f"not a valid channel name: {_NAME_RULE}")
+            self.name(join(path, "channel"), subscriber.channel, "channel")
             if not 0 < len(subscriber.to) <= LONGEST_RECIPIENT:
                 self.say(join(path, "to"), f"must be text of 1 to {LONGEST_RECIPIENT} characters")
             for index, pattern in enumerate(subscriber.events):
@@ -147,9 +151,12 @@ class _Rules:
 
 
 def _codec(name: str) -> str:
-    known = ", ".join(CODECS)
     if name in _LATER_CODECS:
-        return f"this version of ackbone has no codec {name} yet; it has: {known}"
-    near = difflib.get_close_matches(name.lower(), CODECS, 1)
+        return f"this version of ackbone has no codec {name} yet; it has: {', '.join(CODECS)}"
+    return _unknown(name, "a codec", CODECS)
+
+
+def _unknown(name: str, what: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{name[:60]!r} is not a codec; {hint}known: {known}"
+    return f"{name[:60]!r} is not {what}; {hint}known: {', '.join(known)}"

@@ -12,7 +12,6 @@ import msgspec
 from ackbone.core.secret import Secret
 
 from .nodes import Node, Problems, Where, join
-from .settings import NOT_SETTINGS
 from .settings_reader import fields_of, shape_of
 
 PREFIX = "ACKBONE__"
@@ -145,7 +144,7 @@ def graft(root: Node, struct: Any, segments: list[str], leaf: Node, problems: Pr
             problems.add(leaf.where, path, "an entry of a list has a number, from 0")
             return
         if shape.kind == "section":
-            declared = fields_of(shape.inner, NOT_SETTINGS).get(str(key), Any)
+            declared = fields_of(shape.inner).get(str(key), Any)
         else:
             declared = shape.inner
         if last:

@@ -64,7 +64,6 @@ def load_config(
     reader = Reader(
         problems,
         folders={"file": folder, "env": cwd, "argument": cwd},
-        hidden=NOT_SETTINGS,
         elsewhere=settings_by_last_name(),
     )
     document = reader.section(root, _Document, "")
@@ -85,7 +84,7 @@ def checked(config: Config) -> dict[str, Any]:
         return {}
     where = Where("Config", origin="argument")
     problems = Problems()
-    reader = Reader(problems, folders={"argument": Path.cwd()}, hidden=NOT_SETTINGS)
+    reader = Reader(problems, folders={"argument": Path.cwd()})
     root = Node(value={name: node_of(value, where) for name, value in given.items()}, where=where)
     found = check(reader.section(root, _Document, ""), reader, where)
     if problems:
@@ -216,7 +215,7 @@ def _renamed(paths: Mapping[str, T], old: str, new: str) -> dict[str, T]:
 def settings_by_last_name() -> Mapping[str, str]:
     """Return the paths of settings by last name, for names that only one setting has."""
     found: dict[str, list[str]] = {}
-    for name, declared in fields_of(Config, NOT_SETTINGS).items():
+    for name, declared in fields_of(Config).items():
         found.setdefault(name, []).append(name)
         shape = shape_of(declared)
         if shape.kind == "section":

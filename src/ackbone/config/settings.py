@@ -192,7 +192,7 @@ class TriggerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of one trigger."""
 
     enabled: bool = True
-    """Whether rows of its queue go to `queue_metrics`."""
+    """Whether the queue has rows in `queue_metrics`."""
     export_interval: Span | None = None
     """Seconds; null: as `metrics.export_interval_s`."""
 
@@ -388,7 +388,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.ledger.anchor_file or self.home / "ledger.anchors"
 
     def queue(self, name: str) -> Queue:
-        """Return the settings of a queue: its own, those of its trigger, or the defaults."""
+        """Return the settings of a queue, from `queues` or `triggers`, or the defaults."""
         found = self.queues.get(name)
         if found is None:
             trigger = self.trigger(name)
@@ -496,6 +496,7 @@ def _leaves(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, A
 
 
 def _plain(value: Any, name: str) -> Any:
+    """Return a value for people, with secrets masked."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple | list):
@@ -504,13 +505,6 @@ def _plain(value: Any, name: str) -> Any:
         return {key: _plain(item, key) for key, item in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str | Secret):
-        return _masked(value, name)
-    return value
-
-
-def _masked(value: Any, name: str) -> Any:
-    """Return the value with secrets masked."""
     if isinstance(value, Secret):
         shown = mask_value(value.reveal())
         hidden = is_secret_name(name) or shown == value.reveal()

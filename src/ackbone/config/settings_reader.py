@@ -1,4 +1,4 @@
-"""Read nodes as settings: check each value against the type of its field, collect all mistakes."""
+"""Read nodes as settings: check each value against the type of the field, collect all mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ import msgspec
 
 from ackbone.core.secret import Secret, is_secret_name, mask_value
 
-from .nodes import BROKEN_TEXT, Node, Problems, Where, is_broken_text, join, last_name, shown
+from .nodes import (
+    BROKEN_TEXT,
+    Node,
+    Problems,
+    Where,
+    is_broken_text,
+    join,
+    last_name,
+    plain_words,
+    shown,
+)
+from .settings import NOT_SETTINGS
 
 S = TypeVar("S", bound=msgspec.Struct)
 _FAILED: Any = object()
@@ -58,14 +69,11 @@ def shape_of(declared: Any) -> Shape:
     return Shape("value", declared, optional, whole)
 
 
-def fields_of(struct: type[msgspec.Struct], hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return names and types of the fields of a section."""
-    return {name: type_ for name, type_ in _fields(struct) if name not in hidden}
-
-
 @functools.cache
-def _fields(struct: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    return [(field.name, field.type) for field in msgspec.structs.fields(struct)]
+def fields_of(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Return names and types of the settings of a section."""
+    fields = msgspec.structs.fields(struct)
+    return {field.name: field.type for field in fields if field.name not in NOT_SETTINGS}
 
 
 class Reader:
@@ -75,13 +83,11 @@ class Reader:
         self,
         problems: Problems,
         folders: Mapping[str, Path],
-        hidden: frozenset[str] = frozenset(),
         elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         self.problems = problems
         self.folders = folders
         """The folder to which relative paths are relative, by origin of the value."""
-        self.hidden = hidden
         self.elsewhere = elsewhere or {}
         """Full paths of settings by last name, to suggest the right section."""
         self.places: dict[str, Where] = {}
@@ -102,11 +108,11 @@ class Reader:
         if node.value is None or node.broken:
             return struct()
         if not isinstance(node.value, dict):
-            known = ", ".join(list(fields_of(struct, self.hidden))[:4])
+            known = ", ".join(list(fields_of(struct))[:4])
             text = f"expected a section (keys such as {known}), found {shown(node, path)}"
             self.problems.add(node.where, path, text)
             return struct()
-        fields = fields_of(struct, self.hidden)
+        fields = fields_of(struct)
         defaults = struct()
         values: dict[str, Any] = {}
         for key, child in node.value.items():
@@ -130,9 +136,7 @@ class Reader:
 
     def read(self, node: Node, declared: Any, path: str, default: Any = None) -> Any:
         """Return the value of a field, or `_FAILED` after a mistake."""
-        broken = is_broken_text(
-            node.value
-        )  # a variable's value; those of the file were checked before
+        broken = is_broken_text(node.value)  # of a variable; the file's values were checked before
         if broken:
             self.problems.add(node.where, path, BROKEN_TEXT)
         if broken or node.broken:
@@ -305,7 +309,7 @@ def _unquoted(text: str) -> str | None:
 
 def _example(default: Any) -> str:
     if isinstance(default, bool):
-        return "true" if default else "false"
+        return plain_words(default)
     return _digits(default) if isinstance(default, int | float) else str(default)
 
 

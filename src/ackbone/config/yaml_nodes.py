@@ -21,6 +21,12 @@ from .substitution import substitute
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
 _TAG = "tag:yaml.org,2002:"
+_MAKERS = {
+    _TAG + "null": yaml.SafeLoader.construct_yaml_null,
+    _TAG + "bool": yaml.SafeLoader.construct_yaml_bool,
+    _TAG + "int": yaml.SafeLoader.construct_yaml_int,
+    _TAG + "float": yaml.SafeLoader.construct_yaml_float,
+}
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 """Quoted pieces of the file in PyYAML's messages, which could be part of a password."""
 _TEXT_TAGS = {_TAG + "str", _TAG + "timestamp", _TAG + "value"}
@@ -31,7 +37,7 @@ def resolve(text: str) -> Any:
     """Return the YAML value of an unquoted scalar: a number, true, false, null, or the text."""
     loader = yaml.SafeLoader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return _construct(loader, yaml.ScalarNode(tag, text))
+    return _construct(loader, yaml.ScalarNode(tag, text)) if tag in _MAKERS else text
 
 
 def parse(
@@ -44,29 +50,18 @@ def parse(
     only: str | None = None,
 ) -> Node:
     """Parse a YAML text; with `only`, just that section of it."""
-    start = Where(name)
     try:
         root = _compose(text)
-    except _TooDeep as error:
-        problems.add(Where(name, error.line), "", str(error))
-        return Node(value={}, where=start, broken=True)
-    except (
-        Exception
-    ) as error:  # the scanner lets more out than YAMLError: "\UFFFFFFFF" is a ValueError
-        line, what = _syntax(error)
-        problems.add(Where(name, line), "", what)
-        return Node(value={}, where=start, broken=True)
-    if root is None:
-        return Node(value=None, where=start)
-    try:
+        if root is None:
+            return Node(value=None, where=Where(name))
         return _Builder(name, variables, folder, problems, only).build(root, "", 0)
-    except _TooDeep as error:
+    except _Unreadable as error:
         problems.add(Where(name, error.line), "", str(error))
-        return Node(value={}, where=start, broken=True)
+        return Node(value={}, where=Where(name), broken=True)
 
 
-class _TooDeep(Exception):
-    def __init__(self, what: str, line: int) -> None:
+class _Unreadable(Exception):
+    def __init__(self, what: str, line: int | None) -> None:
         super().__init__(what)
         self.line = line
 
@@ -80,7 +75,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH:
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise _TooDeep(f"nested deeper than {MAX_DEPTH} levels", line)
+            raise _Unreadable(f"nested deeper than {MAX_DEPTH} levels", line)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -88,20 +83,26 @@ class _Loader(yaml.SafeLoader):
 
 
 def _compose(text: str) -> yaml.Node | None:
-    loader = _Loader(text)
     try:
-        return loader.get_single_node()
-    finally:
-        loader.dispose()
+        loader = _Loader(text)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except _Unreadable:
+        raise
+    except Exception as error:  # also a ValueError, for "\UFFFFFFFF"
+        raise _syntax(error) from error
 
 
-def _syntax(error: Exception) -> tuple[int | None, str]:
+def _syntax(error: Exception) -> _Unreadable:
     """Return line and message for invalid YAML, without the text, which may contain a secret."""
     if isinstance(error, yaml.reader.ReaderError):
-        return None, (
+        what = (
             f"not valid YAML: character number {error.position + 1} is a control character "
             "or another character that YAML forbids; remove it"
         )
+        return _Unreadable(what, None)
     hint = "check the indentation, the colons and the quotes around there"
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
@@ -111,8 +112,8 @@ def _syntax(error: Exception) -> tuple[int | None, str]:
             what += f", in the part that begins on line {begin.line + 1}"
         if "'{'" in what or "'}'" in what:
             hint = "inside { } and [ ], put a value with ${…} in quotes"
-        return (mark.line + 1 if mark else None), f"not valid YAML: {what}; {hint}"
-    return None, f"not valid YAML ({type(error).__name__}); {hint}"
+        return _Unreadable(f"not valid YAML: {what}; {hint}", mark.line + 1 if mark else None)
+    return _Unreadable(f"not valid YAML ({type(error).__name__}); {hint}", None)
 
 
 def _hide(quoted: re.Match[str]) -> str:
@@ -122,18 +123,9 @@ def _hide(quoted: re.Match[str]) -> str:
 
 
 def _construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    """Return the value of a scalar, or its text if the value does not fit its type."""
-    makers = {
-        _TAG + "null": loader.construct_yaml_null,
-        _TAG + "bool": loader.construct_yaml_bool,
-        _TAG + "int": loader.construct_yaml_int,
-        _TAG + "float": loader.construct_yaml_float,
-    }
-    maker = makers.get(node.tag)
-    if maker is None:
-        return node.value
+    """Return the value of a scalar, or the text if it does not fit the tag."""
     try:
-        return maker(node)
+        return _MAKERS[node.tag](loader, node)
     except (ValueError, KeyError, OverflowError, IndexError):
         return node.value
 
@@ -158,14 +150,16 @@ class _Builder:
         self.loader = yaml.SafeLoader("")
 
     def build(self, node: yaml.Node, path: str, depth: int, line: int | None = None) -> Node:
-        """Convert a node; `line` is the line of its key, which error messages name."""
+        """Convert a node; `line` is the line of the key, which error messages name."""
         where = Where(self.name, line or node.start_mark.line + 1)
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _TooDeep(f"holds more than {MAX_VALUES} values, aliases counted", where.line or 0)
+            raise _Unreadable(
+                f"holds more than {MAX_VALUES} values, aliases counted", where.line or 0
+            )
         if depth > MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels; does an alias contain itself?"
-            raise _TooDeep(what, where.line or 0)
+            raise _Unreadable(what, where.line or 0)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return Node(value=self.section(node, path, depth), where=where)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
@@ -211,25 +205,20 @@ class _Builder:
                 self.problems.add(Where(self.name, line), path, what)
                 continue
             if depth >= MAX_DEPTH:
-                raise _TooDeep(f"nested deeper than {MAX_DEPTH} levels", line)
+                raise _Unreadable(f"nested deeper than {MAX_DEPTH} levels", line)
             for key, value in self.section(part, path, depth + 1).items():
                 into.setdefault(key, value)
 
     def scalar(self, node: yaml.ScalarNode, path: str, where: Where) -> Node:
+        if node.tag in _MAKERS:
+            return Node(value=_construct(self.loader, node), where=where)
         if node.tag not in _TEXT_TAGS:
-            value = _construct(self.loader, node)
-            if isinstance(value, str):
-                tag = node.tag.removeprefix(_TAG)
-                if tag not in ("int", "float", "bool", "null"):
-                    return self.foreign_tag(node, path, where)
-            return Node(value=value, where=where)
+            return self.foreign_tag(node, path, where)
         done = substitute(node.value, self.variables, self.folder)
-        for problem in done.problems:
+        problems = done.problems or ([BROKEN_TEXT] if is_broken_text(done.text) else [])
+        for problem in problems:
             self.problems.add(where, path, problem)
-        if not done.problems and is_broken_text(done.text):
-            self.problems.add(where, path, BROKEN_TEXT)
-            return Node(value=None, where=where, broken=True)
-        if done.problems:
+        if problems:
             return Node(value=None, where=where, broken=True)
         if done.used:
             return Node(value=resolve(done.text), text=done.text, where=where)

@@ -1,25 +1,11 @@
-"""Counts of replies in one process, by channel, taken from the ledger's events.
-
-| name                    | labels          | kind    | what                                       |
-|-------------------------|-----------------|---------|--------------------------------------------|
-| delivery_replies_total  | channel, status | counter | replies that ended                         |
-| delivery_retries_total  | channel         | counter | failed attempts, tried again               |
-| delivery_waits_total    | channel         | counter | delayed without using up an attempt        |
-| delivery_resent_total   | channel         | counter | sent again although it may have arrived    |
-
-`status` is sent, failed, unknown or discarded.
-"""
+"""Counts of replies in one process, by channel, taken from the ledger's events."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ackbone.core import events
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 REPLIES = "delivery_replies_total"
 RETRIES = "delivery_retries_total"
@@ -75,16 +61,3 @@ class DeliveryCounts:
                 yield REPLIES, {"channel": channel, "status": status}, number
             for name in (RETRIES, WAITS, RESENT):
                 yield name, {"channel": channel}, self._counts[name, channel, ""]
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the metric families for Prometheus."""
-        from prometheus_client.core import CounterMetricFamily
-
-        values = list(self.values())
-        for name, words in HELP.items():
-            labels = ["channel", "status"] if name == REPLIES else ["channel"]
-            family = CounterMetricFamily(name, words, labels=labels)
-            for found, of, number in values:
-                if found == name:
-                    family.add_metric([of[label] for label in labels], number)
-            yield family

@@ -1,12 +1,7 @@
 """Rows for `queue_metrics`: the counts of this process since its last export, by tenant.
 
-Every process writes its own rows, tagged with its worker id, and readers add them up:
-
-| kind      | rows                                     | value                     | to read    |
-|-----------|------------------------------------------|---------------------------|------------|
-| counter   | one for each tenant and label that moved | growth since the last one | sum        |
-| histogram | `<name>_sum` and `<name>_count`          | growth since the last one | sums       |
-| gauge     | one for each queue, always               | the value at that moment  | latest one |
+Every process writes its own rows, tagged with its worker id, and readers add them up
+(docs/reference/metrics.md says how).
 
 Counts by channel have the channel's name instead of the queue's. Gauges, recognized copies and
 waits for a dedup store have no tenant; their rows have the tenant `default`.
@@ -26,10 +21,6 @@ from ackbone.core.store import Worker
 from .metrics import ACTIVE, Metrics, Place
 
 
-def every_queue(queue: str) -> bool:
-    return True
-
-
 class Exporter:
     """Exports counts. Each step writes the counts since the last one. A failed step loses
     nothing."""
@@ -39,7 +30,7 @@ class Exporter:
         metrics: Metrics,
         rows: MetricRows,
         *,
-        queues: Callable[[str], bool] = every_queue,
+        queues: Callable[[str], bool] = lambda queue: True,
         channels: bool = True,
         off: Collection[str] = (),
     ) -> None:

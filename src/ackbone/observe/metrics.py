@@ -1,20 +1,6 @@
 """The metrics of one process, under the names that dashboards and alerts use.
 
-| name                                   | labels        | kind      | what                        |
-|----------------------------------------|---------------|-----------|-----------------------------|
-| queue_messages_consumed_total          | queue, status | counter   | messages that ended         |
-| queue_processing_duration_seconds      | queue         | histogram | one run of a handler        |
-| queue_consume_delay_seconds            | queue         | histogram | created until first claimed |
-| queue_active_workers                   | queue         | gauge     | slots that take messages    |
-| queue_dedup_hits_total                 | queue         | counter   | duplicates, further copies  |
-| queue_dedup_unavailable_total          | queue         | counter   | dedup store gave no answer  |
-| queue_llm_calls_total                  | queue         | counter   | as `ctx.usage` said         |
-| queue_llm_tokens_total                 | queue         | counter   | as `ctx.usage` said         |
-| queue_retries_total                    | queue         | counter   | failed, runs again          |
-| queue_reclaimed_total                  | queue         | counter   | taken from a dead worker    |
-| queue_dead_lettered_total              | queue         | counter   | kept as a dead letter       |
-
-`status` is success, failed, rejected, duplicate, expired or discarded. Replies are counted in
+`HELP` lists them; docs/reference/metrics.md adds labels and kinds. Replies are counted in
 `delivery_counts`.
 
 The ends of messages are taken from the ledger's events, so that each counts once, whatever caused
@@ -75,6 +61,8 @@ COUNTERS = (
     RECLAIMED,
     DEAD_LETTERED,
 )
+_FIELDS = {DURATION: "duration", DELAY: "delay"}
+"""The histograms, and their fields in `QueueCounts`."""
 STATUSES = tuple(RECORD_WORDS.values())
 BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
@@ -299,7 +287,8 @@ class Metrics:
                 yield CONSUMED, {**labels, "status": status}, number
             for name, number in counts.counters.items():
                 yield name, labels, number
-            for name, histogram in ((DURATION, counts.duration), (DELAY, counts.delay)):
+            for name, field in _FIELDS.items():
+                histogram: Histogram = getattr(counts, field)
                 yield f"{name}_sum", labels, histogram.sum
                 yield f"{name}_count", labels, histogram.count
         yield from self._replies.values()
@@ -353,32 +342,29 @@ class Metrics:
         )
 
         queues = list(self._queues.items())
-        consumed = CounterMetricFamily(CONSUMED, HELP[CONSUMED], labels=["queue", "status"])
-        for queue, counts in queues:
-            for status, number in counts.consumed.items():
-                consumed.add_metric([queue, status], number)
-        yield consumed
-        for name in COUNTERS:
-            family = CounterMetricFamily(name, HELP[name], labels=["queue"])
-            for queue, counts in queues:
-                family.add_metric([queue], counts.counters[name])
+        by_name: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for name, of, value in self.values():
+            by_name[name].append((of, value))
+        for name, words in HELP.items():
+            if name in _FIELDS:
+                histogram = HistogramMetricFamily(name, words, labels=["queue"])
+                for queue, counts in queues:
+                    found: Histogram = getattr(counts, _FIELDS[name])
+                    histogram.add_metric([queue], _cumulative(found), found.sum)
+                yield histogram
+                continue
+            labels = ["channel" if name in delivery_counts.HELP else "queue"]
+            labels += ["status"] if name in (CONSUMED, delivery_counts.REPLIES) else []
+            kind = GaugeMetricFamily if name == ACTIVE else CounterMetricFamily
+            family = kind(name, words, labels=labels)
+            for of, value in by_name[name]:
+                family.add_metric([of[label] for label in labels], value)
             yield family
-        active = GaugeMetricFamily(ACTIVE, HELP[ACTIVE], labels=["queue"])
-        for queue, number in self.active().items():
-            active.add_metric([queue], number)
-        yield active
-        for name, field in ((DURATION, "duration"), (DELAY, "delay")):
-            histogram = HistogramMetricFamily(name, HELP[name], labels=["queue"])
-            for queue, counts in queues:
-                of: Histogram = getattr(counts, field)
-                histogram.add_metric([queue], _cumulative(of), of.sum)
-            yield histogram
-        yield from self._replies.collect()
 
 
 NAMES = frozenset(
     {CONSUMED, ACTIVE, *COUNTERS, *delivery_counts.HELP}
-    | {f"{name}_{part}" for name in (DURATION, DELAY) for part in ("sum", "count")}
+    | {f"{name}_{part}" for name in _FIELDS for part in ("sum", "count")}
 )
 
 

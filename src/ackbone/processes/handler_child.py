@@ -24,7 +24,7 @@ from .launcher import end_with_parent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     target, number, parent = sys.argv[1:] if arguments is None else arguments
-    _end_with(int(parent))
+    end_with_parent(signal.SIGKILL, parent=int(parent))
     for name in (signal.SIGINT, signal.SIGTERM):
         # These signals are meant for the worker, which drains and decides. A stop of the whole
         # process group must not look like a crash. Not SIG_IGN: programs that a handler starts
@@ -51,13 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _refuse(sock: socket.socket, why: str) -> int:
     sock.sendall(packed(Hello(problem=why)))
     return os.EX_CONFIG
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when the worker dies."""
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # the worker died before the line above
 
 
 def _leave_it_to_the_worker(*_: object) -> None:

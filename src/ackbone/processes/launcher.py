@@ -166,9 +166,12 @@ def spawn(
     )
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Let the kernel send this process a signal when its parent ends."""
+def end_with_parent(number: int = signal.SIGTERM, *, parent: int | None = None) -> None:
+    """Let the kernel send this process a signal when its parent ends. With the number of the
+    parent, also end this process if the parent ended before that."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -234,9 +237,7 @@ def _become_worker(
     """Run a worker in the child of a fork, and end the process with it."""
     code = 1
     try:
-        end_with_parent()
-        if os.getppid() != launcher:
-            os._exit(0)  # the launcher died before the line above
+        end_with_parent(parent=launcher)
         signal.set_wakeup_fd(-1)
         for name in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(name, signal.SIG_DFL)

@@ -97,9 +97,8 @@ class StartListener:
         self._ours, self.theirs = os.pipe()
         os.set_blocking(self._ours, False)
         self._heard = b""
-        self._works = False
-        self._suspects = False
-        self._stops = False
+        self._signals: set[bytes] = set()
+        """The lines that came after the first report."""
 
     def handed_over(self) -> None:
         os.close(self.theirs)
@@ -127,20 +126,22 @@ class StartListener:
     @property
     def has_worked(self) -> bool:
         """True if the worker began to run messages. It stays True when the worker has ended."""
-        self._listen()
-        return self._works
+        return self._has_said(_WORK)
 
     @property
     def has_stopped(self) -> bool:
         """True if the worker reported that it stops by itself."""
-        self._listen()
-        return self._stops
+        return self._has_said(_STOPS)
 
     def heard_of_suspects(self) -> bool:
         """Return True if the worker reported suspects since the last call."""
-        self._listen()
-        said, self._suspects = self._suspects, False
+        said = self._has_said(_SUSPECTS)
+        self._signals.discard(_SUSPECTS)
         return said
+
+    def _has_said(self, line: bytes) -> bool:
+        self._listen()
+        return line in self._signals
 
     @property
     def refusal(self) -> AckboneError | None:
@@ -173,8 +174,5 @@ class StartListener:
                     self._heard += data
         if self._heard.startswith(_UP):
             up, summary, *later = self._heard.split(b"\n", 2)
-            signals = later[0] if later else b""
-            self._works = self._works or _WORK in signals
-            self._suspects = self._suspects or _SUSPECTS in signals
-            self._stops = self._stops or _STOPS in signals
+            self._signals.update(b"".join(later).splitlines(keepends=True))
             self._heard = b"\n".join([up, summary, b""])

@@ -167,7 +167,7 @@ class Supervisor:
         return self._code
 
     def _crash_launcher(self) -> Launcher | None:
-        """Return the launcher, and start it if it does not run. None: it cannot be started."""
+        """Return the launcher, and start it the first time. None: it cannot be started."""
         if self._launcher is None:
             try:
                 self._launcher = Launcher()

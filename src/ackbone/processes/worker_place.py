@@ -12,8 +12,8 @@ from .launcher import Launcher, Process, spawn
 from .start_report import StartListener
 
 EXIT_RECYCLE = 75
-"""Exit code of a worker that must be replaced: a handler cannot be stopped, or blocks
-the event loop."""
+"""Exit code of a worker that must be replaced: a handler cannot be stopped, or blocks the event
+loop."""
 RESTART_MAX_S = 10.0
 HEALTHY_S = 10.0
 """A worker that stays up this long counts as a successful start."""
