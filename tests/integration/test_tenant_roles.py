@@ -25,7 +25,7 @@ from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.records import LetterFilter
-from ackbone.store import approvals, revisions
+from ackbone.store import approvals
 from ackbone.store.approvals import Answering
 from ackbone.store.operations import StoreOperations
 from ackbone.store.postgres import key_rows, task_rows, tenant_wall
@@ -202,23 +202,23 @@ def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) 
         assert conn.execute("DELETE FROM quotas").rowcount == 1
 
 
-def test_who_worked_before_the_wall_goes_on(own_postgres: PostgresServer) -> None:
-    """A fleet under a role of its own is not cut off by the upgrade."""
+def test_who_may_write_tasks_from_the_start_is_a_worker(own_postgres: PostgresServer) -> None:
+    """A role that gets its rights with the tables (default privileges) sees all tenants."""
     with estate(own_postgres) as place:
         agents, reader = place.role("agents"), place.role("reader")
         with psycopg.connect(place.owner) as conn:
             conn.execute("DROP SCHEMA public CASCADE")
             conn.execute("CREATE SCHEMA public")
-            conn.execute(revisions.render("postgresql", "0003").encode())
-            conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {agents}, {reader}")
             conn.execute(f"GRANT USAGE ON SCHEMA public TO {agents}, {reader}")
-            conn.execute(f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {agents}")
+            given = "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT"
+            conn.execute(f"{given} SELECT ON TABLES TO {agents}, {reader}")
+            conn.execute(f"{given} INSERT, UPDATE, DELETE ON TABLES TO {agents}")
         assert upgrade(place.owner) is True
         for role, bound in ((agents, []), (reader, list(tenant_wall.TABLES))):
             with psycopg.connect(place.url(role)) as conn:
                 assert tenant_wall.bound_tables(conn) == bound
         assert ensure_schema(place.url(agents)) is False
-        with psycopg.connect(place.url(agents)) as conn:  # and with what came later
+        with psycopg.connect(place.url(agents)) as conn:
             conn.execute("INSERT INTO send_windows VALUES ('k', '{}', now())")
             conn.execute(
                 "INSERT INTO deliveries (id, channel, recipient, content, due_at, created_at)"
