@@ -433,10 +433,10 @@ def storage_of(config: Config) -> Storage:
 
 def endings_of(store: Store) -> Endings:
     """How the messages of an open store ended."""
-    from ackbone.store.claim_store import ClaimStore
+    from ackbone.store.base import BaseStore
     from ackbone.store.endings import StoreEndings
 
-    if isinstance(store, ClaimStore):
+    if isinstance(store, BaseStore):
         return StoreEndings(store)
     raise TypeError(f"a store of ackbone is needed, not {type(store).__name__}")
 

@@ -27,17 +27,18 @@ from ackbone.core.quota import WAITS_FOR
 from ackbone.core.store import Answer, Approved, Candidate, Company, Run, Token, Verdict
 
 from . import dead_on_arrival, lanes
-from .claim_events import (
+from .claiming import (
     TASK,
+    Claiming,
     claimed,
     created,
     failed_elsewhere,
+    no_handler,
+    parked,
     reclaimed,
     waits_for_quota,
 )
-from .claiming import Claiming
 from .crash import crashes_of
-from .fleet import no_handler, parked
 from .outcomes import final_data, identity_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
@@ -115,7 +116,8 @@ async def admit(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdic
         await dead_on_arrival.undecodable(claim, candidate)
         verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
     answers = [verdicts[at] for at in range(len(candidates))]
-    claim.tx.granted.keep(answers)
+    if claim.tx.granted is not None:
+        claim.tx.granted.keep(answers)
     return answers
 
 
@@ -216,7 +218,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         await tx.send(tx.sql.claims.keep, *identity, await tx.moment())
         answer = Answer.WAITING
-    elif (run := tx.granted.of(claim, message, row)) is not None:
+    elif tx.granted is not None and (run := tx.granted.of(claim, message, row)) is not None:
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
     elif row.held == "broker":
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
@@ -256,7 +258,8 @@ async def claim_ready(
 ) -> list[Verdict]:
     """Claim due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
     tx = claim.tx
-    again = [Verdict(answer=Answer.RUN, run=run) for run in await tx.granted.held_by_store(claim)]
+    kept = [] if tx.granted is None else await tx.granted.held_by_store(claim)
+    again = [Verdict(answer=Answer.RUN, run=run) for run in kept]
     rows = await tx.tasks.claim_due(
         claim,
         choice=await claim.choice(),
@@ -269,7 +272,8 @@ async def claim_ready(
     if rows:
         await tx.look_at_clock()
         verdicts = [*again, *await _grant_ready(claim, rows)]
-    tx.granted.keep(verdicts)
+    if tx.granted is not None:
+        tx.granted.keep(verdicts)
     return verdicts
 
 

@@ -16,7 +16,7 @@ from ackbone.core.records import Cancelled
 from ackbone.core.text import storable
 
 from . import approvals
-from .claim_events import task_created
+from .claiming import task_created
 from .outcomes import final_data, recorded
 from .unit import WORK, Change, Identity, Tx
 

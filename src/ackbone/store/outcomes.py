@@ -200,16 +200,6 @@ def run_uuid(run_id: str | None) -> bytes | None:
         return uuid.UUID(derived_id("agent-run", run_id)).bytes
 
 
-def bare(item: Finished, outcome: Dead) -> Finished:
-    """The same end without everything that the database might have refused."""
-    return Finished(
-        run=item.run,
-        outcome=outcome,
-        started_at_us=item.started_at_us,
-        finished_at_us=item.finished_at_us,
-    )
-
-
 def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events.Entry:
     """The final event of a run."""
     run = item.run

@@ -16,7 +16,7 @@ import msgspec
 from ackbone.core.outcome import Status
 from ackbone.core.records import DeadLetter, Effect, LedgerEvent, Reply, Task, Waiting, WorkerState
 
-from .fleet import read_offers
+from .claiming import read_offers
 
 _decode = msgspec.json.Decoder().decode
 _STATES = ("ready", "delayed", "taken")

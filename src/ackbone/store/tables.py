@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from ackbone.core.message import Message
     from ackbone.core.store import Candidate, Finished, Run, Verdict
 
-    from .claiming import Claiming
-    from .fleet import Choice
+    from .claiming import Choice, Claiming
     from .tasks import Existing, Ready, Task
     from .unit import Identity, Key, Lane, Row
 
@@ -235,7 +234,7 @@ class QueueRows(Protocol):
 
 
 class GrantedRuns(Protocol):
-    """Runs that a claim granted whose commit got no answer. SQLite never has any."""
+    """Runs that a claim granted whose commit got no answer."""
 
     def keep(self, verdicts: Sequence[Verdict]) -> None:
         """Remember these runs if the answer to this transaction's commit is lost."""
@@ -248,19 +247,6 @@ class GrantedRuns(Protocol):
     async def held_by_store(self, claim: Claiming) -> list[Run]:
         """Such runs of messages that the store holds; a commit in progress is waited for."""
         ...
-
-
-class NothingGranted:
-    """`GrantedRuns` where every commit has an answer."""
-
-    def keep(self, verdicts: Sequence[Verdict]) -> None:
-        """Nothing to remember."""
-
-    def of(self, claim: Claiming, message: Message, row: Existing) -> Run | None:
-        return None
-
-    async def held_by_store(self, claim: Claiming) -> list[Run]:
-        return []
 
 
 class Copy(NamedTuple):

@@ -111,7 +111,9 @@ class Tx(Protocol):
         ...
 
     @property
-    def granted(self) -> GrantedRuns: ...
+    def granted(self) -> GrantedRuns | None:
+        """None where every commit has an answer."""
+        ...
 
     @property
     def deliveries(self) -> DeliveryRows:
@@ -196,13 +198,3 @@ class UnitOfWork(Protocol):
         ...
 
     def unsubscribe(self, event: asyncio.Event) -> None: ...
-
-
-def run_now(work: Awaitable[T]) -> T:
-    """Run an operation that never waits for anything."""
-    try:
-        next(work.__await__())
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise RuntimeError("a store operation waited for something inside a SQLite transaction")

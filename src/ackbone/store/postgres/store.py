@@ -19,8 +19,8 @@ from ackbone.core.store import (
     Worker,
 )
 from ackbone.store import workers
-from ackbone.store.claim_store import ClaimStore
-from ackbone.store.fleet import GRACE_S
+from ackbone.store.base import BaseStore
+from ackbone.store.claiming import GRACE_S
 from ackbone.store.keys import release_waiting
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change
@@ -43,7 +43,7 @@ CLOCK_LOOKS = 5
 """A transaction gives up after it has found the server's clock set this often in a row."""
 
 
-class PostgresStore(ClaimStore[Tx]):
+class PostgresStore(BaseStore[Tx]):
     """The store on one PostgreSQL database.
 
     `lease_s`: how long the leases of this process's workers last without being renewed.

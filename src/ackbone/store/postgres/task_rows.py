@@ -12,8 +12,8 @@ from ackbone.core.clock import to_us
 from ackbone.core.ids import uuid7_block
 from ackbone.core.outcome import Done
 from ackbone.core.store import Finished, Run
+from ackbone.store.claiming import GRACE_S, Choice
 from ackbone.store.conditions import ENDED, none_of
-from ackbone.store.fleet import GRACE_S, Choice
 from ackbone.store.outcomes import duration_ms, identity_of, run_uuid, write_of
 from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info

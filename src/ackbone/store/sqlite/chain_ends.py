@@ -9,8 +9,7 @@ from ackbone.store.seals import Anchor, Chain, Tip
 from ackbone.store.unit import Tx
 
 from . import seals
-from .store import SqliteStore
-from .tx import SqliteTx
+from .store import SqliteStore, SqliteTx
 
 
 class SqliteChainEnds:

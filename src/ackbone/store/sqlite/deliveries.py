@@ -7,11 +7,10 @@ from typing import TypeVar
 
 from ackbone.core.outbound.delivery import Limits
 from ackbone.store.deliveries import StoreDeliveries
-from ackbone.store.unit import Rows, run_now
+from ackbone.store.unit import Rows
 
 from .sql import SQL
-from .store import SqliteStore
-from .tx import SqliteTx
+from .store import SqliteStore, SqliteTx, run_now
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
 from ackbone.store.unit import Change
 
 from . import seals
-from .store import SqliteStore
-from .tx import SqliteTx
+from .store import SqliteStore, SqliteTx
 
 log = logging.getLogger("ackbone.ledger")
 

@@ -19,7 +19,7 @@ from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import Row
 
 from .sql import SQL, WORDS
-from .tx import parameters
+from .store import parameters
 
 _SENT = (
     "SELECT queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),"
