@@ -32,7 +32,7 @@ from ackbone.core.store import Copies, Store, Worker
 if TYPE_CHECKING:
     from ackbone.config import Config
     from ackbone.store.anchors import ChainEnds
-    from ackbone.store.ledger_report import LedgerReport, Progress
+    from ackbone.store.ledger_verifier import LedgerReport, Progress
     from ackbone.store.outbox import Outbox
     from ackbone.store.postgres.tenant_wall import Admission
     from ackbone.store.retention import Keep, OldRows
@@ -79,35 +79,27 @@ class Roles(NamedTuple):
 
 
 def _sqlite() -> Roles:
-    from ackbone.store.sqlite import chain_ends, deliveries, old_rows, prune, store, verify
+    from ackbone.store.sqlite import deliveries, prune, seals, store, verify
 
     return Roles(
         store=store.SqliteStore,
         deliveries=deliveries.SqliteDeliveries,
-        old_rows=old_rows.SqliteOldRows,
-        chain_ends=chain_ends.SqliteChainEnds,
+        old_rows=prune.SqliteOldRows,
+        chain_ends=seals.SqliteChainEnds,
         pruner=prune.Pruner,
-        upkeep=old_rows.WorkerFiles,
+        upkeep=prune.WorkerFiles,
         verify=verify.verify_ledger,
     )
 
 
 def _postgres() -> Roles:
-    from ackbone.store.postgres import (
-        chain_ends,
-        deliveries,
-        old_rows,
-        partitions,
-        prune,
-        store,
-        verify,
-    )
+    from ackbone.store.postgres import deliveries, partitions, prune, seals, store, verify
 
     return Roles(
         store=store.PostgresStore,
         deliveries=deliveries.PostgresDeliveries,
-        old_rows=old_rows.PostgresOldRows,
-        chain_ends=chain_ends.PostgresChainEnds,
+        old_rows=prune.PostgresOldRows,
+        chain_ends=seals.PostgresChainEnds,
         pruner=prune.Pruner,
         upkeep=partitions.PartitionMaker,
         verify=verify.verify_ledger,

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.ledger_report import LedgerReport
-from ackbone.store.ledger_verifier import AnchorFileReader
+from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger_verifier import AnchorFileReader, LedgerReport
 from ackbone.store.seals import next_anchor
 
 KEY = b"k" * 32

@@ -15,15 +15,14 @@ from ackbone.core.errors import ConfigError, StoreError
 from ackbone.core.store import Worker
 from ackbone.sqlitefile.file import SqliteFile
 from ackbone.store import seals
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.anchors import Anchors
+from ackbone.store.anchors import AnchorFile, Anchors
 from ackbone.store.chain import GENESIS, link
 from ackbone.store.ledger_key import ledger_key
-from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.ledger_verifier import LedgerReport
 from ackbone.store.sqlite import seals as rows_of_seals
-from ackbone.store.sqlite.chain_ends import SqliteChainEnds
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.prune import Pruner
+from ackbone.store.sqlite.seals import SqliteChainEnds
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger
 from ackbone.testing import FakeClock

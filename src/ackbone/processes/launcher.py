@@ -42,7 +42,7 @@ _IMPORTS = (
     "ackbone.store.metric_rows",
     "ackbone.store.sqlite.prune",
     "ackbone.store.retention",
-    "ackbone.store.sqlite.chain_ends",
+    "ackbone.store.sqlite.seals",
     "ackbone.store.sqlite.seals",
 )
 

@@ -19,10 +19,10 @@ from ackbone.core.store import Company, Offers, Run, Suspects, Worker
 from ackbone.core.text import storable
 from ackbone.store.quota_book import PutOff
 
-from .crash import crashes_of
 from .quota_book import QuotaBook
 from .tasks import Ahead
 from .unit import NOTHING_EXPIRES, Change, Tx
+from .workers import crashes_of
 
 LOOK_S = 1.0
 """How long a process relies on what it last read about the other workers, in seconds."""

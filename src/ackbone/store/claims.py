@@ -38,7 +38,6 @@ from .claiming import (
     reclaimed,
     waits_for_quota,
 )
-from .crash import crashes_of
 from .outcomes import final_data, identity_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
@@ -54,6 +53,7 @@ from .tasks import (
     what_differs,
 )
 from .unit import WORK, Identity
+from .workers import crashes_of
 
 PRIORITIES = (3, 2, 1, 0)
 """The highest first."""

@@ -33,7 +33,7 @@ from ackbone.core.outcome import Status
 from ackbone.core.store import Send
 
 from .delivery_rows import notification_rows
-from .letters import Letter
+from .outcomes import Letter
 from .unit import OUTGOING, Change, Identity, Row, Tx
 
 T = TypeVar("T")

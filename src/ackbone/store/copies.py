@@ -11,8 +11,7 @@ from ackbone.core.events import Entry
 from ackbone.core.outcome import Identity, Status
 from ackbone.core.store import Worker
 
-from .letters import Letter, bury
-from .outcomes import final_data
+from .outcomes import Letter, bury, final_data
 from .tasks import decode_history
 from .unit import WORK, Change, Tx, UnitOfWork
 

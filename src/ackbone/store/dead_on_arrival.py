@@ -13,8 +13,7 @@ from ackbone.core.store import Candidate, Run
 from ackbone.core.text import storable
 
 from .claiming import Claiming
-from .letters import Letter, bury, letter_of
-from .outcomes import final_data, identity_of
+from .outcomes import Letter, bury, final_data, identity_of, letter_of
 from .tasks import Ready, body_info, conflicting, crc
 
 

@@ -29,12 +29,13 @@ from ackbone.core.text import storable
 
 from .approvals import ask
 from .delivery_rows import created_event, delivery_row
-from .letters import bury, letter_of
 from .outcomes import (
+    bury,
     failures_after,
     final_entry,
     history_after,
     identity_of,
+    letter_of,
     repeated,
     runs_again,
 )

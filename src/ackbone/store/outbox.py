@@ -20,9 +20,9 @@ from ackbone.core.codecs.codec import CODECS, stored_form
 from ackbone.core.errors import AckboneError, InvalidMessage, StoreCorrupt
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
-from ackbone.store.letters import Letter
+from ackbone.store.outcomes import Letter
 
-from .letters import bury
+from .outcomes import bury
 from .unit import OUTGOING, Change, Tx, UnitOfWork
 
 log = logging.getLogger("ackbone.outbox")

@@ -10,8 +10,7 @@ from ackbone.core.errors import Conflict, NotFound
 from ackbone.core.outcome import NO_HANDLER, Status
 from ackbone.core.text import storable
 
-from .letters import Letter, bury
-from .outcomes import final_data
+from .outcomes import Letter, bury, final_data
 from .tasks import decode_history
 from .unit import WORK, Change, Identity, Row, Tx
 

@@ -18,7 +18,7 @@ from ackbone.core.store import Send
 
 if TYPE_CHECKING:
     from .delivery_rows import DeliveryRows
-    from .letters import Letter
+    from .outcomes import Letter
     from .sql import Statements
     from .tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
 

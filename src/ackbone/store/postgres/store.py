@@ -28,7 +28,7 @@ from ackbone.store.unit import Change
 from . import leases
 from .address import Address
 from .database import Database, Look, Row, Tx
-from .lane_rows import OWNER
+from .key_rows import OWNER
 from .ledger import Ledger
 from .sql import SQL
 from .task_rows import NEXT_DUE, OFFERS

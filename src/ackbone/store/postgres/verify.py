@@ -16,9 +16,15 @@ import psycopg
 
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt, StoreUnavailable
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.ledger_report import LedgerReport, Progress
-from ackbone.store.ledger_verifier import NEW_CHAIN, PAGE, End, LedgerVerifier
+from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger_verifier import (
+    NEW_CHAIN,
+    PAGE,
+    End,
+    LedgerReport,
+    LedgerVerifier,
+    Progress,
+)
 from ackbone.store.seals import (
     ANCHOR_TASK,
     PRUNED_TASK,

@@ -12,7 +12,7 @@ from ackbone.core.store import Worker
 from ackbone.sqlitefile.faults import translate
 from ackbone.sqlitefile.file import SqliteFile
 from ackbone.sqlitefile.liveness import Beat, forget, is_alive
-from ackbone.store.crash import Gone
+from ackbone.store.workers import Gone
 
 REGISTER = (
     "INSERT INTO workers (name, offers, parent, machine, started_at, state)"

@@ -1,8 +1,12 @@
-"""Pruning of the ledger on SQLite: old events are deleted, and a signed checkpoint says so.
+"""Retention on SQLite: old rows, the files of former workers, and old events of the ledger.
 
-Only events before an anchor are pruned. The checkpoint is committed first: it names the anchor and
-where every chain ended there, so that `ledger verify` can start from it. Then the rows are deleted
-by rowid, a few at a time, oldest first. A crash in between leaves rows that the next step deletes.
+A reader finds the rows that may go, page by page from the oldest on. The writer deletes them by
+their rowids and asks again whether the rule still holds: it never searches a table.
+
+Only events of the ledger before an anchor are deleted, and a signed checkpoint says so. It is
+committed first: it names the anchor and where every chain ended there, so that `ledger verify` can
+start from it. Then the rows are deleted by rowid, a few at a time, oldest first. A crash in between
+leaves rows that the next step deletes.
 
 Rows of former workers are kept as long as their events: a checkpoint must list every chain that may
 continue, and only these rows say that a worker has ended. `verify` does not need them. A worker
@@ -11,6 +15,7 @@ that wrote no event has no chain, and its row is deleted when it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterable
@@ -18,16 +23,75 @@ from collections.abc import Iterable
 import msgspec
 
 from ackbone.core.store import Worker
-from ackbone.store.retention import DAY_US
+from ackbone.store.retention import BATCH, DAY_US, TASKS, Rule, delete_some
 from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
 from ackbone.store.unit import Change
 
 from . import seals
 from .store import SqliteStore, SqliteTx
 
+PAGE = 5000
+"""Rows that one reading looks at."""
+_LOOK = (
+    "SELECT t.rowid, {over}, t.{made} >= ?1 FROM {table} t WHERE t.rowid > ?2 ORDER BY t.rowid"
+    " LIMIT ?3"
+)
+_THESE = "t.rowid IN (SELECT value FROM json_each(?2)) AND {over}"
+_DELETE = f"DELETE FROM {{table}} AS t WHERE {_THESE} RETURNING 1"
+_DELETE_EFFECTS = (
+    "DELETE FROM effects WHERE (tenant_id, subscription, message_id) IN (SELECT t.tenant_id,"
+    f" t.subscription, t.message_id FROM queue_executions t WHERE {_THESE})"
+)
+_ALIVE = "SELECT worker_id FROM workers WHERE state = 'alive'"
+
+
+class SqliteOldRows:
+    """`OldRows` of a SQLite file."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def delete(self, rule: Rule, keep_us: int) -> int:
+        gone = after = 0
+        deletions = [_sql(_DELETE, rule)]
+        if rule is TASKS:
+            deletions.insert(0, _sql(_DELETE_EFFECTS, rule))
+        while True:
+            page = await self._page(rule, keep_us, after)
+            over = [rowid for rowid, may_go, _ in page if may_go]
+            for at in range(0, len(over), BATCH):
+                some = over[at : at + BATCH]
+                gone += await delete_some(self._store, deletions, keep_us, some)
+            if len(page) < PAGE or all(young for _, _, young in page):
+                return gone
+            after = page[-1][0]
+
+    async def _page(self, rule: Rule, keep_us: int, after: int) -> list[tuple[int, int, int]]:
+        """Rows behind `after`: the rowid, whether it may go, whether it is too young."""
+        before_us = self._store.clock.now_us() - keep_us
+        found = await self._store.read(_sql(_LOOK, rule), before_us, after, PAGE)
+        return [(rowid, may_go, young) for rowid, may_go, young in found]
+
+
+def _sql(statement: str, rule: Rule) -> str:
+    over = rule.over.format(before="?1", us="1")
+    return statement.format(table=rule.table, over=over, made=rule.made)
+
+
+class WorkerFiles:
+    """One step removes the files of workers whose process is gone."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def step(self, worker: Worker) -> int:
+        """Returns how many files were removed."""
+        alive = {worker_id for (worker_id,) in await self._store.read(_ALIVE)}
+        return await asyncio.to_thread(self._store.file.tidy, alive)
+
+
 log = logging.getLogger("ackbone.ledger")
 
-BATCH = 500
 _MARGIN_US = DAY_US
 """A worker that ended this long before the anchor has no event after it, whatever its clock did."""
 

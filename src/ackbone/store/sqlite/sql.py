@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from ackbone.store import conditions
 from ackbone.store.conditions import UNCOMMON, UNENDED
-from ackbone.store.crash import ALONE_AT, SUSPECT_AT
 from ackbone.store.delivery_rows import LIVE
 from ackbone.store.endings import FINAL_EVENTS
 from ackbone.store.retention import BATCH
 from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered, worded
-from ackbone.store.sql.approvals import ApprovalsSql
-from ackbone.store.sql.claims import ClaimsSql
+from ackbone.store.sql.claims import ClaimsSql, RunsSql
 from ackbone.store.sql.deliveries import DUE_REPLY, OF_TENANT, RECORD, DeliveriesSql
-from ackbone.store.sql.maintenance import MaintenanceSql
-from ackbone.store.sql.operations import OperationsSql
+from ackbone.store.sql.operations import ApprovalsSql, OperationsSql
 from ackbone.store.sql.records import EVENT, LETTER_FILTER, PARKED, TENANT_NAMES, RecordsSql
-from ackbone.store.sql.runs import RunsSql
-from ackbone.store.sql.store import OURS, SENT, StoreSql, busy, stuck
-from ackbone.store.sql.workers import GONE, RUNNING, WorkersSql
+from ackbone.store.sql.store import (
+    GONE,
+    OURS,
+    RUNNING,
+    SENT,
+    MaintenanceSql,
+    StoreSql,
+    WorkersSql,
+    busy,
+    stuck,
+)
+from ackbone.store.workers import ALONE_AT, SUSPECT_AT
 
 WORDS = (
     (r"\bat\((\$\d+)\)", r"\1"),

@@ -24,7 +24,7 @@ from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.claiming import GRACE_S
 from ackbone.store.keys import release_waiting
-from ackbone.store.letters import Letter
+from ackbone.store.outcomes import Letter
 from ackbone.store.tables import (
     GrantedRuns,
     KeyRows,
@@ -36,13 +36,10 @@ from ackbone.store.tables import (
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import OUTGOING, WORK, Change, Row
 
-from .delivery_rows import SqliteDeliveryRows
-from .key_rows import SqliteKeyRows
-from .lane_rows import SqliteLaneRows
+from .delivery_rows import SqliteDeliveryRows, SqliteOutgoing
+from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
 from .leases import REGISTER, Leases, is_present_in
 from .ledger import Ledger
-from .outgoing import SqliteOutgoing
-from .quotas import SqliteQuotaRows
 from .sql import SQL
 from .task_rows import OFFERS, SqliteQueueRows, SqliteTaskRows, next_due
 
