@@ -102,8 +102,8 @@ async def test_the_end_of_a_living_chain_is_kept_when_its_month_goes(book: Postg
     assert book.count("tenant_id = 'quiet'") == 2
     found = {check.name: check for check in examine(book.url, deep=False)}
     assert found["partitions"].finding is Finding.OK, "that is where they belong"
-    book.store._ledger._heads.clear()
-    book.store._ledger._begun_us.clear()
+    book.store._ledger._begun.clear()
+    book.store._ledger._given_out.clear()
     await book.write(1, tenants=("quiet",))
     await book.anchor()
     book.assert_whole()

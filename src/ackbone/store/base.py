@@ -10,7 +10,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from ackbone.core.store import (
     Finished,
     Offers,
     QuotasOf,
+    Reclaimed,
     Reply,
     Run,
     Send,
@@ -39,6 +40,7 @@ from ackbone.core.store import (
 )
 
 from . import claims, dead_on_arrival, parked, runs, taking, workers
+from .chain import Chains
 from .claiming import LOOK_S, Claiming, Fleet, handled_by, offers_text
 from .commit import NoticesOf, Transactions, X, commit_in_halves
 from .finish import finish
@@ -46,16 +48,37 @@ from .keys import release_waiting
 from .quota_book import QuotaBook
 from .sql import Statements
 from .tasks import Ahead
-from .unit import NOTHING_EXPIRES, WORK, Change, Operation, Row, Tx
+from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Row, Tx
 
 T = TypeVar("T")
 log = logging.getLogger("ackbone.store")
+
+
+class Leases(Protocol):
+    """The leases that this process holds."""
+
+    def beat(self, worker: Worker) -> None:
+        """Renew a lease. Raises StoreUnavailable if that is not possible."""
+        ...
+
+    def is_present(self, worker: Worker) -> bool:
+        """Return True if the worker may write: it has not left and was not declared dead."""
+        ...
+
+
+class Waiters(Protocol):
+    """The events that wait for wake-ups in this process."""
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
 class BaseStore(Transactions[X]):
     """Claims, effects, keys, lanes and the ledger in one database."""
 
     sql: Statements
+    _leases: Leases
+    _ledger: Chains
+    _waiters: Waiters
 
     def __init__(
         self, *, isolates: bool, notices: NoticesOf | None, subscribers: Subscribers | None
@@ -64,16 +87,34 @@ class BaseStore(Transactions[X]):
         `subscribers`: places that get events, by deliveries that are committed with them.
         `isolates`: a supervisor starts child processes for messages that crashed their workers."""
         super().__init__(notices, subscribers)
+        self._opened: Any = None
+        """The open database, as the dialect knows it."""
         self._isolates = isolates
         self._expiry_paused = False
         self.governed = False
         self.quotas_of: QuotasOf | None = None
         self._fleet = Fleet()
 
+    async def open(self) -> None:
+        if self._opened is None:
+            self._opened = await self._open()
+
+    @abstractmethod
+    async def _open(self) -> Any:
+        """Open the database, and make `_leases`, `_ledger` and `_waiters` for it."""
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await self._close(opened)
+
+    @abstractmethod
+    async def _close(self, opened: Any) -> None: ...
+
     @property
     def expiry_paused(self) -> bool:
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
-        return self._expiry_paused or self._clock_is_in_doubt()
+        return self._expiry_paused or (self._opened is not None and self._clock_is_in_doubt())
 
     @expiry_paused.setter
     def expiry_paused(self, paused: bool) -> None:
@@ -102,6 +143,18 @@ class BaseStore(Transactions[X]):
     def subscribe(self) -> asyncio.Event:
         """An event that is set whenever there may be new work."""
         return self.subscribe_to(WORK)
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        if self._opened is not None:
+            self._waiters.unsubscribe(event)
+
+    def look_again(self) -> None:
+        """Wake everything in this process that waits for due work: the clock was moved."""
+        if self._opened is not None:
+            self._wake_here(WORK + OUTGOING)
+
+    @abstractmethod
+    def _wake_here(self, topics: str) -> None: ...
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -133,14 +186,46 @@ class BaseStore(Transactions[X]):
                 tx.before_end(tx.sql.workers.leaving, number)
                 return
             await workers.leave(tx, change, number)
-            if self._is_blank(number) and not change.entries:
+            if self._ledger.is_blank(number) and not change.entries:
                 tx.before_end(tx.sql.workers.forget, number)  # it has no chain (see `prune`)
 
         await self.write(op, worker_id=number)
 
+    def beat(self, worker: Worker) -> None:
+        self._leases.beat(worker)
+
+    def is_registered(self, worker: Worker) -> bool:
+        return self._leases.is_present(worker)
+
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
+        children = ended or {}
+        missing = await self._missing(worker, lease_s, children)
+        if missing is None:
+            return Reclaimed()
+
+        async def op(tx: X, change: Change) -> Reclaimed:
+            gone, budget = await missing(tx), crash_budget
+            return await workers.reap(
+                tx, change, gone, me=worker, crash_budget=budget, ended=children
+            )
+
+        found = await self.write(op, worker_id=worker.worker_id)
+        self._fleet.forget()
+        return found
+
     @abstractmethod
-    def _is_blank(self, worker_id: int) -> bool:
-        """Return True if it is certain that the ledger has no event of this worker."""
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[X], Awaitable[Sequence[workers.Gone]]] | None:
+        """Look for workers whose lease is over. Return what finds them in a transaction; None if
+        nobody is missing, or if this process cannot know."""
 
     @abstractmethod
     async def _offers(self) -> Sequence[Row]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
+Chain = tuple[str, int]
+"""tenant_id, worker_id"""
 GENESIS = b"\0" * 32
 _encode = msgspec.json.Encoder().encode
 
@@ -33,3 +35,15 @@ def links(previous: bytes, records: Iterable[Record]) -> list[bytes]:
         previous = digest.digest()
         found.append(previous)
     return found
+
+
+class Chains:
+    """The chains of one process, which has given out the ids of its workers."""
+
+    _given_out: Container[int]
+    """Worker ids that this process gave out: they have no chains from before."""
+    _begun: Iterable[Chain]
+
+    def is_blank(self, worker_id: int) -> bool:
+        """Return True if it is certain that nothing was ever written under this worker id."""
+        return worker_id in self._given_out and all(worker_id != each for _, each in self._begun)

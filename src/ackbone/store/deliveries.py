@@ -60,6 +60,8 @@ class StoreDeliveries:
     # -- take -------------------------------------------------------------------------------------
 
     async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
+        if self._takes_first():
+            return 0.0
         return await self._look(lambda rows, now: self._due_in_s(rows, channels, now))
 
     async def _due_in_s(
@@ -221,6 +223,10 @@ class StoreDeliveries:
         self._store.unsubscribe(event)
 
     # -- what a dialect adds ----------------------------------------------------------------------
+
+    def _takes_first(self) -> bool:
+        """Return True if `take` has something to do before it can be told what is due."""
+        return False
 
     async def _look(self, op: Callable[[Rows, int | None], Awaitable[T]]) -> T:
         """Run `op` without a transaction, with the time of now if this process knows it."""

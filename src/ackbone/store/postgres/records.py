@@ -11,12 +11,11 @@ from ackbone.store.record_rows import text_id
 from ackbone.store.records import StoreRecords
 from ackbone.store.sql import worded
 from ackbone.store.sql.records import EVENT
-from ackbone.store.unit import Row
+from ackbone.store.unit import OUTGOING, WORK, Row
 
 from .arrays import moment, us
 from .sql import SQL, WORDS
 from .store import PostgresStore
-from .wake import OUTGOING, WORK
 
 LATE_US = 2_000_000
 """A follower of the ledger looks back this far for events that became visible late."""

@@ -14,7 +14,6 @@ from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import (
     Candidate,
-    Reclaimed,
     Verdict,
     Worker,
 )
@@ -33,7 +32,7 @@ from .ledger import Ledger
 from .sql import SQL
 from .task_rows import NEXT_DUE, OFFERS
 from .timebase import ClockSet, TimeBase
-from .wake import OUTGOING, WORK, WakeUps
+from .wake import WakeUps
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]
@@ -69,26 +68,22 @@ class PostgresStore(BaseStore[Tx]):
         self._address = Address.from_url(url)
         self._clock = clock
         self._lease_s = lease_s
-        self._opened: Database | None = None
 
-    async def open(self) -> None:
-        if self._opened is None:
-            database = Database(self._address, self._clock)
-            await database.open()
-            self._time = TimeBase(database.clock)
-            self._watch = leases.BeatWatch()
-            self._ledger = Ledger(database)
-            self._renewal = leases.LeaseRenewal(self._address, self._lease_s)
-            self._wake_ups = WakeUps(database)
-            self._wake_ups.start()
-            self._opened = database
+    async def _open(self) -> Database:
+        database = Database(self._address, self._clock)
+        await database.open()
+        self._time = TimeBase(database.clock)
+        self._watch = leases.BeatWatch()
+        self._ledger: Ledger = Ledger(database)
+        self._leases: leases.LeaseRenewal = leases.LeaseRenewal(self._address, self._lease_s)
+        self._waiters: WakeUps = WakeUps(database)
+        self._waiters.start()
+        return database
 
-    async def close(self) -> None:
-        if self._opened is not None:
-            database, self._opened = self._opened, None
-            await self._wake_ups.stop()
-            await asyncio.to_thread(self._renewal.close)
-            await database.close()
+    async def _close(self, opened: Database) -> None:
+        await self._waiters.stop()
+        await asyncio.to_thread(self._leases.close)
+        await opened.close()
 
     @property
     def clock_jumps(self) -> int:
@@ -98,10 +93,11 @@ class PostgresStore(BaseStore[Tx]):
     def database(self) -> Database:
         if self._opened is None:
             raise StoreError(f"the store ({self._address.shown}) is not open")
-        return self._opened
+        opened: Database = self._opened
+        return opened
 
     def _clock_is_in_doubt(self) -> bool:
-        return self._opened is not None and self._time.in_doubt
+        return self._time.in_doubt
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -114,50 +110,28 @@ class PostgresStore(BaseStore[Tx]):
         await self._time.follow(self.database)
         worker_id, started_at = await self.write(op, worker_id=0)
         self._ledger.begin(worker_id, to_us(started_at))
-        self._renewal.begin()
+        self._leases.begin()
         return int(worker_id)
 
-    def beat(self, worker: Worker) -> None:
-        self._renewal.beat(worker)
-
-    def is_registered(self, worker: Worker) -> bool:
-        return self._renewal.is_present(worker)
-
-    async def reap(
-        self,
-        *,
-        worker: Worker,
-        lease_s: float,
-        crash_budget: int,
-        ended: Mapping[str, int] | None = None,
-    ) -> Reclaimed:
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[Tx], Awaitable[Sequence[workers.Gone]]] | None:
         """A worker is dead if its beat has not changed for a lease by this process's steady clock,
         while the server answered and took the beats of this process."""
         clock = self.database.clock
         before = clock.monotonic()
-        ((now, moved_us, server, ids, beats, orphans),) = await self.read(
-            leases.LOOK, worker.worker_id
-        )
+        ((now, moved_us, server, ids, beats, orphans),) = await self.read(leases.LOOK, me.worker_id)
         heard = clock.monotonic()
         if not self._time.see(Look.of(before, now, heard), moved_us):
             await self._follow_clock()
         signs = [leases.Sign(*each) for each in zip(ids, beats, strict=True)]
         silent = self._watch.silent(signs, server, lease_s, before_s=before, now_s=heard)
         orphans = orphans and self._watch.is_settled(lease_s, before)
-        if self.database.steady_s < lease_s or not self._renewal.is_steady:
+        if self.database.steady_s < lease_s or not self._leases.is_steady:
             silent, orphans = [], False  # only children whose end was seen are certainly dead
         if not silent and not orphans and not ended:
-            return Reclaimed()
-
-        async def op(tx: Tx, change: Change) -> Reclaimed:
-            children = ended or {}
-            missing = await leases.missing(tx, worker, silent, lease_s, list(children))
-            return await workers.reap(
-                tx, change, missing, me=worker, crash_budget=crash_budget, ended=children
-            )
-
-        self._fleet.forget()
-        return await self.write(op, worker_id=worker.worker_id)
+            return None
+        return lambda tx: leases.missing(tx, me, silent, lease_s, list(ended))
 
     async def _follow_clock(self) -> None:
         """The server's clock was set: move what waits, and wake everything that waits for it."""
@@ -165,9 +139,6 @@ class PostgresStore(BaseStore[Tx]):
         await self._time.follow(self.database)
         if self._time.jumps != jumps:
             self.look_again()
-
-    def _is_blank(self, worker_id: int) -> bool:
-        return self._ledger.is_blank(worker_id)
 
     async def _offers(self) -> Sequence[Row]:
         return await self.read(OFFERS, str(GRACE_S))
@@ -196,16 +167,10 @@ class PostgresStore(BaseStore[Tx]):
     # -- wake-ups ---------------------------------------------------------------------------------
 
     def subscribe_to(self, *topics: str) -> asyncio.Event:
-        return self._wake_ups.subscribe("".join(topics))
+        return self._waiters.subscribe("".join(topics))
 
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        if self._opened is not None:
-            self._wake_ups.unsubscribe(event)
-
-    def look_again(self) -> None:
-        """Wake everything in this process that waits for due work: the clock was moved."""
-        if self._opened is not None:
-            self._wake_ups.wake_here(WORK + OUTGOING)
+    def _wake_here(self, topics: str) -> None:
+        self._waiters.wake_here(topics)
 
     # -- the transaction --------------------------------------------------------------------------
 
@@ -261,7 +226,7 @@ class PostgresStore(BaseStore[Tx]):
     async def _committed(self, change: Change, worker_id: int) -> None:
         await super()._committed(change, worker_id)
         if change.topics:
-            self._wake_ups.wake("".join(sorted(change.topics)))
+            self._waiters.wake("".join(sorted(change.topics)))
         if change.keys or change.lanes:
             await self._pass_on_after(change, worker_id)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ackbone.core.outbound.delivery import Limits
 from ackbone.store.deliveries import StoreDeliveries
 from ackbone.store.unit import Rows
 
@@ -24,10 +23,8 @@ class SqliteDeliveries(StoreDeliveries):
         super().__init__(store)
         self._file_store = store
 
-    async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
-        if self._file_store.file.clock_was_set:
-            return 0.0  # `take` moves the waiting times first
-        return await super().due_in_s(channels)
+    def _takes_first(self) -> bool:
+        return self._file_store.file.clock_was_set  # `take` moves the waiting times
 
     async def _look(self, op: Callable[[Rows, int | None], Awaitable[T]]) -> T:
         """Run all statements in one turn of a reader thread."""

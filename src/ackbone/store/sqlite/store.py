@@ -34,11 +34,11 @@ from ackbone.store.tables import (
     TaskRows,
 )
 from ackbone.store.tasks import Ahead
-from ackbone.store.unit import OUTGOING, WORK, Change, Row
+from ackbone.store.unit import Change, Row
 
 from .delivery_rows import SqliteDeliveryRows, SqliteOutgoing
 from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
-from .leases import REGISTER, Leases, is_present_in
+from .leases import REGISTER, Leases
 from .ledger import Ledger
 from .sql import SQL
 from .task_rows import OFFERS, SqliteQueueRows, SqliteTaskRows, next_due
@@ -176,28 +176,26 @@ class SqliteStore(BaseStore[SqliteTx]):
         self.path = path
         self.clock = clock or SystemClock()
         self._queue = queue
-        self._opened: SqliteFile | None = None
         self.clock_jumps = 0
         """Always 0: the worker watches the same clock."""
 
-    async def open(self) -> None:
-        if self._opened is None:
-            file = await asyncio.to_thread(open_file, self.path, self.clock)
-            self._ledger = Ledger(file)
-            self._leases = Leases(file)
-            self._opened = file
+    async def _open(self) -> SqliteFile:
+        file = await asyncio.to_thread(open_file, self.path, self.clock)
+        self._ledger: Ledger = Ledger(file)
+        self._leases: Leases = Leases(file)
+        self._waiters: SqliteFile = file
+        return file
 
-    async def close(self) -> None:
-        if self._opened is not None:
-            file, self._opened = self._opened, None
-            self._leases.close()
-            await asyncio.to_thread(close_file, file)
+    async def _close(self, opened: SqliteFile) -> None:
+        self._leases.close()
+        await asyncio.to_thread(close_file, opened)
 
     @property
     def file(self) -> SqliteFile:
         if self._opened is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return self._opened
+        opened: SqliteFile = self._opened
+        return opened
 
     @property
     def fused(self) -> bool:
@@ -205,7 +203,7 @@ class SqliteStore(BaseStore[SqliteTx]):
         return self._queue is not None
 
     def _clock_is_in_doubt(self) -> bool:
-        return self._opened is not None and self._opened.clock_in_doubt
+        return self.file.clock_in_doubt
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -234,36 +232,21 @@ class SqliteStore(BaseStore[SqliteTx]):
         if not running:
             self._leases.release(worker.worker_id)
 
-    def beat(self, worker: Worker) -> None:
-        self._leases.beat(worker)
-
-    def is_registered(self, worker: Worker) -> bool:
-        return self.file.read_sync(lambda conn: is_present_in(conn, worker.worker_id))
-
-    async def reap(
-        self,
-        *,
-        worker: Worker,
-        lease_s: float,
-        crash_budget: int,
-        ended: Mapping[str, int] | None = None,
-    ) -> Reclaimed:
-        if not await self._leases.is_someone_missing(worker, lease_s):
-            return Reclaimed()
-
-        async def op(tx: SqliteTx, change: Change) -> Reclaimed:
-            missing = self._leases.missing(tx.conn, worker, lease_s)
-            return await workers.reap(
-                tx, change, missing, me=worker, crash_budget=crash_budget, ended=ended or {}
-            )
-
-        found = await self.write(op, worker_id=worker.worker_id)
+    async def reap(self, *, worker: Worker, **how: Any) -> Reclaimed:
+        found = await super().reap(worker=worker, **how)
         self._leases.forget(found.workers)
-        self._fleet.forget()
         return found
 
-    def _is_blank(self, worker_id: int) -> bool:
-        return self._ledger.is_blank(worker_id)
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[SqliteTx], Awaitable[Sequence[workers.Gone]]] | None:
+        if not await self._leases.is_someone_missing(me, lease_s):
+            return None
+
+        async def missing(tx: SqliteTx) -> Sequence[workers.Gone]:
+            return self._leases.missing(tx.conn, me, lease_s)
+
+        return missing
 
     async def _offers(self) -> Sequence[Row]:
         return await self.read(OFFERS, int(GRACE_S * 1e6), self.clock.now_us())
@@ -283,14 +266,8 @@ class SqliteStore(BaseStore[SqliteTx]):
     def subscribe_to(self, *topics: str) -> asyncio.Event:
         return self.file.subscribe(*(topic.encode() for topic in topics))
 
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        if self._opened is not None:
-            self._opened.unsubscribe(event)
-
-    def look_again(self) -> None:
-        """Wake everything in this process that waits for due work: the clock was moved."""
-        if self._opened is not None:
-            self._opened._set_waiters((WORK + OUTGOING).encode())
+    def _wake_here(self, topics: str) -> None:
+        self.file._set_waiters(topics.encode())
 
     # -- the transaction --------------------------------------------------------------------------
 
