@@ -171,17 +171,17 @@ class Storage(ABC):
         return self._roles.deliveries(self._own(store))
 
     def metric_rows(self, store: Store) -> MetricRows:
-        from ackbone.store.metric_rows import StoreMetricRows
+        from ackbone.store.upkeep import StoreMetricRows
 
         return StoreMetricRows(self._own(store))
 
     def governance(self, store: Store) -> GovernanceUpkeep:
-        from ackbone.store.governance import StoreGovernance
+        from ackbone.store.upkeep import StoreGovernance
 
         return StoreGovernance(self._own(store))
 
     def copies(self, store: Store) -> Copies:
-        from ackbone.store.copies import StoreCopies
+        from ackbone.store.upkeep import StoreCopies
 
         return StoreCopies(self._own(store))
 
@@ -426,7 +426,7 @@ def storage_of(config: Config) -> Storage:
 def endings_of(store: Store) -> Endings:
     """How the messages of an open store ended."""
     from ackbone.store.base import BaseStore
-    from ackbone.store.endings import StoreEndings
+    from ackbone.store.upkeep import StoreEndings
 
     if isinstance(store, BaseStore):
         return StoreEndings(store)

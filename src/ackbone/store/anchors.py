@@ -14,13 +14,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import Worker
 
+from .base import BaseStore
 from .seals import (
     ANCHOR_TASK,
     Anchor,
@@ -31,7 +32,7 @@ from .seals import (
     read_anchor,
     readable,
 )
-from .unit import Change, Row, Tx, UnitOfWork
+from .unit import Change, Row, Tx
 
 log = logging.getLogger("ackbone.ledger")
 
@@ -130,7 +131,7 @@ def _last_line(fd: int) -> bytes:
 
 
 Reader = Callable[..., Awaitable[list[Row]]]
-"""`UnitOfWork.read` or `Tx.rows`."""
+"""`BaseStore.read` or `Tx.rows`."""
 
 
 class Moved(NamedTuple):
@@ -162,7 +163,7 @@ class Anchors:
     """One step signs the chains that moved. Run it under the role `anchor`."""
 
     def __init__(
-        self, store: UnitOfWork, ends: ChainEnds, *, key: bytes, anchor_file: Path
+        self, store: BaseStore[Any], ends: ChainEnds, *, key: bytes, anchor_file: Path
     ) -> None:
         self._store = store
         self._ends = ends

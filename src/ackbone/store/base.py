@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from ackbone.core.broker import Subscription
+from ackbone.core.errors import StoreCorrupt
 from ackbone.core.ids import new_id
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.outcome import UNSTORABLE, Dead
@@ -24,13 +25,10 @@ from ackbone.core.store import (
     Commit,
     Company,
     Decode,
-    EffectState,
     Finished,
     Offers,
     QuotasOf,
     Reclaimed,
-    Reply,
-    Run,
     Send,
     Suspects,
     Taken,
@@ -39,16 +37,17 @@ from ackbone.core.store import (
     lets_go,
 )
 
-from . import claims, dead_on_arrival, parked, runs, taking, workers
+from . import claims, dead_on_arrival, parked, workers
 from .chain import Chains
 from .claiming import LOOK_S, Claiming, Fleet, handled_by, offers_text
-from .commit import NoticesOf, Transactions, X, commit_in_halves
+from .commit import NoticesOf, X, commit_in_halves
 from .finish import finish
-from .keys import release_waiting
 from .quota_book import QuotaBook
+from .runs import RunWrites
 from .sql import Statements
 from .tasks import Ahead
 from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Row, Tx
+from .waiting import release_waiting
 
 T = TypeVar("T")
 log = logging.getLogger("ackbone.store")
@@ -72,7 +71,7 @@ class Waiters(Protocol):
     def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
-class BaseStore(Transactions[X]):
+class BaseStore(RunWrites[X]):
     """Claims, effects, keys, lanes and the ledger in one database."""
 
     sql: Statements
@@ -130,15 +129,17 @@ class BaseStore(Transactions[X]):
 
     @abstractmethod
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`."""
+        """As `read`, for rows whose time has come by the clock that the rows were written by.
+
+        Nothing is due after the clock was set until the waiting rows have moved with it."""
 
     @abstractmethod
     async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
-        """See `UnitOfWork.write_once`."""
+        """As `write`, for an operation that would fail if it were repeated after it succeeded."""
 
     @abstractmethod
     def subscribe_to(self, *topics: str) -> asyncio.Event:
-        """See `UnitOfWork.subscribe_to`."""
+        """An event that is set after each commit that wakes one of these topics."""
 
     def subscribe(self) -> asyncio.Event:
         """An event that is set whenever there may be new work."""
@@ -211,9 +212,9 @@ class BaseStore(Transactions[X]):
             return Reclaimed()
 
         async def op(tx: X, change: Change) -> Reclaimed:
-            gone, budget = await missing(tx), crash_budget
+            gone = await missing(tx)
             return await workers.reap(
-                tx, change, gone, me=worker, crash_budget=budget, ended=children
+                tx, change, gone, me=worker, crash_budget=crash_budget, ended=children
             )
 
         found = await self.write(op, worker_id=worker.worker_id)
@@ -243,11 +244,6 @@ class BaseStore(Transactions[X]):
 
     # -- claim and finish -------------------------------------------------------------------------
 
-    async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
-        return await self.write(
-            lambda tx, change: runs.adopt(tx, batch, worker.worker_id), worker_id=worker.worker_id
-        )
-
     async def hold_back(self, send: Send) -> None:
         """Keep a message that is not due yet; the outbox publishes it when it is."""
 
@@ -255,35 +251,6 @@ class BaseStore(Transactions[X]):
             change.sends.append(send)
 
         await self.write_once(op, worker_id=0)
-
-    # -- during a run -----------------------------------------------------------------------------
-
-    async def effect_begin(
-        self, run: Run, name: str, *, again: bool = False
-    ) -> tuple[EffectState, bytes | None]:
-        return await self._of_run(
-            run, lambda tx, change: runs.effect_begin(tx, change, run, name, again=again)
-        )
-
-    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
-        await self._of_run(
-            run, lambda tx, change: runs.effect_done(tx, change, run, name, result, again=again)
-        )
-
-    async def effect_raised(self, run: Run, name: str, error: str) -> None:
-        await self._of_run(run, lambda tx, change: runs.effect_raised(tx, run, name, error))
-
-    async def effect_clear(self, run: Run, name: str) -> None:
-        await self._of_run(run, lambda tx, change: runs.effect_clear(tx, run, name))
-
-    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
-        await self._of_run(run, lambda tx, change: runs.heartbeat(tx, change, run, data))
-
-    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
-        return await self._of_run(run, lambda tx, change: runs.reply_now(tx, change, run, reply, n))
-
-    async def _of_run(self, run: Run, op: Callable[[X, Change], Awaitable[T]]) -> T:
-        return await self.write(op, worker_id=run.token.worker_id)
 
     # -- relays -----------------------------------------------------------------------------------
 
@@ -378,12 +345,7 @@ class BaseStore(Transactions[X]):
         return await commit_in_halves(batch, admit, unstorable)
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        async def op(tx: Tx, change: Change) -> Taken:
-            return await taking.take(self._claiming(tx, change, sub, worker), decode, limit)
-
-        # Not synced, whatever it answers: a power cut that takes a verdict back puts the message
-        # back into the queue, because both are the same commit.
-        return await self.write(op, worker_id=worker.worker_id, durable=False)
+        raise StoreCorrupt("taking from the queue needs a queue in the same file")
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY

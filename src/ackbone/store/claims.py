@@ -26,7 +26,7 @@ from ackbone.core.outcome import FINAL, ParkKind, Status
 from ackbone.core.quota import WAITS_FOR
 from ackbone.core.store import Answer, Approved, Candidate, Company, Run, Token, Verdict
 
-from . import dead_on_arrival, lanes
+from . import dead_on_arrival, waiting
 from .claiming import (
     TASK,
     Claiming,
@@ -232,7 +232,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
 async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
     """Take over messages with an ordering key, in the broker's order. Every copy of them may be
     acknowledged after the commit."""
-    rest = await lanes.append(claim, candidates)
+    rest = await waiting.append(claim, candidates)
     others = {id(candidate) for candidate in rest}
     new = [c.message for c in candidates if c.message is not None and id(c) not in others]
     claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])

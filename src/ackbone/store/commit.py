@@ -32,6 +32,7 @@ from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.outcome import Status
 from ackbone.core.store import Send
 
+from .conditions import STATUS_OF_EVENT
 from .delivery_rows import notification_rows
 from .outcomes import Letter
 from .unit import OUTGOING, Change, Identity, Row, Tx
@@ -44,13 +45,12 @@ Answer = TypeVar("Answer")
 NoticesOf = Callable[[str], Notices | None]
 """The queues that notices of a subscription go to; None: the subscription has no notices."""
 _Ended = tuple[Notices, Status, Mapping[str, Any]]
-_STATUS_OF = {event: status for status, event in events.EVENT_OF_STATUS.items()}
-_RELEVANT = frozenset({*_STATUS_OF, events.DLQ})
+_RELEVANT = frozenset({*STATUS_OF_EVENT, events.DLQ})
 _encode = msgspec.json.Encoder().encode
 
 
 class Transactions(ABC, Generic[X]):
-    """`UnitOfWork`: the transactions of one store. `X` is the `Tx` of its dialect."""
+    """The transactions of one store. `X` is the `Tx` of its dialect."""
 
     def __init__(self, notices: NoticesOf | None, subscribers: Subscribers | None) -> None:
         self._notices = notices
@@ -132,7 +132,7 @@ async def add_notices(tx: Tx, change: Change, notices: NoticesOf) -> None:
         elif identity not in change.told:
             to = notices(subscription)
             if to is not None:
-                ends[identity] = (to, _STATUS_OF[kind], data)
+                ends[identity] = (to, STATUS_OF_EVENT[kind], data)
     for identity in change.again:
         to = notices(identity[1])
         if to is not None and to.on_ack:

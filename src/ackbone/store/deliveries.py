@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ackbone.core.outbound import send_order, settling
 from ackbone.core.outbound.delivery import Fits, Limits, New, Outbound, Settled, Taken
@@ -17,21 +17,12 @@ from ackbone.core.outbound.settling import FREED, SENDER_DIED, Orphan
 from ackbone.core.outbound.windows import Windows, state_of, window_of
 from ackbone.core.store import Worker
 
+from .base import BaseStore
 from .delivery_rows import ALL, PAUSED, WindowRow, due_reply, new_delivery_row, with_content
 from .sql.deliveries import DeliveriesSql
-from .unit import OUTGOING, Change, Operation, Rows, Tx, UnitOfWork
+from .unit import OUTGOING, Change, Operation, Rows, Tx
 
 T = TypeVar("T")
-
-
-class DeliveryStore(UnitOfWork, Protocol):
-    """The store as its deliveries use it."""
-
-    def expiry_us(self, now_us: int) -> int:
-        """Replies that expire up to this moment are over."""
-        ...
-
-    def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
 class StoreDeliveries:
@@ -40,7 +31,7 @@ class StoreDeliveries:
 
     sql: DeliveriesSql
 
-    def __init__(self, store: DeliveryStore) -> None:
+    def __init__(self, store: BaseStore[Any]) -> None:
         self._store = store
         self._turn = 0
         self._freeing: set[str] = set()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ackbone.core import events
 from ackbone.core.approvals import Approval
@@ -26,8 +26,9 @@ from ackbone.core.text import storable
 
 from . import approvals, delivery_operations, orchestration, parked
 from .approvals import Answering
+from .base import BaseStore
 from .record_rows import uuid_text
-from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx, UnitOfWork
+from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx
 
 log = logging.getLogger("ackbone.store")
 
@@ -37,16 +38,6 @@ LEAVE_S = 1.0
 """How long an operator that is done or interrupted tries to give back its worker id (seconds)."""
 
 
-class Desk(UnitOfWork, Protocol):
-    """A store at which operators act."""
-
-    async def register(self, name: str) -> Worker: ...
-
-    async def leave(self, worker: Worker) -> None: ...
-
-    def beat(self, worker: Worker) -> None: ...
-
-
 class StoreOperations:
     """`Operations`, `Answers` and `DeliveryActs` under a worker id of their own, which chains their
     events in the ledger while `async with` lasts.
@@ -54,7 +45,7 @@ class StoreOperations:
     `by`: the name of the operator, in every event.
     """
 
-    def __init__(self, store: Desk, *, by: str, beat_every_s: float = 1.0) -> None:
+    def __init__(self, store: BaseStore[Any], *, by: str, beat_every_s: float = 1.0) -> None:
         self._store = store
         self._by = by
         self._beat_every_s = beat_every_s

@@ -22,8 +22,9 @@ from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
 from ackbone.store.outcomes import Letter
 
+from .base import BaseStore
 from .outcomes import bury
-from .unit import OUTGOING, Change, Tx, UnitOfWork
+from .unit import OUTGOING, Change, Tx
 
 log = logging.getLogger("ackbone.outbox")
 
@@ -83,7 +84,7 @@ class Outbox:
     """One step publishes every row that is due. Run it under the role `outbox`."""
 
     def __init__(
-        self, store: UnitOfWork, broker: Broker, *, codec_of: Callable[[str], str]
+        self, store: BaseStore[Any], broker: Broker, *, codec_of: Callable[[str], str]
     ) -> None:
         """`codec_of` names the codec of a queue."""
         self._store = store

@@ -26,8 +26,9 @@ import msgspec
 
 from ackbone.core.store import Worker
 
+from .base import BaseStore
 from .conditions import FINAL_WORDS
-from .unit import Change, Tx, UnitOfWork
+from .unit import Change, Tx
 
 log = logging.getLogger("ackbone.store")
 
@@ -137,7 +138,7 @@ class OldRows(Protocol):
 class Retention:
     """One step deletes every row that may go. Run it under the role `retention`."""
 
-    def __init__(self, store: UnitOfWork, rows: OldRows, keep: Keep) -> None:
+    def __init__(self, store: BaseStore[Any], rows: OldRows, keep: Keep) -> None:
         self._store = store
         self._rows = rows
         kept = ((rule, getattr(keep, rule.keep)) for rule in RULES)
@@ -161,7 +162,7 @@ class Retention:
         return gone
 
 
-async def delete_all(store: UnitOfWork, statement: str, keep_us: int, *values: Any) -> int:
+async def delete_all(store: BaseStore[Any], statement: str, keep_us: int, *values: Any) -> int:
     """Run a deletion of at most `BATCH` rows until a batch is not full; returns how many rows."""
     gone = 0
     while True:
@@ -171,7 +172,9 @@ async def delete_all(store: UnitOfWork, statement: str, keep_us: int, *values: A
             return gone
 
 
-async def delete_some(store: UnitOfWork, statements: list[str], keep_us: int, *values: Any) -> int:
+async def delete_some(
+    store: BaseStore[Any], statements: list[str], keep_us: int, *values: Any
+) -> int:
     """Run deletions in one transaction; returns how many rows the last one returned. The first
     parameter is the moment before which rows are old, by the time of the transaction."""
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from ackbone.core.broker import Delivery, Subscription
     from ackbone.core.message import Message
     from ackbone.core.store import Candidate, Finished, Run, Verdict
 
@@ -192,44 +191,6 @@ class QuotaRows(Protocol):
 
     def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows as `QuotaBook.changed` returns them."""
-        ...
-
-
-class QueueRows(Protocol):
-    """The queue of a broker that lives in the store's database."""
-
-    async def promote(self) -> int | None:
-        """Make delayed messages ready that are due; returns when the next one is (µs)."""
-        ...
-
-    async def has_keyed(self, sub: Subscription) -> bool:
-        """True if a message with an ordering key can be taken."""
-        ...
-
-    async def take(
-        self, sub: Subscription, *, limit: int, keyed: bool, floor: int = 0
-    ) -> Sequence[Delivery]:
-        """Remove due messages from the queue and return them.
-
-        `keyed`: those with an ordering key, in the order sent. Otherwise those without one, by
-        priority, none below `floor`.
-        """
-        ...
-
-    async def ready_heads(self, claim: Claiming, limit: int) -> int:
-        """Conversations with a message that this worker could run now, counted up to `limit`.
-
-        A message that waits for a retry, that crashed a worker, or that only another worker can
-        handle does not count: it must not keep others out of their lanes.
-        """
-        ...
-
-    async def first_due(self, subscription: str) -> list[tuple[int, int]]:
-        """By priority, the highest first: when the first task that the store holds is due (µs)."""
-        ...
-
-    async def next_due(self, subscription: str) -> int | None:
-        """When the next task that the store holds is due, of those that are not yet (µs)."""
         ...
 
 

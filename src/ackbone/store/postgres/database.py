@@ -24,7 +24,7 @@ from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 from ackbone.core.clock import Clock, SystemClock, to_us
 from ackbone.core.errors import StoreUnavailable
 from ackbone.store.outcomes import Letter
-from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
+from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, TaskRows
 
 from . import arrays
 from .address import Address
@@ -112,8 +112,6 @@ class Tx:
 
     sql = SQL
     exclusive = False
-    queue: QueueRows | None = None
-    """The broker lives elsewhere."""
 
     def __init__(
         self,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ackbone.store.conditions import ENDED, UNCOMMON, UNENDED, none_of
+from ackbone.store.conditions import ENDED, FINAL_EVENTS, UNCOMMON, UNENDED, none_of
 from ackbone.store.delivery_rows import LIVE
-from ackbone.store.endings import FINAL_EVENTS
 from ackbone.store.retention import BATCH
 from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered
@@ -111,7 +110,6 @@ _QUEUES = (
     " WHERE (t.tenant_id, t.queue_name) > (q.tenant, q.queue)"
     " ORDER BY t.tenant_id, t.queue_name LIMIT 1) n) SELECT tenant, queue FROM q"
 )
-_FINAL = ", ".join(f"'{each}'" for each in FINAL_EVENTS)
 
 _RECORDS = RecordsSql(
     events_of=f"{EVENT} WHERE tenant_id = $1 AND task_id = $2 ORDER BY created_at, id",
@@ -128,7 +126,7 @@ _RECORDS = RecordsSql(
         " AND d.subscription = e.subscription ORDER BY d.failed_at DESC LIMIT 1)"
         " FROM unnest($2::text[], $3::text[]) u(tenant, task) JOIN event_log e"
         " ON e.tenant_id = u.tenant AND e.task_id = u.task WHERE e.subscription = $1"
-        f" AND e.event_type IN ({_FINAL})"
+        f" AND e.event_type IN {FINAL_EVENTS}"
     ),
 )
 

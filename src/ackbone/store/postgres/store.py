@@ -20,9 +20,9 @@ from ackbone.core.store import (
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.claiming import GRACE_S
-from ackbone.store.keys import release_waiting
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change
+from ackbone.store.waiting import release_waiting
 
 from . import leases
 from .address import Address
@@ -179,7 +179,7 @@ class PostgresStore(BaseStore[Tx]):
         return await self.database.read(statement, *values)
 
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`. The statement returns the server's time as its last column,
+        """See `BaseStore.read_due`. The statement returns the server's time as its last column,
         which is left out here."""
         clock = self.database.clock
         before = clock.monotonic()
@@ -231,7 +231,7 @@ class PostgresStore(BaseStore[Tx]):
             await self._pass_on_after(change, worker_id)
 
     async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
-        """See `UnitOfWork.write_once`. An operation whose answer was lost is recognized by its
+        """See `BaseStore.write_once`. An operation whose answer was lost is recognized by its
         first event, and is answered as it was."""
         made: tuple[T, Change, int] | None = None
 

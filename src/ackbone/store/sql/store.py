@@ -119,7 +119,7 @@ class WorkersSql(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaintenanceSql(msgspec.Struct, frozen=True, kw_only=True):
-    """`UnitOfWork.read_due` runs those that end in `_due`."""
+    """`BaseStore.read_due` runs those that end in `_due`."""
 
     outbox_due: str
     """limit → the columns of `outbox.Row`, the oldest first; the id is a text"""

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from ackbone.store import conditions
-from ackbone.store.conditions import UNCOMMON, UNENDED
+from ackbone.store.conditions import FINAL_EVENTS, UNCOMMON, UNENDED
 from ackbone.store.delivery_rows import LIVE
-from ackbone.store.endings import FINAL_EVENTS
 from ackbone.store.retention import BATCH
 from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered, worded
@@ -115,7 +114,6 @@ _QUEUES = TENANT_NAMES.format("queue_executions") + (
     " AND queue_name > q.queue) FROM q WHERE q.queue IS NOT NULL)"
     " SELECT tenant, queue FROM q WHERE queue IS NOT NULL"
 )
-_FINAL = ", ".join(f"'{each}'" for each in FINAL_EVENTS)
 
 _RECORDS = RecordsSql(
     letter_ids=(
@@ -137,7 +135,7 @@ _RECORDS = RecordsSql(
         " AND d.subscription = e.subscription ORDER BY d.failed_at DESC LIMIT 1)"
         " FROM json_each(?2) t CROSS JOIN event_log e WHERE e.tenant_id = t.value"
         " AND e.task_id = json_extract(?3, '$[' || t.key || ']') AND e.subscription = ?1"
-        f" AND e.event_type IN ({_FINAL})"
+        f" AND e.event_type IN {FINAL_EVENTS}"
     ),
 )
 

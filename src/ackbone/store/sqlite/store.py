@@ -16,32 +16,34 @@ from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import (
+    Decode,
     Reclaimed,
+    Taken,
     Worker,
 )
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.claiming import GRACE_S
-from ackbone.store.keys import release_waiting
 from ackbone.store.outcomes import Letter
 from ackbone.store.tables import (
     GrantedRuns,
     KeyRows,
     LaneRows,
-    QueueRows,
     QuotaRows,
     TaskRows,
 )
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change, Row
+from ackbone.store.waiting import release_waiting
 
 from .delivery_rows import SqliteDeliveryRows, SqliteOutgoing
 from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
 from .leases import REGISTER, Leases
 from .ledger import Ledger
 from .sql import SQL
-from .task_rows import OFFERS, SqliteQueueRows, SqliteTaskRows, next_due
+from .taking import Queue, next_due
+from .task_rows import OFFERS, SqliteTaskRows
 
 _STATE = "SELECT state FROM workers WHERE worker_id = ?"
 
@@ -85,12 +87,6 @@ class SqliteTx:
         return SqliteQuotaRows(self.conn)
 
     @property
-    def queue(self) -> QueueRows | None:
-        if self._queue is None:
-            return None
-        return SqliteQueueRows(self.conn, self.now_us, self._queue)
-
-    @property
     def deliveries(self) -> SqliteDeliveryRows:
         return SqliteDeliveryRows(self.conn)
 
@@ -107,8 +103,7 @@ class SqliteTx:
     def before_end(self, statement: str, *values: Any) -> None:
         self.conn.execute(statement, parameters(values))
 
-    def at_end(self, statement: str, *values: Any) -> None:
-        self.conn.execute(statement, parameters(values))
+    at_end = before_end
 
     async def moment(self) -> int:
         return self.now_us
@@ -253,6 +248,19 @@ class SqliteStore(BaseStore[SqliteTx]):
 
     # -- claim ------------------------------------------------------------------------------------
 
+    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        broker = self._queue
+        if broker is None:
+            return await super().take(sub, decode, limit=limit, worker=worker)
+
+        async def op(tx: SqliteTx, change: Change) -> Taken:
+            claim = self._claiming(tx, change, sub, worker)
+            return await Queue(tx.conn, tx.now_us, broker, claim, decode).take(limit)
+
+        # Not synced, whatever it answers: a power cut that takes a verdict back puts the message
+        # back into the queue, because both are the same commit.
+        return await self.write(op, worker_id=worker.worker_id, durable=False)
+
     async def next_due_s(self, sub: Subscription) -> float | None:
         now = self.clock.now_us()
         due = await self.file.read(lambda conn: next_due(conn, sub.name, now))
@@ -278,7 +286,7 @@ class SqliteStore(BaseStore[SqliteTx]):
         )
 
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`. The statement takes the time as its last parameter."""
+        """See `BaseStore.read_due`. The statement takes the time as its last parameter."""
         file = self.file
 
         def op(conn: sqlite3.Connection) -> list[Row]:
@@ -294,7 +302,7 @@ class SqliteStore(BaseStore[SqliteTx]):
     async def write_once(
         self, op: Callable[[SqliteTx, Change], Awaitable[T]], *, worker_id: int
     ) -> T:
-        """See `UnitOfWork.write_once`. The operation gives up if its turn does not come soon."""
+        """See `BaseStore.write_once`. The operation gives up if its turn does not come soon."""
         result, change = await self._transact(
             op, worker_id=worker_id, durable=True, within_s=TURN_WAIT_S
         )
