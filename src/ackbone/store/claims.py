@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ackbone.core import events
 from ackbone.core.broker import Delivery
 from ackbone.core.clock import to_us
 from ackbone.core.errors import DecodeError, StoreCorrupt
@@ -38,7 +37,7 @@ from .claiming import (
     reclaimed,
     waits_for_quota,
 )
-from .outcomes import final_data, identity_of
+from .outcomes import identity_of, task_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
 from .tasks import (
@@ -377,17 +376,9 @@ async def _without_key(claim: Claiming, asking: _Asking, holder: Holder, batch: 
     run, change = asking.run, claim.change
     message, identity = run.message, identity_of(run)
     if holder.state == "done":
-        data = final_data(
-            run.queue,
-            message.tenant_id,
-            message.id,
-            message.type,
-            message.trace_id,
-            Status.DUPLICATE,
-        )
-        data["first_id"] = holder.message_id
+        final = task_of(run).final(Status.DUPLICATE, first_id=holder.message_id)
         batch.duplicates.append((identity, holder.value))
-        change.entries.append((*identity, events.DUPLICATE, data))
+        change.entries.append(final)
         change.let_go(message.tenant_id, run.subscription, None, run.lane)
         return Verdict(answer=Answer.DUPLICATE, delivery=asking.delivery)
     await _hold(claim, run, asking.candidate)

@@ -30,7 +30,7 @@ from ackbone.core.store import Commit, Finished, Run
 from ackbone.core.text import storable
 
 from .tasks import run_info
-from .unit import Tx
+from .unit import Change, Identity, Tx
 
 _encode = msgspec.json.Encoder().encode
 HANDED_BACK = "handed back"
@@ -138,6 +138,44 @@ def final_data(
         "duration_ms": 0,
         "agent_run_id": None,
     }
+
+
+class TaskRow(msgspec.Struct):
+    """A task, in the order of the first columns of statements that return tasks."""
+
+    tenant_id: str
+    subscription: str
+    message_id: str
+    queue: str
+    event_name: str | None
+    trace_id: str | None
+
+    @property
+    def identity(self) -> Identity:
+        return self.tenant_id, self.subscription, self.message_id
+
+    def final(self, status: Status, **data: Any) -> Entry:
+        """The final event of a task that ends otherwise than by its run."""
+        found = final_data(
+            self.queue, self.tenant_id, self.message_id, self.event_name, self.trace_id, status
+        )
+        found.update(data)
+        return (*self.identity, events.EVENT_OF_STATUS[status], found)
+
+    def letter(self, reason: str, error: str, **kept: Any) -> Letter:
+        return Letter(*self.identity, self.queue, self.event_name, reason, error, **kept)
+
+    def let_go(self, tx: Tx, change: Change, key: str | None, lane: str | None) -> None:
+        """A task that ended holds neither its key nor its conversation."""
+        if key is not None:
+            held = (self.tenant_id, self.subscription, key, self.message_id)
+            tx.before_end(tx.sql.operations.free_key, *held)
+        change.let_go(self.tenant_id, self.subscription, key, lane)
+
+
+def task_of(run: Run) -> TaskRow:
+    message = run.message
+    return TaskRow(*identity_of(run), run.queue, message.type, message.trace_id)
 
 
 TRACEBACKS = 3
@@ -253,7 +291,7 @@ def recorded(end: End, *, is_created: bool) -> list[events.Entry]:
     return [final] if is_created else [(*identity, events.CREATED, {"foreign": True}), final]
 
 
-class Letter(msgspec.Struct, kw_only=True):
+class Letter(msgspec.Struct):
     """What is kept of a message that ended badly."""
 
     tenant_id: str
@@ -271,15 +309,9 @@ class Letter(msgspec.Struct, kw_only=True):
 
 def letter_of(run: Run, reason: str, error: str) -> Letter:
     """The dead letter of a claimed message."""
-    message = run.message
-    return Letter(
-        tenant_id=message.tenant_id,
-        subscription=run.subscription,
-        message_id=message.id,
-        queue=run.queue,
-        event_name=message.type,
-        reason=reason,
-        error=error,
+    return task_of(run).letter(
+        reason,
+        error,
         retry_count=max(0, run.failures),
         history=run.history,
         body=run.body,

@@ -10,7 +10,7 @@ from ackbone.core.errors import Conflict, NotFound
 from ackbone.core.outcome import NO_HANDLER, Status
 from ackbone.core.text import storable
 
-from .outcomes import Letter, bury, final_data
+from .outcomes import TaskRow, bury
 from .tasks import decode_history
 from .unit import WORK, Change, Identity, Row, Tx
 
@@ -76,31 +76,22 @@ async def end(
     `keep_letter`: it is kept as a dead letter, too, under the word of its status.
     """
     await parked_kind(tx, identity)
-    tenant_id, subscription, message_id = identity
     now_us = await tx.moment()
     ((queue, type_, trace_id, key, lane, retries, history, body, info),) = await tx.rows(
         tx.sql.operations.parked_task, *identity
     )
     await tx.send(tx.sql.operations.end_parked, *identity, status.value, storable(reason), now_us)
-    final = final_data(queue, tenant_id, message_id, type_, trace_id, status)
-    final.update(reason=storable(reason), **data)
-    change.entries.append((*identity, events.EVENT_OF_STATUS[status], final))
+    task = TaskRow(*identity, queue, type_, trace_id)
+    change.entries.append(task.final(status, reason=storable(reason), **data))
     if keep_letter:
-        letter = Letter(
-            tenant_id=tenant_id,
-            subscription=subscription,
-            message_id=message_id,
-            queue=queue,
-            event_name=type_,
-            reason=status.value,
-            error=reason,
+        letter = task.letter(
+            status.value,
+            reason,
             retry_count=retries or 0,
             history=decode_history(history),
             body=body,
             body_info=info,
         )
         change.entries.append(bury(tx, letter, now_us))
-    if key is not None:
-        tx.before_end(tx.sql.operations.free_key, tenant_id, subscription, key, message_id)
-    change.let_go(tenant_id, subscription, key, lane)
+    task.let_go(tx, change, key, lane)
     change.topics.add(WORK)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .outcomes import TaskRow
+
 if TYPE_CHECKING:
     from ackbone.core.message import Message
     from ackbone.core.store import Candidate, Finished, Run, Verdict
@@ -42,26 +44,16 @@ class Holder(NamedTuple):
     """The result, once it is done."""
 
 
-class Waiter(NamedTuple):
+class Waiter(TaskRow):
     """A message that waits for a key which is free or done."""
 
-    tenant_id: str
-    subscription: str
-    message_id: str
     key: str
-    queue: str
-    event_name: str | None
-    trace_id: str | None
     lane: str | None
     holder: str | None
     """The id of the message that had the key."""
     state: str | None
     """None: the key is free."""
     value: bytes | None
-
-    @property
-    def identity(self) -> Identity:
-        return self.tenant_id, self.subscription, self.message_id
 
 
 class Placed(NamedTuple):

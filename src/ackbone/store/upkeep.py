@@ -4,12 +4,10 @@ answered, quotas that changed, metrics, and how messages of a trigger ended."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from ackbone.core import events
-from ackbone.core.events import Entry
 from ackbone.core.ids import new_id
 from ackbone.core.meter import MetricRow
 from ackbone.core.outcome import Ending, Identity, Status
@@ -18,7 +16,7 @@ from ackbone.core.store import Worker
 from .approvals import expire
 from .base import BaseStore
 from .conditions import STATUS_OF_EVENT
-from .outcomes import Letter, bury, final_data
+from .outcomes import TaskRow, bury
 from .tasks import decode_history
 from .unit import WORK, Change, Tx
 
@@ -76,45 +74,13 @@ ERROR = (
 )
 
 
-class Lost(NamedTuple):
+class Lost(TaskRow):
     """A task that ended because its copy is gone; the fields are in the order of the columns."""
 
-    tenant_id: str
-    subscription: str
-    message_id: str
-    queue: str
-    event_name: str | None
     attempt: int
     crashes: int
     key: str | None
     history: str | None
-    trace_id: str | None
-
-    def failed(self) -> Entry:
-        """The final event."""
-        data = final_data(
-            self.queue,
-            self.tenant_id,
-            self.message_id,
-            self.event_name,
-            self.trace_id,
-            Status.FAILED,
-        )
-        data.update(reason=REASON, error=ERROR)
-        return self.tenant_id, self.subscription, self.message_id, events.FAILED, data
-
-    def letter(self) -> Letter:
-        return Letter(
-            tenant_id=self.tenant_id,
-            subscription=self.subscription,
-            message_id=self.message_id,
-            queue=self.queue,
-            event_name=self.event_name,
-            reason=REASON,
-            error=ERROR,
-            retry_count=max(0, self.attempt - self.crashes),
-            history=decode_history(self.history),
-        )
 
 
 class StoreCopies:
@@ -150,11 +116,11 @@ class StoreCopies:
 
 
 def _end(tx: Tx, change: Change, task: Lost, now_us: int) -> None:
-    change.entries += [task.failed(), bury(tx, task.letter(), now_us)]
-    if task.key is not None:
-        key = (task.tenant_id, task.subscription, task.key)
-        tx.before_end(tx.sql.operations.free_key, *key, task.message_id)
-    change.let_go(task.tenant_id, task.subscription, task.key, None)
+    retry_count, history = max(0, task.attempt - task.crashes), decode_history(task.history)
+    letter = task.letter(REASON, ERROR, retry_count=retry_count, history=history)
+    final = task.final(Status.FAILED, reason=REASON, error=ERROR)
+    change.entries += [final, bury(tx, letter, now_us)]
+    task.let_go(tx, change, task.key, None)
 
 
 _decode = msgspec.json.Decoder().decode

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ackbone.core import events
 from ackbone.core.outcome import Status
 from ackbone.core.store import Candidate
 
 from .claiming import Claiming
-from .outcomes import final_data
 from .tables import Pair, Placed
 from .tasks import Task, new_task
 from .unit import WORK, Change, Identity, Key, Lane, Tx
@@ -44,16 +42,7 @@ async def release_waiting(
             following.setdefault((task.tenant_id, task.subscription, task.key), task.identity)
             continue
         ended.append((task.identity, task.value))
-        data = final_data(
-            task.queue,
-            task.tenant_id,
-            task.message_id,
-            task.event_name,
-            task.trace_id,
-            Status.DUPLICATE,
-        )
-        data["first_id"] = task.holder
-        change.entries.append((*task.identity, events.DUPLICATE, data))
+        change.entries.append(task.final(Status.DUPLICATE, first_id=task.holder))
         if task.lane is not None:
             freed.add((task.tenant_id, task.subscription, task.lane))
     if ended:

@@ -24,8 +24,8 @@ from ackbone.core.machine import fate
 from ackbone.core.outcome import Status
 from ackbone.core.store import PARENT_WORKER, Company, Reclaimed, Worker
 
-from .outcomes import Letter, bury, final_data
-from .unit import WORK, Change, Identity, Tx
+from .outcomes import TaskRow, bury
+from .unit import WORK, Change, Tx
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -130,20 +130,16 @@ class Crash:
         self.error = (
             f"worker {worker.worker_id} died{how} while running it{where} (crash {self.crashes})"
         )
-        self._history = [
+        self.attempts = [
             *(_decode(task.history) if task.history else []),
             {"attempt": task.attempt, "at": now_us, "error": self.error, "crash": True},
         ]
         self._worker = worker
 
     @property
-    def identity(self) -> tuple[str, str, str]:
-        return self.task.tenant_id, self.task.subscription, self.task.message_id
-
-    @property
     def history(self) -> str:
         """The history as the row stores it."""
-        return _encode(self._history).decode()
+        return _encode(self.attempts).decode()
 
     def lost(self, me: Worker) -> Entry:
         """Return the event that names the dead worker and the worker that found it."""
@@ -153,50 +149,15 @@ class Crash:
             "consumer": self._worker.name,
             "crashes": self.crashes,
         }
-        return (*self.identity, events.LOST, data)
-
-    def failed(self) -> Entry:
-        """Return the final event, once the budget is spent."""
-        task = self.task
-        final = final_data(
-            task.queue,
-            task.tenant_id,
-            task.message_id,
-            task.event_name,
-            task.trace_id,
-            Status.FAILED,
-        )
-        final.update(reason="crash_budget", error=self.error)
-        return (*self.identity, events.FAILED, final)
-
-    def letter(self) -> Letter:
-        task = self.task
-        return Letter(
-            tenant_id=task.tenant_id,
-            subscription=task.subscription,
-            message_id=task.message_id,
-            queue=task.queue,
-            event_name=task.event_name,
-            reason="crash_budget",
-            error=self.error,
-            retry_count=max(0, task.attempt - self.crashes),
-            history=self._history,
-            body=task.body,
-            body_info=task.body_info,
-        )
+        return (*self.task.identity, events.LOST, data)
 
 
-class Running(NamedTuple):
+class Running(TaskRow):
     """A task that runs under the id of a worker that is not there any more."""
 
-    tenant_id: str
-    subscription: str
-    message_id: str
     worker_id: int
     worker_state: str | None
     worker_name: str | None
-    queue: str
-    event_name: str | None
     attempt: int
     crashes: int
     key: str | None
@@ -204,11 +165,6 @@ class Running(NamedTuple):
     history: str | None
     body: bytes | None
     body_info: str | None
-    trace_id: str | None
-
-    @property
-    def identity(self) -> Identity:
-        return self.tenant_id, self.subscription, self.message_id
 
 
 async def leave(tx: Tx, change: Change, worker_id: int) -> None:
@@ -283,8 +239,15 @@ async def _quarantine(tx: Tx, change: Change, task: Running, crash: Crash) -> No
     """End a message that killed too many workers as a dead letter."""
     values = (crash.crashes, crash.error, crash.history, crash.now_us)
     await tx.send(tx.sql.workers.quarantine, *task.identity, *values)
-    change.entries += [crash.failed(), bury(tx, crash.letter(), crash.now_us)]
-    if task.key is not None:
-        key = (task.tenant_id, task.subscription, task.key)
-        tx.before_end(tx.sql.operations.free_key, *key, task.message_id)
-    change.let_go(task.tenant_id, task.subscription, task.key, task.lane)
+    reason, error = "crash_budget", crash.error
+    letter = task.letter(
+        reason,
+        error,
+        retry_count=max(0, task.attempt - crash.crashes),
+        history=crash.attempts,
+        body=task.body,
+        body_info=task.body_info,
+    )
+    final = task.final(Status.FAILED, reason=reason, error=error)
+    change.entries += [final, bury(tx, letter, crash.now_us)]
+    task.let_go(tx, change, task.key, task.lane)

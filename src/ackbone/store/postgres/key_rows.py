@@ -49,8 +49,8 @@ FREE = (
     " AND k.key = u.key AND k.message_id = u.message"
 )
 _WAITING = (
-    "SELECT q.tenant_id, q.subscription, q.message_id, q.idem_key, q.queue_name, q.event_name,"
-    " q.trace_id, q.lane, k.message_id, k.state, k.value FROM {} LEFT JOIN idempotency_keys k"
+    "SELECT q.tenant_id, q.subscription, q.message_id, q.queue_name, q.event_name, q.trace_id,"
+    " q.idem_key, q.lane, k.message_id, k.state, k.value FROM {} LEFT JOIN idempotency_keys k"
     " ON k.tenant_id = q.tenant_id AND k.subscription = q.subscription AND k.key = q.idem_key"
     " WHERE q.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
     " ORDER BY q.id LIMIT 500 FOR UPDATE OF q SKIP LOCKED"

@@ -68,9 +68,9 @@ class StoreSql(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RUNNING = (
-    "SELECT q.tenant_id, q.subscription, q.message_id, q.worker_id, w.state, w.name, q.queue_name,"
-    " q.event_name, q.attempt, q.crashes, q.idem_key, q.lane, q.history::text, q.body,"
-    " q.body_info::text, q.trace_id FROM queue_executions q LEFT JOIN workers w"
+    "SELECT q.tenant_id, q.subscription, q.message_id, q.queue_name, q.event_name, q.trace_id,"
+    " q.worker_id, w.state, w.name, q.attempt, q.crashes, q.idem_key, q.lane, q.history::text,"
+    " q.body, q.body_info::text FROM queue_executions q LEFT JOIN workers w"
     " ON w.worker_id = q.worker_id WHERE q.status = 'running'"
 )
 GONE = "coalesce(w.state, 'left') IN ('dead', 'left')"
@@ -134,8 +134,8 @@ class MaintenanceSql(msgspec.Struct, frozen=True, kw_only=True):
     end_copy: str = (
         "UPDATE queue_executions SET status = 'failed', epoch = epoch + 1, completed_at = at($4),"
         f" error_message = $5 WHERE {TASK} AND status = 'open' AND due_at <= at($6)"
-        " RETURNING tenant_id, subscription, message_id, queue_name, event_name, attempt, crashes,"
-        " idem_key, history::text, trace_id"
+        " RETURNING tenant_id, subscription, message_id, queue_name, event_name, trace_id, attempt,"
+        " crashes, idem_key, history::text"
     )
     """task, now, error, due before → the columns of `copies.Lost`, if the task still waits"""
 

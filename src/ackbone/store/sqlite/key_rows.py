@@ -32,8 +32,8 @@ _TAKE_OVER = (
 )
 _SOMEONE_WAITS = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 _WAITING = (
-    "SELECT q.rowid, q.tenant_id, q.subscription, q.message_id, q.idem_key, q.queue_name,"
-    " q.event_name, q.trace_id, q.lane, k.message_id, k.state, k.value"
+    "SELECT q.rowid, q.tenant_id, q.subscription, q.message_id, q.queue_name, q.event_name,"
+    " q.trace_id, q.idem_key, q.lane, k.message_id, k.state, k.value"
     " FROM queue_executions q LEFT JOIN idempotency_keys k ON k.tenant_id = q.tenant_id"
     " AND k.subscription = q.subscription AND k.key = q.idem_key"
     " WHERE q.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
