@@ -723,7 +723,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "ready": (task_rows.CLAIM_READY["all"], 6),
         "ready, some types only": (task_rows.CLAIM_READY["only"], 7),
         "ready, without some types": (task_rows.CLAIM_READY["but"], 7),
-        "next due": (task_rows.NEXT_DUE, 1),
+        "next due": (SQL.store.next_due, 2),
         "done": (task_rows.ALL_DONE, 9),
         "others": (task_rows.OTHERS, 20),
         "keep": (key_rows.KEEP, 6),

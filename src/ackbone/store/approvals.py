@@ -158,11 +158,6 @@ async def _deny(
     )
 
 
-async def _why_not(tx: Tx, approval_id: str, answer: Answering) -> Exception:
-    rows = await tx.rows(tx.sql.approvals.one, uuid_text(approval_id))
-    return why_not(of_row(rows[0]) if rows else None, approval_id, answer)
-
-
 def _values(approval_id: str, answer: Answering) -> tuple[str | int | None, ...]:
     note = storable(answer.note)
     return uuid_text(approval_id), answer.expiry_us, answer.by, answer.now_us, note
@@ -171,10 +166,12 @@ def _values(approval_id: str, answer: Answering) -> tuple[str | int | None, ...]
 # ── words ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def why_not(found: Approval | None, approval_id: str, answer: Answering) -> Exception:
+async def _why_not(tx: Tx, approval_id: str, answer: Answering) -> Exception:
     """Return the error that says why this answer does not count."""
-    if found is None:
+    rows = await tx.rows(tx.sql.approvals.one, uuid_text(approval_id))
+    if not rows:
         return NotFound(f"there is no approval {approval_id}")
+    found = of_row(rows[0])
     if found.state == ApprovalState.PENDING and found.expires_at_us <= answer.expiry_us:
         when = moment_text(found.expires_at_us)
         return Conflict(f"approval {found.id} expired at {when}; no answer in time is a no")

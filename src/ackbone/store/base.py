@@ -39,7 +39,7 @@ from ackbone.core.store import (
 
 from . import claims, dead_on_arrival, parked, workers
 from .chain import Chains
-from .claiming import LOOK_S, Claiming, Fleet, handled_by, offers_text
+from .claiming import GRACE_US, LOOK_S, Claiming, Fleet, handled_by, offers_text
 from .commit import NoticesOf, X, commit_in_halves
 from .finish import finish
 from .quota_book import QuotaBook
@@ -228,10 +228,6 @@ class BaseStore(RunWrites[X]):
         """Look for workers whose lease is over. Return what finds them in a transaction; None if
         nobody is missing, or if this process cannot know."""
 
-    @abstractmethod
-    async def _offers(self) -> Sequence[Row]:
-        """The offers of the workers that are there, or ended less than GRACE_S ago."""
-
     async def identity(self) -> str:
         """The id of this store. No other store ever gets the same one."""
         found = await self.read(self.sql.store.identity)
@@ -274,7 +270,8 @@ class BaseStore(RunWrites[X]):
             return Suspects()
         found = await self.read_due(self.sql.store.suspects_due, list(subscriptions))
         if found and self._fleet.age_s >= LOOK_S:
-            self._fleet.update(text for (text,) in await self._offers())
+            offers = await self.read(self.sql.workers.offers, GRACE_US, self._now_us())
+            self._fleet.update(text for (text,) in offers)
         return self._fleet.suspects(worker, [(sub, kind, few, n) for sub, kind, few, n in found])
 
     async def ended(self, names: Collection[str]) -> frozenset[str]:
@@ -305,6 +302,14 @@ class BaseStore(RunWrites[X]):
         return bool(taken)
 
     # -- claim ------------------------------------------------------------------------------------
+
+    async def next_due_s(self, sub: Subscription) -> float | None:
+        ((wait_us,),) = await self.read(self.sql.store.next_due, sub.name, self._now_us())
+        return None if wait_us is None else max(0.0, wait_us / 1e6)
+
+    @abstractmethod
+    def _now_us(self) -> int | None:
+        """The time (µs) if this process knows it; None: the database has the clock."""
 
     @abstractmethod
     def _ahead(self) -> Ahead:

@@ -31,6 +31,7 @@ SURE_S = 0.05
 GRACE_S = 30.0
 """A worker that ended this recently still counts, in seconds: it is most likely being restarted,
 and its messages need not be parked for that."""
+GRACE_US = int(GRACE_S * 1e6)
 _ALL = "*"
 _decode = msgspec.json.Decoder(Offers).decode
 
@@ -192,7 +193,9 @@ class Claiming(msgspec.Struct, frozen=True, kw_only=True):
     async def _read_offers(self, old_s: float) -> None:
         """Read what the workers offer, unless that was done less than `old_s` seconds ago."""
         if self.fleet.age_s >= old_s:
-            self.fleet.update(await self.tx.tasks.offers())
+            tx = self.tx
+            found = await tx.rows(tx.sql.workers.offers, GRACE_US, tx.now_us)
+            self.fleet.update(text for (text,) in found)
 
 
 TASK = "task"

@@ -7,12 +7,9 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ackbone.core.errors import SchemaMismatch
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 HEAD = "0007"
 """The revision that this program reads and writes."""
@@ -89,12 +86,22 @@ def statements(dialect: str) -> list[str]:
     return [statement.strip() for statement in text.split(";\n") if statement.strip()]
 
 
-def run_migrations(engine: Engine, then: Callable[[], None] | None = None) -> None:
-    """Upgrade to `HEAD` in one transaction of `engine`. `then` is called at its end."""
+def run_migrations(
+    url: str, conn: Any, begin: str = "BEGIN", then: Callable[[], None] | None = None
+) -> None:
+    """Upgrade to `HEAD` in one transaction of `conn`. `then` is called at its end.
+
+    The connection commits each statement by itself, so the transaction is written out.
+    """
     from alembic import command
     from alembic.config import Config
+    from sqlalchemy import create_engine, event
     from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.pool import StaticPool
 
+    engine = create_engine(url, creator=lambda: conn, poolclass=StaticPool)
+    for name, statement in (("begin", begin), ("commit", "COMMIT"), ("rollback", "ROLLBACK")):
+        event.listen(engine, name, lambda it, text=statement: it.exec_driver_sql(text))
     try:
         with _alembic_lock, engine.begin() as connection:
             config = Config(output_buffer=io.StringIO(), attributes={"connection": connection})

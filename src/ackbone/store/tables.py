@@ -115,10 +115,6 @@ class TaskRows(Protocol):
         """tenant_id, message_id, approval id, rule, payload_sha256 of what people allowed."""
         ...
 
-    async def offers(self) -> Sequence[str | None]:
-        """The `offers` of all workers that are present, or ended a moment ago (`GRACE_S`)."""
-        ...
-
 
 class KeyRows(Protocol):
     """`idempotency_keys`, and the tasks that wait for one."""

@@ -93,6 +93,11 @@ class Tx(Protocol):
     """True if no other transaction is committed before this one ends."""
 
     @property
+    def now_us(self) -> int | None:
+        """The time of this transaction (µs) if this process knows it; None: the database does."""
+        ...
+
+    @property
     def tasks(self) -> TaskRows: ...
 
     @property

@@ -112,6 +112,7 @@ class Tx:
 
     sql = SQL
     exclusive = False
+    now_us = None
 
     def __init__(
         self,

@@ -20,9 +20,8 @@ import logging
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.store import Worker
-from ackbone.store.retention import BATCH, DAY_US, TASKS, Rule, delete_all
+from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_all
 from ackbone.store.seals import Anchor, Chain, Checkpoint, Head, key_id
-from ackbone.store.unit import Change
 
 from . import seals
 from .arrays import MICROSECOND, moment
@@ -77,25 +76,20 @@ class PostgresOldRows:
 
 log = logging.getLogger("ackbone.ledger")
 
-_MARGIN_US = DAY_US
-"""A worker that ended this long before the anchor has no event after it."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310579635104524)"
 """Two processes that write a checkpoint take turns: the role may change hands meanwhile."""
 _OVER = f"state IN ('left', 'dead') AND ended_at < {moment('$1::bigint')}"
 _PRESENT = f"SELECT worker_id FROM workers WHERE NOT coalesce({_OVER}, false)"
-_FORGET = f"DELETE FROM workers WHERE {_OVER}"
 _NOW = "SELECT clock_timestamp()"
 
 
-class Pruner:
+class Pruner(Pruning):
     """Deletes events older than `keep_days`. Run it under the role `retention`."""
 
+    _store: PostgresStore
+
     def __init__(self, store: PostgresStore, *, key: bytes, keep_days: float) -> None:
-        self._store = store
-        self._key = key
-        self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event itself, so it is not written for every minute of old events.
-        self._stride_us = min(DAY_US, self._keep_us // 10)
+        super().__init__(store, key=key, keep_days=keep_days)
         self._done = ""
         """The last checkpoint whose rows this process deleted completely."""
 
@@ -149,22 +143,15 @@ class Pruner:
         signed = await seals.signed_between(self._store, start, anchor, self._check)
         heads: dict[Chain, Head] = {head[:2]: head for head in (before.chains if before else ())}
         heads.update(signed)
-        found = await self._store.read(_PRESENT, str(anchor.at - _MARGIN_US))
+        found = await self._store.read(_PRESENT, str(anchor.at - MARGIN_US))
         present = {worker_id for (worker_id,) in found}
         kept = [h for chain, h in sorted(heads.items()) if chain in signed or chain[1] in present]
-        checkpoint = Checkpoint(
-            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=key_id(self._key)
-        )
-        return checkpoint.sealed(self._key)
+        return self._checkpoint_at(anchor, kept)
 
-    async def _write(self, tx: Tx, change: Change, checkpoint: Checkpoint, follows: str) -> None:
+    async def _newest(self, tx: Tx) -> str:
         await tx.rows(_LOCK)
-        before = await seals.last_checkpoint(self._store)
-        if (before[0] if before else "") != follows:
-            return  # another process pruned meanwhile, or an earlier attempt of this call did
-        change.entries.append(checkpoint.entry())
-        tx.before_end(_FORGET, str(checkpoint.at - _MARGIN_US))
-        log.info("events before anchor %d are pruned", checkpoint.anchor)
+        found = await seals.last_checkpoint(self._store)
+        return found[0] if found else ""
 
     def _check(self, seal: Anchor | Checkpoint) -> None:
         """Raises StoreCorrupt for a seal that names this key and is not signed with it. Seals of a

@@ -86,6 +86,12 @@ _STORE = StoreSql(
         f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND {OURS}"
         f" AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1000) s GROUP BY 1, 2"
     ),
+    next_due=(
+        f"SELECT min({us('d.due_at')}) - coalesce($2::bigint, {us(NOW)})"
+        " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
+        "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
+        f" AND a.priority = p.priority AND a.due_at > {NOW} ORDER BY a.due_at LIMIT 1) d"
+    ),
     identity="SELECT state #>> '{}' FROM roles WHERE role = '_store'",
     set_identity=(
         "INSERT INTO roles (role, state) VALUES ('_store', to_json($1::text))"
@@ -173,6 +179,11 @@ SQL = Statements(
     store=rendered(_STORE, WORDS),
     workers=rendered(
         WorkersSql(
+            offers=(
+                "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN"
+                " ('alive', 'leaving') OR ended_at BETWEEN clock_timestamp() - $1::bigint"
+                f" * {MICROSECOND} AND coalesce(at($2), clock_timestamp()))"
+            ),
             running=f"{RUNNING} AND {GONE} AND q.worker_id = $1::bigint {_LOCKED}",
             running_of_the_gone=f"{RUNNING} AND {GONE} {_LOCKED}",
         ),

@@ -19,7 +19,6 @@ from ackbone.core.store import (
 )
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
-from ackbone.store.claiming import GRACE_S
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change
 from ackbone.store.waiting import release_waiting
@@ -30,7 +29,6 @@ from .database import Database, Look, Row, Tx
 from .key_rows import OWNER
 from .ledger import Ledger
 from .sql import SQL
-from .task_rows import NEXT_DUE, OFFERS
 from .timebase import ClockSet, TimeBase
 from .wake import WakeUps
 
@@ -140,9 +138,6 @@ class PostgresStore(BaseStore[Tx]):
         if self._time.jumps != jumps:
             self.look_again()
 
-    async def _offers(self) -> Sequence[Row]:
-        return await self.read(OFFERS, str(GRACE_S))
-
     # -- claim ------------------------------------------------------------------------------------
 
     async def adopt_in_order(
@@ -154,9 +149,8 @@ class PostgresStore(BaseStore[Tx]):
                 return [] if owner == [(worker.worker_id,)] else None
         return await super().adopt_in_order(sub, batch, worker=worker)
 
-    async def next_due_s(self, sub: Subscription) -> float | None:
-        ((due,),) = await self.read(NEXT_DUE, sub.name)
-        return None if due is None else max(0.0, due)
+    def _now_us(self) -> None:
+        return None
 
     def _ahead(self) -> Ahead:
         return self._time.ahead

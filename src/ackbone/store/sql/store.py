@@ -41,6 +41,9 @@ class StoreSql(msgspec.Struct, frozen=True, kw_only=True):
     suspects_due: str
     """subscriptions → subscription, type, how many run in a small group, how many run alone; by
     `read_due`"""
+    next_due: str
+    """subscription, now → microseconds until the next task that the store holds is due, of those
+    that are not yet; the database's own time where none is given"""
     paused: str = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"
     """→ subscriptions"""
     busy: str = busy()
@@ -79,6 +82,10 @@ GONE = "coalesce(w.state, 'left') IN ('dead', 'left')"
 class WorkersSql(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "SELECT name FROM workers WHERE worker_id = $1::bigint"
     """worker → its name"""
+    offers: str
+    """grace (µs), now → the `offers` of all workers that are present, or ended a moment ago; the
+    database's own time where none is given. After the clock was set back, an end in the future is
+    no recent one."""
     announce: str = "UPDATE workers SET offers = $2 WHERE worker_id = $1::bigint"
     """worker, offers"""
     leaving: str = (
@@ -160,5 +167,9 @@ class MaintenanceSql(msgspec.Struct, frozen=True, kw_only=True):
     delete_expired_keys: str
     """now, tenant → a row for each key that was deleted, at most `retention.BATCH`"""
 
+    forget_workers: str = (
+        "DELETE FROM workers WHERE state IN ('left', 'dead') AND ended_at < at($1)"
+    )
+    """time: forget the workers that ended before it"""
     seals: str
     """task of the tenant `_ledger`, limit → data, the newest first"""

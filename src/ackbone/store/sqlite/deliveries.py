@@ -19,16 +19,12 @@ class SqliteDeliveries(StoreDeliveries):
 
     sql = SQL.deliveries
 
-    def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store)
-        self._file_store = store
+    _store: SqliteStore
 
     def _takes_first(self) -> bool:
-        return self._file_store.file.clock_was_set  # `take` moves the waiting times
+        return self._store.file.clock_was_set  # `take` moves the waiting times
 
     async def _look(self, op: Callable[[Rows, int | None], Awaitable[T]]) -> T:
         """Run all statements in one turn of a reader thread."""
-        now = self._file_store.clock.now_us()
-        return await self._file_store.file.read(
-            lambda conn: run_now(op(SqliteTx(conn, now).rows, now))
-        )
+        now = self._store.clock.now_us()
+        return await self._store.file.read(lambda conn: run_now(op(SqliteTx(conn, now).rows, now)))

@@ -135,7 +135,7 @@ def _migrate(path: Path, wait_s: float) -> None:
             if not tables:
                 make_tables(conn)
             if is_behind(path):
-                _run_alembic(conn)
+                run_migrations("sqlite://", conn, begin="BEGIN IMMEDIATE")
 
 
 def _prepare(conn: sqlite3.Connection, path: Path, wait_s: float) -> None:
@@ -171,13 +171,3 @@ def make_tables(conn: sqlite3.Connection) -> None:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
-
-
-def _run_alembic(conn: sqlite3.Connection) -> None:
-    from sqlalchemy import create_engine, event
-    from sqlalchemy.pool import NullPool
-
-    # The driver would commit before DDL, so the transaction is begun explicitly.
-    engine = create_engine("sqlite://", creator=lambda: conn, poolclass=NullPool)
-    event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN IMMEDIATE"))
-    run_migrations(engine)

@@ -23,9 +23,8 @@ from collections.abc import Iterable
 import msgspec
 
 from ackbone.core.store import Worker
-from ackbone.store.retention import BATCH, DAY_US, TASKS, Rule, delete_some
-from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
-from ackbone.store.unit import Change
+from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_some
+from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of
 
 from . import seals
 from .store import SqliteStore, SqliteTx
@@ -92,19 +91,11 @@ class WorkerFiles:
 
 log = logging.getLogger("ackbone.ledger")
 
-_MARGIN_US = DAY_US
-"""A worker that ended this long before the anchor has no event after it, whatever its clock did."""
 
-
-class Pruner:
+class Pruner(Pruning):
     """Deletes events older than `keep_days`, and rows of workers that have no event left."""
 
-    def __init__(self, store: SqliteStore, *, key: bytes, keep_days: float) -> None:
-        self._store = store
-        self._key = key
-        self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event itself, so it is not written for every minute of old events.
-        self._stride_us = min(DAY_US, self._keep_us // 10)
+    _store: SqliteStore
 
     async def step(self, worker: Worker) -> int:
         """Returns how many events were deleted."""
@@ -140,31 +131,14 @@ class Pruner:
         heads: dict[Chain, Head] = {h[:2]: h for h in (before[1].chains if before else ())}
         for tips, _ in seals.tips(conn, max(0, start - 1), upto=rowid - 1):
             heads.update((head[:2], head) for head in heads_of(tips))
-        over = _ended_before(conn, anchor.at - _MARGIN_US)
+        over = _ended_before(conn, anchor.at - MARGIN_US)
         listed = {head[:2] for head in anchor.chains}
         kept = [h for chain, h in sorted(heads.items()) if chain in listed or chain[1] not in over]
-        checkpoint = Checkpoint(
-            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=key_id(self._key)
-        )
-        return checkpoint.sealed(self._key), "" if before is None else before[1].mac
+        return self._checkpoint_at(anchor, kept), "" if before is None else before[1].mac
 
-    async def _write(
-        self, tx: SqliteTx, change: Change, checkpoint: Checkpoint, follows: str
-    ) -> None:
-        conn = tx.conn
-        before = seals.last_checkpoint(conn)
-        if ("" if before is None else before[1].mac) != follows:
-            return  # another process pruned meanwhile
-        change.entries.append(checkpoint.entry())
-        gone = conn.execute(
-            "DELETE FROM workers WHERE state IN ('left', 'dead') AND ended_at < ?",
-            (checkpoint.at - _MARGIN_US,),
-        ).rowcount
-        log.info(
-            "events before anchor %d are pruned, and %d rows of former workers with them",
-            checkpoint.anchor,
-            gone,
-        )
+    async def _newest(self, tx: SqliteTx) -> str:
+        found = seals.last_checkpoint(tx.conn)
+        return "" if found is None else found[1].mac
 
     # -- the rows ---------------------------------------------------------------------------------
 

@@ -31,10 +31,6 @@ _SENT_WITH_TEXT = (
     " ORDER BY message_id <> ?1, seq LIMIT ?3"
 )
 _EVENTS_AFTER = f"{worded(EVENT, WORDS)} WHERE rowid > ?1 ORDER BY rowid LIMIT ?2"
-_EVENT_COUNTS = (
-    "SELECT subscription, event_type, count(*) FROM event_log WHERE rowid >= ?1"
-    " AND created_at >= ?2 GROUP BY 1, 2"
-)
 _LAST_POSITION = "SELECT max(rowid) FROM event_log"
 _NEXT_EVENT = "SELECT rowid, created_at FROM event_log WHERE rowid >= ?1 ORDER BY rowid LIMIT 1"
 
@@ -76,7 +72,7 @@ class SqliteRecords(StoreRecords):
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
         first = await self._first_since(since_us)
-        return await self._counted(_EVENT_COUNTS, first, since_us)
+        return await self._counted(self._sql.records.event_counts, since_us, first)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None

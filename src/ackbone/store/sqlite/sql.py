@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ackbone.store import conditions
+from ackbone.store.claims import PRIORITIES
 from ackbone.store.conditions import FINAL_EVENTS, UNCOMMON, UNENDED
 from ackbone.store.delivery_rows import LIVE
 from ackbone.store.retention import BATCH
@@ -91,6 +92,13 @@ _STORE = StoreSql(
         f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND due_at <= ?2"
         f" AND {OURS} LIMIT 1000) GROUP BY 1, 2"
     ),
+    next_due="SELECT min(due_at) - ?2 FROM ("
+    + " UNION ALL ".join(
+        "SELECT min(due_at) AS due_at FROM queue_executions WHERE subscription = ?1"
+        f" AND status = 'ready' AND priority = {p} AND due_at > ?2"
+        for p in PRIORITIES
+    )
+    + ")",
     busy=busy(_SENT),
     stuck=stuck(_SENT),
     identity="SELECT state FROM roles WHERE role = '_store'",
@@ -123,6 +131,10 @@ _RECORDS = RecordsSql(
     # of a few rows.
     parked=f"{PARKED} AND (?4 IS NULL OR rowid < ?4) ORDER BY +rowid DESC LIMIT ?5",
     events_of=f"{EVENT} WHERE tenant_id = ?1 AND task_id = ?2 ORDER BY rowid",
+    event_counts=(
+        "SELECT subscription, event_type, count(*) FROM event_log WHERE created_at >= ?1"
+        " AND rowid >= ?2 GROUP BY 1, 2"
+    ),
     queues=_QUEUES,
     workers=(
         "SELECT w.worker_id, w.name, w.started_at, 1, (SELECT count(*) FROM queue_executions q"
@@ -181,6 +193,10 @@ SQL = Statements(
     store=rendered(_STORE, WORDS),
     workers=rendered(
         WorkersSql(
+            offers=(
+                "SELECT offers FROM workers WHERE offers IS NOT NULL"
+                " AND (state IN ('alive', 'leaving') OR ended_at BETWEEN ?2 - ?1 AND ?2)"
+            ),
             running=f"{RUNNING} AND q.worker_id = ?1",
             running_of_the_gone=f"{RUNNING} AND {GONE}",
         ),

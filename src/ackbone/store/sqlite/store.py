@@ -24,7 +24,6 @@ from ackbone.core.store import (
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
-from ackbone.store.claiming import GRACE_S
 from ackbone.store.outcomes import Letter
 from ackbone.store.tables import (
     GrantedRuns,
@@ -42,8 +41,8 @@ from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
 from .leases import REGISTER, Leases
 from .ledger import Ledger
 from .sql import SQL
-from .taking import Queue, next_due
-from .task_rows import OFFERS, SqliteTaskRows
+from .taking import Queue
+from .task_rows import SqliteTaskRows
 
 _STATE = "SELECT state FROM workers WHERE worker_id = ?"
 
@@ -243,9 +242,6 @@ class SqliteStore(BaseStore[SqliteTx]):
 
         return missing
 
-    async def _offers(self) -> Sequence[Row]:
-        return await self.read(OFFERS, int(GRACE_S * 1e6), self.clock.now_us())
-
     # -- claim ------------------------------------------------------------------------------------
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
@@ -261,10 +257,8 @@ class SqliteStore(BaseStore[SqliteTx]):
         # back into the queue, because both are the same commit.
         return await self.write(op, worker_id=worker.worker_id, durable=False)
 
-    async def next_due_s(self, sub: Subscription) -> float | None:
-        now = self.clock.now_us()
-        due = await self.file.read(lambda conn: next_due(conn, sub.name, now))
-        return None if due is None else max(0.0, (due - now) / 1e6)
+    def _now_us(self) -> int:
+        return self.clock.now_us()
 
     def _ahead(self) -> Ahead:
         return Ahead(self.clock.now_us() - int(self.clock.monotonic() * 1e6))

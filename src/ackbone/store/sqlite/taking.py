@@ -14,6 +14,7 @@ from ackbone.core.store import Decode, Taken, Verdict
 from ackbone.store.claiming import Claiming
 from ackbone.store.claims import PRIORITIES, admit, adopt_in_order, claim_ready
 
+from .sql import SQL
 from .task_rows import chosen, chosen_value
 
 LANE_CHUNK = 200
@@ -23,11 +24,6 @@ LANE_CHUNKS = 5
 FIRST_DUE = " UNION ALL ".join(
     f"SELECT {p}, min(due_at) FROM queue_executions WHERE subscription = ?1"
     f" AND status = 'ready' AND priority = {p}"
-    for p in PRIORITIES
-)
-NEXT_DUE = " UNION ALL ".join(
-    f"SELECT min(due_at) FROM queue_executions WHERE subscription = ?1"
-    f" AND status = 'ready' AND priority = {p} AND due_at > ?2"
     for p in PRIORITIES
 )
 READY_HEADS = {
@@ -68,13 +64,12 @@ class Queue(NamedTuple):
             verdicts += await self._take_keyed(limit - len(verdicts))
         next_due_s = None
         if len(verdicts) < limit:
-            later = (
-                next_due(conn, sub.name, now_us)
-                if due
-                else min((at for _, at in first), default=None)
-            )
-            waits = [at for at in (later, queue_due) if at is not None]
-            next_due_s = (min(waits) - now_us) / 1e6 if waits else None
+            later = min((at - now_us for _, at in first), default=None)
+            if due:
+                (later,) = conn.execute(SQL.store.next_due, (sub.name, now_us)).fetchone()
+            until = None if queue_due is None else queue_due - now_us
+            waits = [wait_us for wait_us in (later, until) if wait_us is not None]
+            next_due_s = min(waits) / 1e6 if waits else None
             next_due_s = 0.0 if more_keyed else next_due_s
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
 
@@ -117,9 +112,3 @@ class Queue(NamedTuple):
         values = (self.claim.sub.name, self.now_us, limit, *chosen_value(choice))
         (found,) = self.conn.execute(READY_HEADS[choice.rule], values).fetchone()
         return int(found)
-
-
-def next_due(conn: sqlite3.Connection, subscription: str, now_us: int) -> int | None:
-    """When the next task that waits in the store is due (µs), of those that are not yet."""
-    found = conn.execute(NEXT_DUE, (subscription, now_us))
-    return min((due for (due,) in found if due is not None), default=None)
