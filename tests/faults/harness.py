@@ -25,7 +25,7 @@ import psycopg
 from ackbone.app import App
 from ackbone.config import load_config
 from ackbone.core.message import Message
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import ledger_key
 from ackbone.store.ledger_verifier import LedgerReport
 from ackbone.store.postgres.verify import verify_ledger as verify_postgres
 from ackbone.store.sqlite.verify import verify_ledger

@@ -16,6 +16,7 @@ from ackbone.core import events
 from ackbone.core.clock import from_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.findings import Finding
+from ackbone.store.ledger import TENANT
 from ackbone.store.postgres import pruned_rows as rows_module
 from ackbone.store.postgres import seals
 from ackbone.store.postgres.address import Address
@@ -26,7 +27,6 @@ from ackbone.store.postgres.pruned_rows import pruned_rows
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.tenant_wall import admit_worker
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.seals import TENANT
 from tests.servers.postgres import PostgresServer
 
 from .pruning import DAY_S, KEY, PostgresBook

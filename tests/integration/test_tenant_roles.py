@@ -25,9 +25,8 @@ from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.records import LetterFilter
-from ackbone.store import approvals
-from ackbone.store.approvals import Answering
 from ackbone.store.operations import StoreOperations
+from ackbone.store.parked import Answering
 from ackbone.store.postgres import key_rows, task_rows, tenant_wall
 from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.migrate import admit, ensure_schema, tend, upgrade
@@ -372,7 +371,7 @@ async def test_approvals_are_answered_for_one_tenant(
             each.tenant_id: each.id
             for each in await PostgresRecords(engine).approvals(ApprovalFilter(), limit=9)
         }
-        act = getattr(approvals, answer)
+        act = getattr(parked, answer)
         async with StoreOperations(engine, by="api"):  # gives a number, and keeps it alive
             number = rows(place.owner, "SELECT max(worker_id) FROM workers")[0][0]
             said = Answering(by="anna", note="", now_us=1, expiry_us=1)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger import next_anchor
 from ackbone.store.ledger_verifier import AnchorFileReader, LedgerReport
-from ackbone.store.seals import next_anchor
 
 KEY = b"k" * 32
 

@@ -22,7 +22,7 @@ from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import Worker
 
 from .base import BaseStore
-from .seals import (
+from .ledger import (
     ANCHOR_TASK,
     Anchor,
     Chain,

@@ -38,10 +38,10 @@ from ackbone.core.store import (
 )
 
 from . import claims, dead_on_arrival, parked, workers
-from .chain import Chains
 from .claiming import GRACE_US, LOOK_S, Claiming, Fleet, handled_by, offers_text
 from .commit import NoticesOf, X, commit_in_halves
 from .finish import finish
+from .ledger import Chains
 from .quota_book import QuotaBook
 from .runs import RunWrites
 from .sql import Statements

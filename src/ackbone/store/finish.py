@@ -27,7 +27,6 @@ from ackbone.core.outcome import (
 from ackbone.core.store import Commit, Finished
 from ackbone.core.text import storable
 
-from .approvals import ask
 from .delivery_rows import created_event, delivery_row
 from .outcomes import (
     bury,
@@ -39,6 +38,7 @@ from .outcomes import (
     repeated,
     runs_again,
 )
+from .parked import ask
 from .quota_book import QuotaBook
 from .unit import WORK, Change, Key, Tx
 

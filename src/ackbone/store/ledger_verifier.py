@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from .anchors import AnchorFile
-from .chain import GENESIS, link
-from .seals import Anchor, Chain, Checkpoint, key_id, read_anchor
+from .ledger import GENESIS, Anchor, Chain, Checkpoint, key_id, link, read_anchor
 
 Progress = Callable[[int, int], None]
 """Called with the number of events read so far and the number of all events."""

@@ -24,9 +24,9 @@ from ackbone.core.records import Cancelled, EffectWord, Identity, Replay, Resump
 from ackbone.core.store import Worker
 from ackbone.core.text import storable
 
-from . import approvals, delivery_operations, orchestration, parked
-from .approvals import Answering
+from . import delivery_operations, orchestration, parked
 from .base import BaseStore
+from .parked import Answering
 from .record_rows import uuid_text
 from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx
 
@@ -149,7 +149,7 @@ class StoreOperations:
 
         async def op(tx: Tx, change: Change) -> None:
             kind = await parked.parked_kind(tx, identity)
-            question = await approvals.pending_of(tx, identity)
+            question = await parked.pending_of(tx, identity)
             if question is not None:
                 raise waits_for_an_answer(task.message_id, question)
             for effect in effects:
@@ -187,7 +187,7 @@ class StoreOperations:
 
         async def op(tx: Tx, change: Change) -> None:
             kind = await parked.parked_kind(tx, identity)
-            await approvals.withdraw(tx, change, identity, by=self._by)
+            await parked.withdraw(tx, change, identity, by=self._by)
             await parked.end(
                 tx,
                 change,
@@ -203,10 +203,10 @@ class StoreOperations:
     # -- approvals --------------------------------------------------------------------------------
 
     async def approve(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        return await self._answer(approvals.approve, approval_id, by, note)
+        return await self._answer(parked.approve, approval_id, by, note)
 
     async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        return await self._answer(approvals.reject, approval_id, by, note)
+        return await self._answer(parked.reject, approval_id, by, note)
 
     async def _answer(
         self,

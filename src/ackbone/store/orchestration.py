@@ -15,7 +15,7 @@ from ackbone.core.outcome import FINAL, Status
 from ackbone.core.records import Cancelled
 from ackbone.core.text import storable
 
-from . import approvals
+from . import parked
 from .claiming import task_created
 from .outcomes import TaskRow, recorded
 from .unit import WORK, Change, Identity, Tx
@@ -71,7 +71,7 @@ async def _discard(tx: Tx, change: Change, identity: Identity, why: Mapping[str,
     ((queue, event_name, trace_id, key, lane),) = await tx.rows(
         tx.sql.operations.discard_task, *identity, str(why["reason"]), await tx.moment()
     )
-    await approvals.withdraw(tx, change, identity, by=str(why["by"]))
+    await parked.withdraw(tx, change, identity, by=str(why["by"]))
     task = TaskRow(*identity, queue, event_name, trace_id)
     change.entries.append(task.final(Status.DISCARDED, **why))
     task.let_go(tx, change, key, lane)

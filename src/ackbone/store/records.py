@@ -28,8 +28,8 @@ from ackbone.core.records import (
     WorkerState,
 )
 
-from .approvals import of_row
 from .delivery_rows import ALL, PAUSED
+from .parked import of_row
 from .quota_book import use_of_row
 from .record_rows import (
     delivery_of_row,

@@ -29,7 +29,7 @@ from ackbone.core.store import Worker
 
 from .base import BaseStore
 from .conditions import FINAL_WORDS
-from .seals import Anchor, Checkpoint, Head, key_id
+from .ledger import Anchor, Checkpoint, Head, key_id
 from .unit import Change, Tx
 
 log = logging.getLogger("ackbone.store")

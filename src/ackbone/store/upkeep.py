@@ -13,10 +13,10 @@ from ackbone.core.meter import MetricRow
 from ackbone.core.outcome import Ending, Identity, Status
 from ackbone.core.store import Worker
 
-from .approvals import expire
 from .base import BaseStore
 from .conditions import STATUS_OF_EVENT
 from .outcomes import TaskRow, bury
+from .parked import expire
 from .tasks import decode_history
 from .unit import WORK, Change, Tx
 

@@ -17,7 +17,7 @@ import msgspec
 from ackbone.core import events
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.ids import uuid7_block
-from ackbone.store.chain import GENESIS, Chain, Chains, link
+from ackbone.store.ledger import GENESIS, Chain, Chains, link
 
 from . import arrays
 from .arrays import moment

@@ -20,8 +20,8 @@ import logging
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.store import Worker
+from ackbone.store.ledger import Anchor, Chain, Checkpoint, Head, key_id
 from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_all
-from ackbone.store.seals import Anchor, Chain, Checkpoint, Head, key_id
 
 from . import seals
 from .arrays import MICROSECOND, moment

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ackbone.store.anchors import Moved, last_anchor
-from ackbone.store.retention import DAY_US
-from ackbone.store.seals import (
+from ackbone.store.ledger import (
     ANCHOR_TASK,
     PRUNED_TASK,
     TENANT,
@@ -23,6 +22,7 @@ from ackbone.store.seals import (
     read_checkpoint,
     readable,
 )
+from ackbone.store.retention import DAY_US
 from ackbone.store.unit import Tx
 
 from .arrays import moment

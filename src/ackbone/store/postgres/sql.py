@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ackbone.store.conditions import ENDED, FINAL_EVENTS, UNCOMMON, UNENDED, none_of
 from ackbone.store.delivery_rows import LIVE
+from ackbone.store.ledger import TENANT
 from ackbone.store.retention import BATCH
-from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered
 from ackbone.store.sql.claims import ClaimsSql, RunsSql
 from ackbone.store.sql.deliveries import DUE_REPLY, DeliveriesSql

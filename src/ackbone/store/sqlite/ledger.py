@@ -16,7 +16,7 @@ from ackbone.core import events
 from ackbone.core.ids import uuid7_block
 from ackbone.sqlitefile import rows
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.store.chain import GENESIS, Chain, Chains, links
+from ackbone.store.ledger import GENESIS, Chain, Chains, links
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"

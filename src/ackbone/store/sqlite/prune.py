@@ -23,8 +23,8 @@ from collections.abc import Iterable
 import msgspec
 
 from ackbone.core.store import Worker
+from ackbone.store.ledger import Chain, Checkpoint, Head, Tip, heads_of
 from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_some
-from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of
 
 from . import seals
 from .store import SqliteStore, SqliteTx

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ackbone.store.anchors import Moved
-from ackbone.store.seals import (
+from ackbone.store.ledger import (
     ANCHOR_TASK,
     PRUNED_TASK,
     TENANT,

@@ -9,8 +9,8 @@ from ackbone.store import conditions
 from ackbone.store.claims import PRIORITIES
 from ackbone.store.conditions import FINAL_EVENTS, UNCOMMON, UNENDED
 from ackbone.store.delivery_rows import LIVE
+from ackbone.store.ledger import TENANT
 from ackbone.store.retention import BATCH
-from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered, worded
 from ackbone.store.sql.claims import ClaimsSql, RunsSql
 from ackbone.store.sql.deliveries import DUE_REPLY, OF_TENANT, RECORD, DeliveriesSql

@@ -18,6 +18,13 @@ import msgspec
 from ackbone.core import events
 from ackbone.core.errors import NotFound, StoreUnavailable
 from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger import (
+    ANCHOR_TASK,
+    TENANT,
+    Anchor,
+    Chain,
+    read_anchor,
+)
 from ackbone.store.ledger_verifier import (
     NEW_CHAIN,
     PAGE,
@@ -25,13 +32,6 @@ from ackbone.store.ledger_verifier import (
     LedgerReport,
     LedgerVerifier,
     Progress,
-)
-from ackbone.store.seals import (
-    ANCHOR_TASK,
-    TENANT,
-    Anchor,
-    Chain,
-    read_anchor,
 )
 
 from . import seals
