@@ -25,6 +25,7 @@ from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.records import LetterFilter
+from ackbone.store import parked
 from ackbone.store.operations import StoreOperations
 from ackbone.store.parked import Answering
 from ackbone.store.postgres import key_rows, task_rows, tenant_wall
