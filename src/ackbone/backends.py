@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ackbone.composition.brokers import Brokers
     from ackbone.config import Config
     from ackbone.store.anchors import ChainEnds
-    from ackbone.store.ledger_report import LedgerReport, Progress
+    from ackbone.store.ledger_verifier import LedgerReport, Progress
     from ackbone.store.outbox import Outbox
     from ackbone.store.postgres.tenant_wall import Admission
     from ackbone.store.retention import Keep, OldRows
@@ -80,35 +80,27 @@ class Roles(NamedTuple):
 
 
 def _sqlite() -> Roles:
-    from ackbone.store.sqlite import chain_ends, deliveries, old_rows, prune, store, verify
+    from ackbone.store.sqlite import deliveries, prune, seals, store, verify
 
     return Roles(
         store=store.SqliteStore,
         deliveries=deliveries.SqliteDeliveries,
-        old_rows=old_rows.SqliteOldRows,
-        chain_ends=chain_ends.SqliteChainEnds,
+        old_rows=prune.SqliteOldRows,
+        chain_ends=seals.SqliteChainEnds,
         pruner=prune.Pruner,
-        upkeep=old_rows.WorkerFiles,
+        upkeep=prune.WorkerFiles,
         verify=verify.verify_ledger,
     )
 
 
 def _postgres() -> Roles:
-    from ackbone.store.postgres import (
-        chain_ends,
-        deliveries,
-        old_rows,
-        partitions,
-        prune,
-        store,
-        verify,
-    )
+    from ackbone.store.postgres import deliveries, partitions, prune, seals, store, verify
 
     return Roles(
         store=store.PostgresStore,
         deliveries=deliveries.PostgresDeliveries,
-        old_rows=old_rows.PostgresOldRows,
-        chain_ends=chain_ends.PostgresChainEnds,
+        old_rows=prune.PostgresOldRows,
+        chain_ends=seals.PostgresChainEnds,
         pruner=prune.Pruner,
         upkeep=partitions.PartitionMaker,
         verify=verify.verify_ledger,
@@ -186,17 +178,17 @@ class Storage(ABC):
         return self._roles.deliveries(self._own(store))
 
     def metric_rows(self, store: Store) -> MetricRows:
-        from ackbone.store.metric_rows import StoreMetricRows
+        from ackbone.store.upkeep import StoreMetricRows
 
         return StoreMetricRows(self._own(store))
 
     def governance(self, store: Store) -> GovernanceUpkeep:
-        from ackbone.store.governance import StoreGovernance
+        from ackbone.store.upkeep import StoreGovernance
 
         return StoreGovernance(self._own(store))
 
     def copies(self, store: Store) -> Copies:
-        from ackbone.store.copies import StoreCopies
+        from ackbone.store.upkeep import StoreCopies
 
         return StoreCopies(self._own(store))
 
@@ -441,10 +433,10 @@ def storage_of(config: Config) -> Storage:
 
 def endings_of(store: Store) -> Endings:
     """How the messages of an open store ended."""
-    from ackbone.store.claim_store import ClaimStore
-    from ackbone.store.endings import StoreEndings
+    from ackbone.store.base import BaseStore
+    from ackbone.store.upkeep import StoreEndings
 
-    if isinstance(store, ClaimStore):
+    if isinstance(store, BaseStore):
         return StoreEndings(store)
     raise TypeError(f"a store of ackbone is needed, not {type(store).__name__}")
 

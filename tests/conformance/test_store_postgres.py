@@ -8,11 +8,11 @@ import pytest
 
 from ackbone.core.outbound.delivery import Deliveries
 from ackbone.core.store import Worker
-from ackbone.store.governance import StoreGovernance
 from ackbone.store.operations import StoreOperations
 from ackbone.store.postgres.deliveries import PostgresDeliveries
 from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.store import PostgresStore
+from ackbone.store.upkeep import StoreGovernance
 from tests.servers.postgres_clock import ServerClock, silence
 from tests.suites.checks.delivery_desk import Desk
 from tests.suites.checks.store_governance import Office

@@ -8,12 +8,12 @@ from pathlib import Path
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.outbound.delivery import Deliveries
 from ackbone.core.store import Worker
-from ackbone.store.governance import StoreGovernance
 from ackbone.store.operations import StoreOperations
 from ackbone.store.sqlite.deliveries import SqliteDeliveries
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.records import SqliteRecords
 from ackbone.store.sqlite.store import SqliteStore
+from ackbone.store.upkeep import StoreGovernance
 from tests.suites.checks.delivery_desk import Desk
 from tests.suites.checks.store_governance import Office
 from tests.suites.delivery_suite import DeliveryDeskConformance

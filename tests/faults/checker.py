@@ -22,7 +22,7 @@ import msgspec
 from ackbone.core.events import CLAIMED, DUPLICATE, EVENT_OF_STATUS, LOST, SUCCEEDED
 from ackbone.core.message import DEFAULT_TENANT
 from ackbone.core.outcome import FINAL, Status
-from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.ledger_verifier import LedgerReport
 from tests.faults.history import History, Task, TaskId
 from tests.faults.oracle import Effect
 

@@ -25,8 +25,8 @@ import psycopg
 from ackbone.app import App
 from ackbone.config import load_config
 from ackbone.core.message import Message
-from ackbone.store.ledger_key import ledger_key
-from ackbone.store.ledger_report import LedgerReport
+from ackbone.store.ledger import ledger_key
+from ackbone.store.ledger_verifier import LedgerReport
 from ackbone.store.postgres.verify import verify_ledger as verify_postgres
 from ackbone.store.sqlite.verify import verify_ledger
 from tests.faults.checker import Kill, Report, Sent, Story, check

@@ -13,8 +13,7 @@ from ackbone.app import App
 from ackbone.config import load_config
 from ackbone.core.clock import SystemClock
 from ackbone.engine.context import Context
-from ackbone.store.chain import GENESIS, link
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import GENESIS, ledger_key, link
 from ackbone.store.sqlite.verify import verify_ledger
 from tests.faults.checker import Fault, Kill, Report, Sent, Story, check
 from tests.faults.history import History

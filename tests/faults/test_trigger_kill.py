@@ -11,7 +11,7 @@ from redis import Redis
 
 from ackbone.brokers.sqlite import SqliteBroker
 from ackbone.core.broker import Outgoing
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import ledger_key
 from ackbone.store.postgres.verify import verify_ledger
 from ackbone.store.sqlite.migrate import ensure_schema
 from tests.servers.redis import RedisServer

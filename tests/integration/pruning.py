@@ -11,10 +11,10 @@ import psycopg
 from ackbone.core import events
 from ackbone.core.store import Worker
 from ackbone.store.anchors import Anchors
-from ackbone.store.ledger_report import LedgerReport
-from ackbone.store.postgres.chain_ends import PostgresChainEnds
+from ackbone.store.ledger_verifier import LedgerReport
 from ackbone.store.postgres.partitions import PartitionMaker
 from ackbone.store.postgres.prune import Pruner
+from ackbone.store.postgres.seals import PostgresChainEnds
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
 from tests.servers.postgres_clock import ServerClock

@@ -20,8 +20,8 @@ from ackbone.cli.session import operating
 from ackbone.composition.background import relays_of
 from ackbone.core.approvals import Approval, ApprovalFilter
 from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
-from ackbone.store.governance import StoreGovernance
 from ackbone.store.sqlite import task_rows
+from ackbone.store.upkeep import StoreGovernance
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
 from tests.servers.stores import sqlite_store

@@ -157,7 +157,7 @@ async def test_the_ledger_is_whole_and_signed(config: Config) -> None:
         ]
         await app.send_many(batch, queue="plain")
         await until_idle(app)
-    from ackbone.store.ledger_key import ledger_key
+    from ackbone.store.ledger import ledger_key
 
     key = ledger_key(config.ledger_key_file)
     storage = PostgresStorage(config)

@@ -16,6 +16,7 @@ from ackbone.core import events
 from ackbone.core.clock import from_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.findings import Finding
+from ackbone.store.ledger import TENANT
 from ackbone.store.postgres import pruned_rows as rows_module
 from ackbone.store.postgres import seals
 from ackbone.store.postgres.address import Address
@@ -26,7 +27,6 @@ from ackbone.store.postgres.pruned_rows import pruned_rows
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.tenant_wall import admit_worker
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.seals import TENANT
 from tests.servers.postgres import PostgresServer
 
 from .pruning import DAY_S, KEY, PostgresBook
@@ -102,8 +102,8 @@ async def test_the_end_of_a_living_chain_is_kept_when_its_month_goes(book: Postg
     assert book.count("tenant_id = 'quiet'") == 2
     found = {check.name: check for check in examine(book.url, deep=False)}
     assert found["partitions"].finding is Finding.OK, "that is where they belong"
-    book.store._ledger._heads.clear()
-    book.store._ledger._begun_us.clear()
+    book.store._ledger._begun.clear()
+    book.store._ledger._given_out.clear()
     await book.write(1, tenants=("quiet",))
     await book.anchor()
     book.assert_whole()

@@ -524,11 +524,11 @@ async def test_nobody_is_reaped_while_the_server_takes_no_signs_of_life(
     """It stood still and closed no connection: everybody is silent, and so is the reaper."""
     other = await store.register("other")
     silence(store, postgres_url, worker)
-    store._renewal._taken -= 9.0
+    store._leases._taken -= 9.0
     assert not await reaped(store, other), "its own sign of life is late"
     store.beat(other)
     assert not await reaped(store, other), "the others have had no time to give theirs"
-    store._renewal._missed -= 11.0
+    store._leases._missed -= 11.0
     assert await reaped(store, other) == [worker.worker_id]
 
 
@@ -723,7 +723,7 @@ def test_hot_statements_use_their_indexes(postgres_url: str) -> None:
         "ready": (task_rows.CLAIM_READY["all"], 6),
         "ready, some types only": (task_rows.CLAIM_READY["only"], 7),
         "ready, without some types": (task_rows.CLAIM_READY["but"], 7),
-        "next due": (task_rows.NEXT_DUE, 1),
+        "next due": (SQL.store.next_due, 2),
         "done": (task_rows.ALL_DONE, 9),
         "others": (task_rows.OTHERS, 20),
         "keep": (key_rows.KEEP, 6),

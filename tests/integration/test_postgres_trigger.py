@@ -16,7 +16,7 @@ from ackbone import (
     RawMessage,
 )
 from ackbone.config import Retention
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import ledger_key
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
 from ackbone.testing import (

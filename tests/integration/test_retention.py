@@ -20,13 +20,13 @@ from ackbone.core.clock import from_us
 from ackbone.core.ids import uuid7_bytes
 from ackbone.sqlitefile import sharing
 from ackbone.store.postgres.database import _SETTINGS
-from ackbone.store.postgres.old_rows import DELETE_TASKS, PostgresOldRows
+from ackbone.store.postgres.prune import DELETE_TASKS, PostgresOldRows
 from ackbone.store.postgres.sql import SQL as POSTGRES_SQL
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.retention import BATCH, Keep, Retention
-from ackbone.store.sqlite import old_rows
+from ackbone.store.sqlite import prune
 from ackbone.store.sqlite.migrate import ensure_schema
-from ackbone.store.sqlite.old_rows import SqliteOldRows, WorkerFiles
+from ackbone.store.sqlite.prune import SqliteOldRows, WorkerFiles
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.testing import FakeClock
 from tests.servers.postgres_clock import ServerClock
@@ -391,7 +391,7 @@ async def test_many_rows_go(attic):
 
 async def test_many_rows_go_in_small_transactions(on_file, monkeypatch):
     """Rows too young or unfinished lie between; every page and batch is crossed."""
-    monkeypatch.setattr(old_rows, "PAGE", 700)
+    monkeypatch.setattr(prune, "PAGE", 700)
     await crowd(on_file)
     sizes: list[int] = []
     write = on_file.store.file.write

@@ -25,9 +25,9 @@ from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.records import LetterFilter
-from ackbone.store import approvals, revisions
-from ackbone.store.approvals import Answering
+from ackbone.store import parked
 from ackbone.store.operations import StoreOperations
+from ackbone.store.parked import Answering
 from ackbone.store.postgres import key_rows, task_rows, tenant_wall
 from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.migrate import admit, ensure_schema, tend, upgrade
@@ -202,23 +202,23 @@ def test_workers_work_on_tables_that_came_later(worker_url: str, place: Estate) 
         assert conn.execute("DELETE FROM quotas").rowcount == 1
 
 
-def test_who_worked_before_the_wall_goes_on(own_postgres: PostgresServer) -> None:
-    """A fleet under a role of its own is not cut off by the upgrade."""
+def test_who_may_write_tasks_from_the_start_is_a_worker(own_postgres: PostgresServer) -> None:
+    """A role that gets its rights with the tables (default privileges) sees all tenants."""
     with estate(own_postgres) as place:
         agents, reader = place.role("agents"), place.role("reader")
         with psycopg.connect(place.owner) as conn:
             conn.execute("DROP SCHEMA public CASCADE")
             conn.execute("CREATE SCHEMA public")
-            conn.execute(revisions.render("postgresql", "0003").encode())
-            conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {agents}, {reader}")
             conn.execute(f"GRANT USAGE ON SCHEMA public TO {agents}, {reader}")
-            conn.execute(f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {agents}")
+            given = "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT"
+            conn.execute(f"{given} SELECT ON TABLES TO {agents}, {reader}")
+            conn.execute(f"{given} INSERT, UPDATE, DELETE ON TABLES TO {agents}")
         assert upgrade(place.owner) is True
         for role, bound in ((agents, []), (reader, list(tenant_wall.TABLES))):
             with psycopg.connect(place.url(role)) as conn:
                 assert tenant_wall.bound_tables(conn) == bound
         assert ensure_schema(place.url(agents)) is False
-        with psycopg.connect(place.url(agents)) as conn:  # and with what came later
+        with psycopg.connect(place.url(agents)) as conn:
             conn.execute("INSERT INTO send_windows VALUES ('k', '{}', now())")
             conn.execute(
                 "INSERT INTO deliveries (id, channel, recipient, content, due_at, created_at)"
@@ -372,7 +372,7 @@ async def test_approvals_are_answered_for_one_tenant(
             each.tenant_id: each.id
             for each in await PostgresRecords(engine).approvals(ApprovalFilter(), limit=9)
         }
-        act = getattr(approvals, answer)
+        act = getattr(parked, answer)
         async with StoreOperations(engine, by="api"):  # gives a number, and keeps it alive
             number = rows(place.owner, "SELECT max(worker_id) FROM workers")[0][0]
             said = Answering(by="anna", note="", now_us=1, expiry_us=1)

@@ -9,7 +9,7 @@ import pytest
 
 from ackbone import QueueTrigger
 from ackbone.config import Config, Retention
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import ledger_key
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger

@@ -11,7 +11,7 @@ import msgspec
 from ackbone.core.events import CLAIMED, EVENT_OF_STATUS, FINAL_EVENTS
 from ackbone.core.ids import derived_id
 from ackbone.core.outcome import FINAL, Status
-from ackbone.store.chain import GENESIS, link
+from ackbone.store.ledger import GENESIS, link
 from tests.property.protocol_world import RESULTS, Sent, World
 
 _BURIED = frozenset({Status.FAILED, Status.EXPIRED, Status.REJECTED})

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ackbone.core.clock import Clock
 from ackbone.core.errors import StoreUnavailable
 from ackbone.sqlitefile.file import add_functions
-from ackbone.store.sqlite.migrate import SPINE
+from ackbone.store.sqlite.migrate import make_tables
 
 T = TypeVar("T")
 Rewrite = Callable[[str], str]
@@ -40,8 +40,7 @@ class Fault(StrEnum):
 def empty_database() -> bytes:
     """A database with the real schema, as bytes: copying it is much faster than making it."""
     conn = sqlite3.connect(":memory:")
-    conn.executescript(SPINE.read_text())
-    conn.commit()
+    make_tables(conn)
     image = conn.serialize()
     conn.close()
     return image

@@ -63,8 +63,8 @@ async def _follow(book: PostgresBook, plan: list[tuple[object, ...]]) -> None:
                     await book.store.leave(book.workers[at])
                     book.workers[at] = await book.store.register(f"w{at}")
                 case ("forget",):  # as a process that did not give its numbers out itself
-                    book.store._ledger._heads.clear()
-                    book.store._ledger._begun_us.clear()
+                    book.store._ledger._begun.clear()
+                    book.store._ledger._given_out.clear()
         book.assert_whole()
     finally:
         await book.close()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ackbone.store import crash
+from ackbone.store import workers
 from tests.conftest import SOAK
 from tests.property.protocol_checks import violations
 from tests.property.protocol_faults import PLANTS, Plant
@@ -31,8 +31,8 @@ PLANTED_SEEDS = 800
 @pytest.fixture(autouse=True)
 def few_crashes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A story is short: each crash counts against the budget, so that some messages spend it."""
-    monkeypatch.setattr(crash, "SUSPECT_AT", 1)
-    monkeypatch.setattr(crash, "ALONE_AT", 0)
+    monkeypatch.setattr(workers, "SUSPECT_AT", 1)
+    monkeypatch.setattr(workers, "ALONE_AT", 0)
 
 
 async def told(seed: int, mode: Mode, plant: Plant | None = None) -> tuple[list[str], int]:

@@ -1,6 +1,6 @@
 """Run by test_schema.py as a process of its own: migrates in children that are killed or race.
 
-    migration_victim.py kill <folder> <spine|alembic|upgrade>
+    migration_victim.py kill <folder> <tables|alembic|upgrade>
     migration_victim.py race <folder> <children> <rounds>
 
 It imports everything first and forks, so that a child costs milliseconds. Prints JSON.
@@ -106,7 +106,7 @@ def kill(folder: Path, mode: str) -> list[dict[str, Any]]:
             conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
         with_later_revision(folder)
     elif mode == "alembic":
-        migrate._run_spine = lambda conn: None
+        migrate.make_tables = lambda conn: None
     old = state(start)
     seen: list[dict[str, Any]] = []
     while True:

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.ledger_report import LedgerReport
-from ackbone.store.ledger_verifier import AnchorFileReader
-from ackbone.store.seals import next_anchor
+from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger import next_anchor
+from ackbone.store.ledger_verifier import AnchorFileReader, LedgerReport
 
 KEY = b"k" * 32
 

@@ -9,7 +9,7 @@ import pytest
 from ackbone.core.store import Company, Worker
 from ackbone.engine.flow import Slots
 from ackbone.engine.worker_relays import SlowStart
-from ackbone.store.crash import Gone, Judgement, crashes_of, judge
+from ackbone.store.workers import Gone, Judgement, crashes_of, judge
 from ackbone.testing.clock import FakeClock
 
 ME = Worker(worker_id=7, name="me")

@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from ackbone.core.outbound.delivery import (
 )
 from ackbone.core.outbound.send_order import AHEAD_US
 from ackbone.core.store import Worker
-from ackbone.store.revisions import render
 from ackbone.store.sqlite.deliveries import SqliteDeliveries
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
@@ -164,27 +162,6 @@ async def test_recovery_reads_only_windows_that_count(counter: Counter) -> None:
 
     await counter.store.file.write(plant)
     assert await counter.queue.recover(worker=counter.worker) == 1
-
-
-async def test_replies_of_an_older_version_are_sent(home: Path) -> None:
-    path = home / "ackbone.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
-        conn.executescript(f"BEGIN;\n{render('sqlite', '0004')}\nCOMMIT;")
-        for name, status in (("a", "pending"), ("b", "pending"), ("c", "sent"), ("d", "sending")):
-            conn.execute(
-                "INSERT INTO deliveries (id, channel, recipient, content, status, due_at,"
-                " created_at, worker_id) VALUES (?, 'c', 'ann', 'x', ?, 1, 1, 77)",
-                (name, status),
-            )
-    assert ensure_schema(path) is True
-    counter = Counter(path)
-    await counter.store.open()
-    counter.worker = await counter.store.register("sender")
-    assert await counter.ids() == ["a", "b"], "each in a line of its own"
-    assert await counter.queue.recover(worker=counter.worker) == 1
-    (reply,) = (await counter.take()).replies
-    assert (reply.id, reply.in_doubt) == ("d", True)
-    await counter.store.close()
 
 
 async def test_a_head_that_nobody_follows_costs_no_commit(counter: Counter) -> None:

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from ackbone.core.store import Offers
-from ackbone.store import fleet as fleet_module
-from ackbone.store.fleet import Fleet, offers_text, read_offers
+from ackbone.store import claiming as fleet_module
+from ackbone.store.claiming import Fleet, offers_text, read_offers
 
 
 def test_what_was_read_counts_when_all_of_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

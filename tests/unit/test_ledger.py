@@ -14,16 +14,14 @@ from ackbone.core import events
 from ackbone.core.errors import ConfigError, StoreError
 from ackbone.core.store import Worker
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.store import seals
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.anchors import Anchors
-from ackbone.store.chain import GENESIS, link
-from ackbone.store.ledger_key import ledger_key
-from ackbone.store.ledger_report import LedgerReport
+from ackbone.store import ledger
+from ackbone.store.anchors import AnchorFile, Anchors
+from ackbone.store.ledger import GENESIS, ledger_key, link
+from ackbone.store.ledger_verifier import LedgerReport
 from ackbone.store.sqlite import seals as rows_of_seals
-from ackbone.store.sqlite.chain_ends import SqliteChainEnds
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.prune import Pruner
+from ackbone.store.sqlite.seals import SqliteChainEnds
 from ackbone.store.sqlite.store import SqliteStore
 from ackbone.store.sqlite.verify import verify_ledger
 from ackbone.testing import FakeClock
@@ -176,9 +174,9 @@ async def test_an_anchor_lists_only_what_moved(signed):
     await signed.one(signed.workers[1], "acme", "x")
     await signed.anchor()
     *_, last = AnchorFile(signed.anchor_file).read()
-    chains = {head[:2] for head in seals.read_anchor(last).chains}
+    chains = {head[:2] for head in ledger.read_anchor(last).chains}
     first, second = (w.worker_id for w in signed.workers)
-    assert chains == {("acme", second), (seals.TENANT, first)}
+    assert chains == {("acme", second), (ledger.TENANT, first)}
 
 
 async def test_a_ledger_of_many_windows_is_anchored_exactly(book, monkeypatch):
@@ -380,7 +378,7 @@ async def test_a_dropped_anchor_is_found(signed):
 async def test_another_key_is_named(signed):
     report = signed.verify(b"x" * 32)
     assert {f.kind for f in report.findings} == {"unsigned", "anchor_file"}
-    assert seals.key_id(KEY) in str(report.findings[0])
+    assert ledger.key_id(KEY) in str(report.findings[0])
     assert report.anchors == 0
 
 
@@ -395,7 +393,7 @@ async def test_a_forged_anchor_is_found(signed):
         data.decode(),
         events.ANCHOR,
     )
-    await signed.recompute(seals.TENANT, worker)
+    await signed.recompute(ledger.TENANT, worker)
     assert "unsigned" in {f.kind for f in signed.verify().findings}
 
 
@@ -430,12 +428,12 @@ async def test_a_long_last_line_is_read_whole(home):
     file = AnchorFile(home / "a")
     chains = tuple(("t" * 60, n, n, "ab" * 32) for n in range(2000))
     anchors = [
-        seals.Anchor(n=n, at=n, chains=chains, previous="", key_id="k").sealed(KEY) for n in (1, 2)
+        ledger.Anchor(n=n, at=n, chains=chains, previous="", key_id="k").sealed(KEY) for n in (1, 2)
     ]
     file.append(anchors[:1])
     file.append(anchors[1:])
     assert file.last() == 2
-    assert [seals.read_anchor(line) for line in file.read()] == anchors
+    assert [ledger.read_anchor(line) for line in file.read()] == anchors
 
 
 async def test_an_anchor_file_that_cannot_be_written_is_the_stores_error(book):
@@ -503,7 +501,7 @@ async def test_a_forged_checkpoint_is_found(pruned):
         "UPDATE event_log SET data = json_set(data, '$.anchor', 9) WHERE event_type = ?",
         events.PRUNED,
     )
-    await pruned.recompute(seals.TENANT, worker)
+    await pruned.recompute(ledger.TENANT, worker)
     assert "checkpoint" in {f.kind for f in pruned.verify().findings}
 
 

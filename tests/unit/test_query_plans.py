@@ -14,7 +14,7 @@ import pytest
 
 from ackbone.sqlitefile.file import add_functions
 from ackbone.sqlitefile.timebase import WAITING
-from ackbone.store.sqlite import quotas, task_rows
+from ackbone.store.sqlite import key_rows, task_rows
 from ackbone.store.sqlite.delivery_rows import END
 from ackbone.store.sqlite.sql import SQL
 from tests.property.protocol_file import empty_database
@@ -133,8 +133,8 @@ def test_setting_the_clock_moves_only_what_waits() -> None:
         SQL.approvals.reject,
         SQL.approvals.first_yes,
         SQL.approvals.expire,
-        quotas.READ,
-        quotas.WRITE,
+        key_rows.READ,
+        key_rows.WRITE,
         SQL.maintenance.look_at_quotas_again,
         SQL.records.quota_use,
     ],

@@ -149,7 +149,7 @@ def parse(script: str) -> Shape:
             kind, _, default = rest.partition("DEFAULT ")
             columns[column] = Col(kind.strip(), nullable, default.strip() or None)
     for name, target, where in re.findall(
-        r"CREATE (?:UNIQUE )?INDEX (\w+)\s+ON (\w+ \([^)]*\))(?: WHERE ([^;]*))?", script
+        r"CREATE (?:UNIQUE )?INDEX (\w+)\s+ON (\w+ \([^)]*\))(?:\s+WHERE ([^;]*))?", script
     ):
         shape.indexes[name] = (target, where)
     return shape
@@ -176,7 +176,11 @@ def conn(db: Path) -> Iterator[sqlite3.Connection]:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_tables_are_as_agreed(dialect: str, db: Path) -> None:
-    ours = parse(dump(db) if dialect == "sqlite" else revisions.render(dialect))
+    ours = parse(
+        dump(db)
+        if dialect == "sqlite"
+        else "".join(f"{each};\n" for each in revisions.statements(dialect))
+    )
     agreed = parse(AGREED)
     assert [len(agreed.columns[table]) for table in sorted(agreed.columns)] == [5, 12, 7]
     assert len(agreed.indexes) == 5
@@ -268,73 +272,42 @@ def test_values_keep_their_kind(conn: sqlite3.Connection) -> None:
     assert conn.execute("SELECT id, commits FROM witness").fetchall() == [(1, 0)]
 
 
-# ── migrations, tables and spine.sql are the same thing ──────────────────────────────────────────
+# ── the first revision, tests/schema.py and a new file are the same thing ────────────────────────
 
 
-def statements(script: str) -> set[str]:
-    """CREATE statements, later columns added, without what only looks different."""
-    script = re.sub(r"^--.*$", "", script, flags=re.M)
-    plain = [re.sub(r"\s+", " ", each).strip() for each in script.split(";")]
+def statements(made: list[str]) -> set[str]:
+    """CREATE statements, without what only looks different."""
+    plain = [re.sub(r"\s+", " ", each).replace('"', "").strip() for each in made]
     plain = [each.replace("( ", "(").replace(" )", ")") for each in plain]
-    apart = ("alembic_version", "PARTITION OF", "CREATE POLICY")
-    made = [
+    apart = ("alembic_version", "PARTITION OF")
+    return {
         each
         for each in plain
         if each.startswith("CREATE") and not any(word in each for word in apart)
-    ]
-    for each in plain:
-        added = re.fullmatch(r"ALTER TABLE (\w+) ADD COLUMN (.+)", each)
-        if added is not None:
-            head = f"CREATE TABLE {added[1]} ("
-            made = [_with(old, added[2]) if old.startswith(head) else old for old in made]
-        widened = re.fullmatch(r"ALTER TABLE (\w+) ALTER COLUMN (\w+) TYPE (\S+)( .*)?", each)
-        if widened is not None:
-            head = f"CREATE TABLE {widened[1]} ("
-            column = re.compile(rf"\b{widened[2]} \w+\(\d+\)")
-            made = [
-                column.sub(f"{widened[2]} {widened[3]}", old) if old.startswith(head) else old
-                for old in made
-            ]
-        dropped = re.fullmatch(r"DROP INDEX (\w+)", each)
-        if dropped is not None:
-            made = [old for old in made if not old.startswith(f"CREATE INDEX {dropped[1]} ")]
-    return set(made)
+    }
 
 
-def _with(table: str, column: str) -> str:
-    """A CREATE TABLE, and a column that was added later, behind the others."""
-    if ", PRIMARY KEY" in table:
-        return table.replace(", PRIMARY KEY", f", {column}, PRIMARY KEY")
-    return f"{table.removesuffix(')')}, {column})"
-
-
-def tables(dialect: Dialect) -> str:
+def tables(dialect: Dialect) -> list[str]:
     made: list[CreateTable | CreateIndex] = []
     for table, indexes in schema.tables_of(dialect.name):
         made += [CreateTable(table), *map(CreateIndex, indexes)]
-    return ";".join(str(each.compile(dialect=dialect)) for each in made)
+    return [str(each.compile(dialect=dialect)) for each in made]
 
 
 @pytest.mark.parametrize("dialect", [SQLiteDialect(), PGDialect()], ids=["sqlite", "postgresql"])
 def test_migrations_make_what_schema_says(dialect: Dialect) -> None:
-    made = statements(revisions.render(dialect.name))
+    made = statements(revisions.statements(dialect.name))
     assert made == statements(tables(dialect))
     assert len(made) > 25
-
-
-def test_spine_is_what_the_migrations_emit() -> None:
-    assert migrate.SPINE.read_text(encoding="utf-8") == migrate.render_spine(), (
-        "run: python -m ackbone.store.sqlite.migrate"
-    )
 
 
 def test_alembic_makes_the_same_file(
     tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "_run_spine", lambda conn: None)
+    monkeypatch.setattr(migrate, "make_tables", lambda conn: None)
     slow = tmp_path / "slow.db"
     assert ensure_schema(slow) is True
-    assert statements(dump(slow)) == statements(dump(db))
+    assert statements(dump(slow).split(";")) == statements(dump(db).split(";"))
     with closing(sqlite3.connect(slow)) as conn:
         assert conn.execute("SELECT * FROM alembic_version").fetchall() == [(HEAD,)]
         assert conn.execute("SELECT * FROM witness").fetchall() == [(1, 0)]
@@ -351,12 +324,11 @@ def test_head_is_the_newest_revision() -> None:
     assert {each.revision for each in script.walk_revisions()} == revisions.known_revisions()
 
 
-def test_revisions_say_which_tables_are_exceptions() -> None:
-    (first,) = (revisions.MIGRATIONS / "versions").glob("0001_*.py")
-    for place in (first, Path(revisions.__file__)):
-        text = place.read_text(encoding="utf-8")
-        for table in ("idempotency_keys", "queue_executions", "event_log", "alembic_version"):
-            assert re.search(rf"^\d\. `{table}`", text, re.M), (place, table)
+def test_the_first_revision_says_which_tables_are_exceptions() -> None:
+    (first,) = (revisions.MIGRATIONS / "versions").glob("0007_*.sql")
+    text = first.read_text(encoding="utf-8")
+    for table in ("idempotency_keys", "queue_executions", "event_log", "alembic_version"):
+        assert re.search(rf"^-- \d\. `{table}`", text, re.M), table
 
 
 # ── ensure_schema ────────────────────────────────────────────────────────────────────────────────
@@ -496,10 +468,8 @@ def test_a_failing_statement_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ackbone.db"
-    broken = tmp_path / "broken.sql"
-    broken.write_text("CREATE TABLE a (b);\nCREATE TABLE a (b);\n")
     with monkeypatch.context() as patched:
-        patched.setattr(migrate, "SPINE", broken)
+        patched.setattr(migrate, "statements", lambda dialect: ["CREATE TABLE a (b)"] * 2)
         with pytest.raises(StoreUnavailable, match="already exists"):
             ensure_schema(path)
     with closing(sqlite3.connect(path)) as conn:
@@ -527,17 +497,19 @@ def upgrade():
 """
 
 
-def test_a_file_of_the_first_revision_is_upgraded_with_its_rows(tmp_path: Path, db: Path) -> None:
-    old = tmp_path / "old.db"
-    with closing(sqlite3.connect(old, isolation_level=None)) as conn:
-        conn.executescript(f"BEGIN;\n{revisions.render('sqlite', '0001')}\nCOMMIT;")
-        conn.execute("INSERT INTO roles (role) VALUES ('reaper')")
-    assert current_revision(old) == "0001"
-    assert ensure_schema(old) is True
-    assert current_revision(old) == HEAD
-    assert statements(dump(old)) == statements(dump(db))
-    with closing(sqlite3.connect(old)) as conn:
-        assert conn.execute("SELECT role FROM roles").fetchall() == [("reaper",)]
+@pytest.mark.parametrize("revision", ["0001", "0006"])
+def test_a_file_from_before_the_first_revision_is_refused(db: Path, revision: str) -> None:
+    with closing(sqlite3.connect(db)) as conn, conn:
+        conn.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    before = db.read_bytes()
+    with pytest.raises(SchemaMismatch) as caught:
+        ensure_schema(db)
+    text = str(caught.value)
+    assert f"{db} has schema revision {revision}" in text
+    assert f"upgrades from {revisions.FIRST} on" in text
+    assert "Give ackbone a new file" in text
+    assert "Nothing was changed" in text
+    assert db.read_bytes() == before
 
 
 def test_older_schema_is_upgraded_with_its_rows(db: Path, second: Path) -> None:
@@ -560,7 +532,7 @@ def test_failed_upgrade_leaves_the_old_schema(db: Path, second: Path) -> None:
     assert current_revision(db) == HEAD
 
 
-def test_new_file_goes_on_where_the_spine_ends(tmp_path: Path, second: Path) -> None:
+def test_new_file_goes_on_where_the_first_revision_ends(tmp_path: Path, second: Path) -> None:
     second.write_text(REVISION.format(statement="UPDATE roles SET note = role"))
     path = tmp_path / "new.db"
     assert ensure_schema(path) is True
@@ -578,7 +550,7 @@ def victim(*args: object) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("mode", "at_least"), [("spine", 40), ("alembic", 40), ("upgrade", 12)])
+@pytest.mark.parametrize(("mode", "at_least"), [("tables", 40), ("alembic", 40), ("upgrade", 12)])
 def test_killed_at_any_statement(tmp_path: Path, mode: str, at_least: int) -> None:
     killed = victim("kill", tmp_path, mode)
     assert len(killed) >= at_least

@@ -21,9 +21,9 @@ from ackbone.core.errors import (
     StoreUnavailable,
 )
 from ackbone.sqlitefile.faults import translate as of_sqlite
+from ackbone.store.commit import commit_in_halves
 from ackbone.store.postgres.address import Address
 from ackbone.store.postgres.failures import translate as of_postgres
-from ackbone.store.unstorable import commit_in_halves
 
 WHERE = Address.from_url("postgresql://somebody@db.internal/agents")
 FILE = Path("/somewhere/ackbone.db")

@@ -92,7 +92,7 @@ def verify(session: Session) -> None:
     Workers may run meanwhile. Exit code 10 if any event before the last anchor was changed, added
     or removed. The key of the anchors is read from ACKBONE_LEDGER_KEY or ledger.key_file.
     """
-    from ackbone.store.ledger_key import ledger_key
+    from ackbone.store.ledger import ledger_key
 
     config, out = session.config, session.out
     session.storage.require()

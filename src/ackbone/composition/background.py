@@ -22,7 +22,7 @@ from ackbone.engine.lost_copies import LostCopies
 from ackbone.engine.relays import Relay
 from ackbone.observe.export import Exporter
 from ackbone.processes.suspects import SuspectWatch
-from ackbone.store.ledger_key import ledger_key
+from ackbone.store.ledger import ledger_key
 from ackbone.store.retention import Keep
 
 if TYPE_CHECKING:

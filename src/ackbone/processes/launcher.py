@@ -38,11 +38,11 @@ _IMPORTS = (
     "ackbone.store.revisions",
     "ackbone.store.sqlite.migrate",
     "ackbone.store.anchors",
-    "ackbone.store.governance",
-    "ackbone.store.metric_rows",
+    "ackbone.store.upkeep",
+    "ackbone.store.upkeep",
     "ackbone.store.sqlite.prune",
     "ackbone.store.retention",
-    "ackbone.store.sqlite.chain_ends",
+    "ackbone.store.sqlite.seals",
     "ackbone.store.sqlite.seals",
 )
 

@@ -7,39 +7,77 @@ claims. Each method here is one transaction, or one look.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from ackbone.core.broker import Subscription
+from ackbone.core.errors import StoreCorrupt
 from ackbone.core.ids import new_id
 from ackbone.core.outbound.subscribers import Subscribers
+from ackbone.core.outcome import UNSTORABLE, Dead
 from ackbone.core.store import (
-    EffectState,
+    Answer,
+    Candidate,
+    Commit,
+    Company,
+    Decode,
+    Finished,
     Offers,
     QuotasOf,
-    Reply,
-    Run,
+    Reclaimed,
     Send,
     Suspects,
+    Taken,
+    Verdict,
     Worker,
+    lets_go,
 )
 
-from . import parked, runs, workers
-from .commit import Transactions, X
-from .fleet import LOOK_S, Fleet, offers_text
-from .notices import NoticesOf
+from . import claims, dead_on_arrival, parked, workers
+from .claiming import GRACE_US, LOOK_S, Claiming, Fleet, handled_by, offers_text
+from .commit import NoticesOf, X, commit_in_halves
+from .finish import finish
+from .ledger import Chains
+from .quota_book import QuotaBook
+from .runs import RunWrites
 from .sql import Statements
-from .unit import NOTHING_EXPIRES, WORK, Change, Operation, Row, Tx
+from .tasks import Ahead
+from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Row, Tx
+from .waiting import release_waiting
 
 T = TypeVar("T")
+log = logging.getLogger("ackbone.store")
 
 
-class BaseStore(Transactions[X]):
+class Leases(Protocol):
+    """The leases that this process holds."""
+
+    def beat(self, worker: Worker) -> None:
+        """Renew a lease. Raises StoreUnavailable if that is not possible."""
+        ...
+
+    def is_present(self, worker: Worker) -> bool:
+        """Return True if the worker may write: it has not left and was not declared dead."""
+        ...
+
+
+class Waiters(Protocol):
+    """The events that wait for wake-ups in this process."""
+
+    def unsubscribe(self, event: asyncio.Event) -> None: ...
+
+
+class BaseStore(RunWrites[X]):
     """Claims, effects, keys, lanes and the ledger in one database."""
 
     sql: Statements
+    _leases: Leases
+    _ledger: Chains
+    _waiters: Waiters
 
     def __init__(
         self, *, isolates: bool, notices: NoticesOf | None, subscribers: Subscribers | None
@@ -48,16 +86,34 @@ class BaseStore(Transactions[X]):
         `subscribers`: places that get events, by deliveries that are committed with them.
         `isolates`: a supervisor starts child processes for messages that crashed their workers."""
         super().__init__(notices, subscribers)
+        self._opened: Any = None
+        """The open database, as the dialect knows it."""
         self._isolates = isolates
         self._expiry_paused = False
         self.governed = False
         self.quotas_of: QuotasOf | None = None
         self._fleet = Fleet()
 
+    async def open(self) -> None:
+        if self._opened is None:
+            self._opened = await self._open()
+
+    @abstractmethod
+    async def _open(self) -> Any:
+        """Open the database, and make `_leases`, `_ledger` and `_waiters` for it."""
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await self._close(opened)
+
+    @abstractmethod
+    async def _close(self, opened: Any) -> None: ...
+
     @property
     def expiry_paused(self) -> bool:
         """True while a jump of the clock makes times to live doubtful: nothing expires."""
-        return self._expiry_paused or self._clock_is_in_doubt()
+        return self._expiry_paused or (self._opened is not None and self._clock_is_in_doubt())
 
     @expiry_paused.setter
     def expiry_paused(self, paused: bool) -> None:
@@ -73,19 +129,33 @@ class BaseStore(Transactions[X]):
 
     @abstractmethod
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`."""
+        """As `read`, for rows whose time has come by the clock that the rows were written by.
+
+        Nothing is due after the clock was set until the waiting rows have moved with it."""
 
     @abstractmethod
     async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
-        """See `UnitOfWork.write_once`."""
+        """As `write`, for an operation that would fail if it were repeated after it succeeded."""
 
     @abstractmethod
     def subscribe_to(self, *topics: str) -> asyncio.Event:
-        """See `UnitOfWork.subscribe_to`."""
+        """An event that is set after each commit that wakes one of these topics."""
 
     def subscribe(self) -> asyncio.Event:
         """An event that is set whenever there may be new work."""
         return self.subscribe_to(WORK)
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        if self._opened is not None:
+            self._waiters.unsubscribe(event)
+
+    def look_again(self) -> None:
+        """Wake everything in this process that waits for due work: the clock was moved."""
+        if self._opened is not None:
+            self._wake_here(WORK + OUTGOING)
+
+    @abstractmethod
+    def _wake_here(self, topics: str) -> None: ...
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -117,18 +187,46 @@ class BaseStore(Transactions[X]):
                 tx.before_end(tx.sql.workers.leaving, number)
                 return
             await workers.leave(tx, change, number)
-            if self._is_blank(number) and not change.entries:
+            if self._ledger.is_blank(number) and not change.entries:
                 tx.before_end(tx.sql.workers.forget, number)  # it has no chain (see `prune`)
 
         await self.write(op, worker_id=number)
 
-    @abstractmethod
-    def _is_blank(self, worker_id: int) -> bool:
-        """Return True if it is certain that the ledger has no event of this worker."""
+    def beat(self, worker: Worker) -> None:
+        self._leases.beat(worker)
+
+    def is_registered(self, worker: Worker) -> bool:
+        return self._leases.is_present(worker)
+
+    async def reap(
+        self,
+        *,
+        worker: Worker,
+        lease_s: float,
+        crash_budget: int,
+        ended: Mapping[str, int] | None = None,
+    ) -> Reclaimed:
+        children = ended or {}
+        missing = await self._missing(worker, lease_s, children)
+        if missing is None:
+            return Reclaimed()
+
+        async def op(tx: X, change: Change) -> Reclaimed:
+            gone = await missing(tx)
+            return await workers.reap(
+                tx, change, gone, me=worker, crash_budget=crash_budget, ended=children
+            )
+
+        found = await self.write(op, worker_id=worker.worker_id)
+        self._fleet.forget()
+        return found
 
     @abstractmethod
-    async def _offers(self) -> Sequence[Row]:
-        """The offers of the workers that are there, or ended less than GRACE_S ago."""
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[X], Awaitable[Sequence[workers.Gone]]] | None:
+        """Look for workers whose lease is over. Return what finds them in a transaction; None if
+        nobody is missing, or if this process cannot know."""
 
     async def identity(self) -> str:
         """The id of this store. No other store ever gets the same one."""
@@ -142,11 +240,6 @@ class BaseStore(Transactions[X]):
 
     # -- claim and finish -------------------------------------------------------------------------
 
-    async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
-        return await self.write(
-            lambda tx, change: runs.adopt(tx, batch, worker.worker_id), worker_id=worker.worker_id
-        )
-
     async def hold_back(self, send: Send) -> None:
         """Keep a message that is not due yet; the outbox publishes it when it is."""
 
@@ -154,35 +247,6 @@ class BaseStore(Transactions[X]):
             change.sends.append(send)
 
         await self.write_once(op, worker_id=0)
-
-    # -- during a run -----------------------------------------------------------------------------
-
-    async def effect_begin(
-        self, run: Run, name: str, *, again: bool = False
-    ) -> tuple[EffectState, bytes | None]:
-        return await self._of_run(
-            run, lambda tx, change: runs.effect_begin(tx, change, run, name, again=again)
-        )
-
-    async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
-        await self._of_run(
-            run, lambda tx, change: runs.effect_done(tx, change, run, name, result, again=again)
-        )
-
-    async def effect_raised(self, run: Run, name: str, error: str) -> None:
-        await self._of_run(run, lambda tx, change: runs.effect_raised(tx, run, name, error))
-
-    async def effect_clear(self, run: Run, name: str) -> None:
-        await self._of_run(run, lambda tx, change: runs.effect_clear(tx, run, name))
-
-    async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
-        await self._of_run(run, lambda tx, change: runs.heartbeat(tx, change, run, data))
-
-    async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
-        return await self._of_run(run, lambda tx, change: runs.reply_now(tx, change, run, reply, n))
-
-    async def _of_run(self, run: Run, op: Callable[[X, Change], Awaitable[T]]) -> T:
-        return await self.write(op, worker_id=run.token.worker_id)
 
     # -- relays -----------------------------------------------------------------------------------
 
@@ -206,7 +270,8 @@ class BaseStore(Transactions[X]):
             return Suspects()
         found = await self.read_due(self.sql.store.suspects_due, list(subscriptions))
         if found and self._fleet.age_s >= LOOK_S:
-            self._fleet.update(text for (text,) in await self._offers())
+            offers = await self.read(self.sql.workers.offers, GRACE_US, self._now_us())
+            self._fleet.update(text for (text,) in offers)
         return self._fleet.suspects(worker, [(sub, kind, few, n) for sub, kind, few, n in found])
 
     async def ended(self, names: Collection[str]) -> frozenset[str]:
@@ -235,3 +300,140 @@ class BaseStore(Transactions[X]):
             durable=False,
         )
         return bool(taken)
+
+    # -- claim ------------------------------------------------------------------------------------
+
+    async def next_due_s(self, sub: Subscription) -> float | None:
+        ((wait_us,),) = await self.read(self.sql.store.next_due, sub.name, self._now_us())
+        return None if wait_us is None else max(0.0, wait_us / 1e6)
+
+    @abstractmethod
+    def _now_us(self) -> int | None:
+        """The time (µs) if this process knows it; None: the database has the clock."""
+
+    @abstractmethod
+    def _ahead(self) -> Ahead:
+        """Return how far the store's clock is ahead of this machine's clocks."""
+
+    def _claim_is_answered(self, sub: Subscription, batch: Sequence[Candidate] | None) -> None:
+        """The answer to a claim was committed. None: a claim of messages that the store holds."""
+
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
+    ) -> Sequence[Verdict]:
+        """One transaction for the batch. A message that no row can hold ends as `unstorable`."""
+        if not batch:
+            return []
+
+        async def admit(some: Sequence[Candidate]) -> Sequence[Verdict]:
+            async def op(tx: Tx, change: Change) -> list[Verdict]:
+                held = "store" if adopt else "broker"
+                claim = self._claiming(tx, change, sub, worker, held=held)
+                verdicts = await claims.admit(claim, some)
+                # A lost claim of runs alone only runs again: the broker still has the messages.
+                change.durable = adopt or lets_go(verdicts)
+                return verdicts
+
+            verdicts = await self.write(op, worker_id=worker.worker_id, durable=False)
+            self._claim_is_answered(sub, some)
+            return verdicts
+
+        async def unstorable(candidate: Candidate, error: Exception) -> Verdict:
+            log.error("a message of %s cannot be stored: %s", sub.queue, error)
+
+            async def op(tx: Tx, change: Change) -> None:
+                claim = self._claiming(tx, change, sub, worker)
+                await dead_on_arrival.unstorable(claim, candidate, error)
+
+            await self.write(op, worker_id=worker.worker_id)
+            return Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
+
+        return await commit_in_halves(batch, admit, unstorable)
+
+    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        raise StoreCorrupt("taking from the queue needs a queue in the same file")
+
+    async def claim_ready(
+        self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
+    ) -> Sequence[Verdict]:
+        async def op(tx: Tx, change: Change) -> list[Verdict]:
+            claim = self._claiming(tx, change, sub, worker)
+            return await claims.claim_ready(claim, limit, company)
+
+        # Not synced, whatever it answers: the message is in the row that it was in before.
+        verdicts = await self.write(op, worker_id=worker.worker_id, durable=False)
+        self._claim_is_answered(sub, None)
+        return verdicts
+
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        async def op(tx: Tx, change: Change) -> list[Verdict] | None:
+            if not await tx.lanes.own_source(sub.name, worker.worker_id):
+                return None
+            if not batch:  # only asked whether this worker is the one that fetches
+                return []
+            change.topics.add(WORK)
+            return await claims.adopt_in_order(self._claiming(tx, change, sub, worker), batch)
+
+        return await self.write(op, worker_id=worker.worker_id, durable=bool(batch))
+
+    def _claiming(
+        self, tx: Tx, change: Change, sub: Subscription, worker: Worker, *, held: str = "store"
+    ) -> Claiming:
+        return Claiming(
+            tx=tx,
+            change=change,
+            sub=sub,
+            worker=worker,
+            mine=handled_by(worker, sub.name),
+            fleet=self._fleet,
+            expiry=not self.expiry_paused,
+            ahead=self._ahead(),
+            held=held,
+            governed=self.governed,
+            book=None if self.quotas_of is None else QuotaBook(tx, self.quotas_of),
+            isolates=self._isolates,
+        )
+
+    # -- finish -----------------------------------------------------------------------------------
+
+    async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
+        """One transaction for the batch. A run whose outcome no row can hold ends as a dead letter,
+        and is answered BURIED."""
+
+        async def finish_some(some: Sequence[Finished]) -> Sequence[Commit]:
+            return await self.write(
+                lambda tx, change: finish(tx, change, some), worker_id=worker.worker_id
+            )
+
+        async def unstorable(item: Finished, error: Exception) -> Commit:
+            log.error(
+                "message %s: its outcome cannot be stored", item.run.message.id, exc_info=error
+            )
+            dead = Dead(reason=UNSTORABLE, error=f"{type(error).__name__}: {error}")
+            bare = Finished(  # without everything that the database might have refused
+                run=item.run,
+                outcome=dead,
+                started_at_us=item.started_at_us,
+                finished_at_us=item.finished_at_us,
+            )
+            (commit,) = await finish_some([bare])
+            return Commit.FENCED if commit is Commit.FENCED else Commit.BURIED
+
+        return await commit_in_halves(batch, finish_some, unstorable)
+
+    async def resolve(self, *, worker: Worker) -> int:
+        """A safety net: a key or a conversation that ends is looked at by the write that ends it.
+        Messages that were parked for an effect which turned out to be done go on as well."""
+        sql = self.sql
+        if await self.read(sql.operations.wait_for_effect):
+            await self.write(parked.resume_for_effect, worker_id=worker.worker_id)
+        waiting = await self.read(sql.claims.unresolved)
+        stuck = {(t, s, lane) for t, s, lane in await self.read(sql.claims.stuck)}
+        if not waiting and not stuck:
+            return 0
+        return await self.write(
+            lambda tx, change: release_waiting(tx, change, None if waiting else (), stuck),
+            worker_id=worker.worker_id,
+        )

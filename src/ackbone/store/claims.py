@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ackbone.core import events
 from ackbone.core.broker import Delivery
 from ackbone.core.clock import to_us
 from ackbone.core.errors import DecodeError, StoreCorrupt
@@ -26,19 +25,19 @@ from ackbone.core.outcome import FINAL, ParkKind, Status
 from ackbone.core.quota import WAITS_FOR
 from ackbone.core.store import Answer, Approved, Candidate, Company, Run, Token, Verdict
 
-from . import dead_on_arrival, lanes
-from .claim_events import (
+from . import dead_on_arrival, waiting
+from .claiming import (
     TASK,
+    Claiming,
     claimed,
     created,
     failed_elsewhere,
+    no_handler,
+    parked,
     reclaimed,
     waits_for_quota,
 )
-from .claiming import Claiming
-from .crash import crashes_of
-from .fleet import no_handler, parked
-from .outcomes import final_data, identity_of
+from .outcomes import identity_of, task_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
 from .tasks import (
@@ -53,6 +52,7 @@ from .tasks import (
     what_differs,
 )
 from .unit import WORK, Identity
+from .workers import crashes_of
 
 PRIORITIES = (3, 2, 1, 0)
 """The highest first."""
@@ -115,7 +115,8 @@ async def admit(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdic
         await dead_on_arrival.undecodable(claim, candidate)
         verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
     answers = [verdicts[at] for at in range(len(candidates))]
-    claim.tx.granted.keep(answers)
+    if claim.tx.granted is not None:
+        claim.tx.granted.keep(answers)
     return answers
 
 
@@ -216,7 +217,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         await tx.send(tx.sql.claims.keep, *identity, await tx.moment())
         answer = Answer.WAITING
-    elif (run := tx.granted.of(claim, message, row)) is not None:
+    elif tx.granted is not None and (run := tx.granted.of(claim, message, row)) is not None:
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
     elif row.held == "broker":
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
@@ -230,7 +231,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
 async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
     """Take over messages with an ordering key, in the broker's order. Every copy of them may be
     acknowledged after the commit."""
-    rest = await lanes.append(claim, candidates)
+    rest = await waiting.append(claim, candidates)
     others = {id(candidate) for candidate in rest}
     new = [c.message for c in candidates if c.message is not None and id(c) not in others]
     claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
@@ -256,7 +257,8 @@ async def claim_ready(
 ) -> list[Verdict]:
     """Claim due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
     tx = claim.tx
-    again = [Verdict(answer=Answer.RUN, run=run) for run in await tx.granted.held_by_store(claim)]
+    kept = [] if tx.granted is None else await tx.granted.held_by_store(claim)
+    again = [Verdict(answer=Answer.RUN, run=run) for run in kept]
     rows = await tx.tasks.claim_due(
         claim,
         choice=await claim.choice(),
@@ -269,7 +271,8 @@ async def claim_ready(
     if rows:
         await tx.look_at_clock()
         verdicts = [*again, *await _grant_ready(claim, rows)]
-    tx.granted.keep(verdicts)
+    if tx.granted is not None:
+        tx.granted.keep(verdicts)
     return verdicts
 
 
@@ -373,17 +376,9 @@ async def _without_key(claim: Claiming, asking: _Asking, holder: Holder, batch: 
     run, change = asking.run, claim.change
     message, identity = run.message, identity_of(run)
     if holder.state == "done":
-        data = final_data(
-            run.queue,
-            message.tenant_id,
-            message.id,
-            message.type,
-            message.trace_id,
-            Status.DUPLICATE,
-        )
-        data["first_id"] = holder.message_id
+        final = task_of(run).final(Status.DUPLICATE, first_id=holder.message_id)
         batch.duplicates.append((identity, holder.value))
-        change.entries.append((*identity, events.DUPLICATE, data))
+        change.entries.append(final)
         change.let_go(message.tenant_id, run.subscription, None, run.lane)
         return Verdict(answer=Answer.DUPLICATE, delivery=asking.delivery)
     await _hold(claim, run, asking.candidate)

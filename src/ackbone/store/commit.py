@@ -5,7 +5,9 @@ here, before the commit:
 
 1. Keys and conversations that became free are passed on. (SQLite. On PostgreSQL this is a
    transaction of its own after the commit, because it may have to wait for locks.)
-2. Notices about tasks that ended.
+2. Notices about tasks that ended: no way to end a task can forget its notice. A task whose result
+   the broker publishes together with its acknowledgement is left out (`Change.told`). If the worker
+   dies before that, the broker's copy comes back, and the notice is written then (`Change.again`).
 3. Deliveries to the subscribers of events.
 4. Deliveries, and messages: into the queue where it is in the same file, else into the outbox.
 5. Events of the ledger. Writing an event does nothing else.
@@ -17,22 +19,38 @@ change's topics are woken.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ackbone.core import events
-from ackbone.core.outbound.subscribers import Subscribers
+import msgspec
 
+from ackbone.core import events
+from ackbone.core.broker import Notices
+from ackbone.core.errors import StoreError, StoreUnavailable
+from ackbone.core.notices import End, letter_fields, notices_of
+from ackbone.core.outbound.subscribers import Subscribers
+from ackbone.core.outcome import Status
+from ackbone.core.store import Send
+
+from .conditions import STATUS_OF_EVENT
 from .delivery_rows import notification_rows
-from .notices import NoticesOf, add_notices
-from .unit import OUTGOING, Change, Row, Tx
+from .outcomes import Letter
+from .unit import OUTGOING, Change, Identity, Row, Tx
 
 T = TypeVar("T")
 X = TypeVar("X", bound=Tx)
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+NoticesOf = Callable[[str], Notices | None]
+"""The queues that notices of a subscription go to; None: the subscription has no notices."""
+_Ended = tuple[Notices, Status, Mapping[str, Any]]
+_RELEVANT = frozenset({*STATUS_OF_EVENT, events.DLQ})
+_encode = msgspec.json.Encoder().encode
 
 
 class Transactions(ABC, Generic[X]):
-    """`UnitOfWork`: the transactions of one store. `X` is the `Tx` of its dialect."""
+    """The transactions of one store. `X` is the `Tx` of its dialect."""
 
     def __init__(self, notices: NoticesOf | None, subscribers: Subscribers | None) -> None:
         self._notices = notices
@@ -93,3 +111,97 @@ class Transactions(ABC, Generic[X]):
         if change.entries:
             for listener in self._listeners:
                 listener(change.entries)
+
+
+# -- notices --------------------------------------------------------------------------------------
+
+
+async def add_notices(tx: Tx, change: Change, notices: NoticesOf) -> None:
+    """Add the notices of all tasks that this change ends to the messages that it publishes."""
+    names = {entry[1] for entry in change.entries}
+    if not change.again and all(notices(name) is None for name in names):
+        return
+    ends: dict[Identity, _Ended] = {}
+    letters: dict[Identity, str] = {}
+    for tenant_id, subscription, task_id, kind, data in change.entries:
+        if kind not in _RELEVANT:
+            continue
+        identity = (tenant_id, subscription, task_id)
+        if kind == events.DLQ:
+            letters[identity] = data["dead_letter_id"]
+        elif identity not in change.told:
+            to = notices(subscription)
+            if to is not None:
+                ends[identity] = (to, STATUS_OF_EVENT[kind], data)
+    for identity in change.again:
+        to = notices(identity[1])
+        if to is not None and to.on_ack:
+            ends.setdefault(identity, (to, Status.SUCCEEDED, {}))
+    if not ends:
+        return
+    now_us = await tx.moment()
+    found = await tx.rows(tx.sql.store.ended_tasks, _encode(sorted(ends)).decode())
+    rows = {row[:3]: row[3:] for row in found}
+    for identity, (to, status, data) in ends.items():
+        end = _end(identity, rows[identity], status, data, now_us)
+        if identity in letters:
+            _add_letter(end, letters[identity], tx.letters[letters[identity]])
+        change.sends += [
+            Send(queue=queue, outgoing=out, tenant_id=identity[0])
+            for queue, out in notices_of(to, end)
+        ]
+
+
+def _end(
+    identity: Identity, row: Sequence[Any], status: Status, data: Mapping[str, Any], now_us: int
+) -> End:
+    """Describe the end of a task from its row and the data of its final event."""
+    tenant_id, subscription, task_id = identity
+    tool_name, result, retry_count, error, key, worker = row
+    return End(
+        tenant_id=tenant_id,
+        subscription=subscription,
+        task_id=task_id,
+        tool_name=tool_name or "",
+        status=status,
+        result=result,
+        error=str(data.get("error") or data.get("reason") or error or ""),
+        retry_count=data.get("retry_count", retry_count) or 0,
+        idempotency_key=key,
+        finished_at_us=now_us,
+        consumer=worker or "",
+        duplicate_of=data.get("first_id"),
+    )
+
+
+def _add_letter(end: End, letter_id: str, letter: Letter) -> None:
+    """Describe the dead letter that a task left."""
+    end.letter = letter_id
+    form = msgspec.json.decode(letter.body_info) if letter.body_info else {}
+    letter_fields(end, letter.body or b"", form.get("codec", ""), letter.reason)
+
+
+# -- a batch that the database refuses ------------------------------------------------------------
+
+
+async def commit_in_halves(
+    batch: Sequence[Item],
+    commit: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+    alone: Callable[[Item, Exception], Awaitable[Answer]],
+) -> Sequence[Answer]:
+    """`commit` the batch; if it is refused, commit it half by half until one item is left.
+
+    `alone` answers for that item. Raises StoreError if the store itself is the reason.
+    """
+    try:
+        return await commit(batch)
+    except StoreError:
+        raise
+    except MemoryError as error:
+        raise StoreUnavailable("there is no memory left to store it") from error
+    except Exception as error:
+        if len(batch) == 1:
+            return [await alone(batch[0], error)]
+        half = len(batch) // 2
+        first = await commit_in_halves(batch[:half], commit, alone)
+        return [*first, *await commit_in_halves(batch[half:], commit, alone)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from ackbone.core.events import EVENT_OF_STATUS
 from ackbone.core.outcome import FINAL, Status
 
 TASK = "tenant_id = $1 AND subscription = $2 AND message_id = $3"
 """One task, by the first three parameters, as `ackbone.store.sql` writes them."""
 ENDED = tuple(status.value for status in Status if status in FINAL)
 FINAL_WORDS = "('" + "', '".join(ENDED) + "')"
+STATUS_OF_EVENT = {event: status for status, event in EVENT_OF_STATUS.items()}
+"""The final events."""
+FINAL_EVENTS = "('" + "', '".join(STATUS_OF_EVENT) + "')"
 
 
 def none_of(*words: str, column: str = "status") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from ackbone.core import events
 from ackbone.core.ids import derived_id, uuid7_bytes
 from ackbone.core.message import DEFAULT_TENANT, Message
 from ackbone.core.outcome import UNSTORABLE, Status
@@ -13,8 +12,7 @@ from ackbone.core.store import Candidate, Run
 from ackbone.core.text import storable
 
 from .claiming import Claiming
-from .letters import Letter, bury, letter_of
-from .outcomes import final_data, identity_of
+from .outcomes import Letter, TaskRow, bury, identity_of, letter_of, task_of
 from .tasks import Ready, body_info, conflicting, crc
 
 
@@ -75,18 +73,13 @@ async def id_conflict(
 
 async def expired(claim: Claiming, run: Run) -> None:
     """End a message whose time to live was over before it could run."""
-    message, tx = run.message, claim.tx
+    tx = claim.tx
     now_us = await tx.moment()
     await tx.send(tx.sql.claims.expire, *identity_of(run), now_us)
     letter = letter_of(run, "expired", "its time to live was over before it could run")
-    data = final_data(
-        run.queue, message.tenant_id, message.id, message.type, message.trace_id, Status.EXPIRED
-    )
-    claim.change.entries += [
-        (*identity_of(run), events.EXPIRED, data),
-        bury(tx, letter, now_us),
-    ]
-    _let_go(claim, message.tenant_id, message.id, run.idem_key, run.lane)
+    final = task_of(run).final(Status.EXPIRED)
+    claim.change.entries += [final, bury(tx, letter, now_us)]
+    task_of(run).let_go(tx, claim.change, run.idem_key, run.lane)
 
 
 async def unreadable(claim: Claiming, row: Ready, error: Exception) -> None:
@@ -108,7 +101,7 @@ async def unreadable(claim: Claiming, row: Ready, error: Exception) -> None:
         body_info=row.info,
     )
     _failed_and_buried(claim, letter, now_us)
-    _let_go(claim, row.tenant_id, row.message_id, row.key, row.lane)
+    TaskRow(*task, sub.queue, None, None).let_go(tx, claim.change, row.key, row.lane)
 
 
 async def complete_letter(claim: Claiming, candidate: Candidate, message: Message) -> None:
@@ -117,15 +110,6 @@ async def complete_letter(claim: Claiming, candidate: Candidate, message: Messag
     task = (message.tenant_id, claim.sub.name, message.id)
     sql = claim.tx.sql.claims.complete_letter
     await claim.tx.send(sql, *task, body, body_info(candidate), crc(body))
-
-
-def _let_go(
-    claim: Claiming, tenant_id: str, message_id: str, key: str | None, lane: str | None
-) -> None:
-    """A message that ended holds neither its key nor its conversation."""
-    if key is not None:
-        claim.tx.keys.free([((tenant_id, claim.sub.name, key), message_id)])
-    claim.change.let_go(tenant_id, claim.sub.name, key, lane)
 
 
 async def _write(claim: Claiming, letter: Letter, sha256: bytes) -> None:
@@ -148,11 +132,7 @@ async def _write(claim: Claiming, letter: Letter, sha256: bytes) -> None:
 
 
 def _failed_and_buried(claim: Claiming, letter: Letter, now_us: int) -> None:
-    data = final_data(
-        letter.queue, letter.tenant_id, letter.message_id, letter.event_name, None, Status.FAILED
-    )
-    data.update(reason=letter.reason, error=storable(letter.error))
-    claim.change.entries += [
-        (letter.tenant_id, letter.subscription, letter.message_id, events.FAILED, data),
-        bury(claim.tx, letter, now_us),
-    ]
+    identity = (letter.tenant_id, letter.subscription, letter.message_id)
+    task = TaskRow(*identity, letter.queue, letter.event_name, None)
+    final = task.final(Status.FAILED, reason=letter.reason, error=storable(letter.error))
+    claim.change.entries += [final, bury(claim.tx, letter, now_us)]

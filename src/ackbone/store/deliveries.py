@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ackbone.core.outbound import send_order, settling
 from ackbone.core.outbound.delivery import Fits, Limits, New, Outbound, Settled, Taken
@@ -24,21 +24,12 @@ from ackbone.core.outbound.send_order import (
 from ackbone.core.outbound.settling import FREED, SENDER_DIED, Orphan
 from ackbone.core.store import Worker
 
+from .base import BaseStore
 from .delivery_rows import ALL, PAUSED, WindowRow, due_reply, new_delivery_row, with_content
 from .sql.deliveries import DeliveriesSql
-from .unit import OUTGOING, Change, Operation, Rows, Tx, UnitOfWork
+from .unit import OUTGOING, Change, Operation, Rows, Tx
 
 T = TypeVar("T")
-
-
-class DeliveryStore(UnitOfWork, Protocol):
-    """The store as its deliveries use it."""
-
-    def expiry_us(self, now_us: int) -> int:
-        """Replies that expire up to this moment are over."""
-        ...
-
-    def unsubscribe(self, event: asyncio.Event) -> None: ...
 
 
 class StoreDeliveries:
@@ -47,7 +38,7 @@ class StoreDeliveries:
 
     sql: DeliveriesSql
 
-    def __init__(self, store: DeliveryStore) -> None:
+    def __init__(self, store: BaseStore[Any]) -> None:
         self._store = store
         self._turn = 0
         self._freeing: set[str] = set()
@@ -67,6 +58,8 @@ class StoreDeliveries:
     # -- take -------------------------------------------------------------------------------------
 
     async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
+        if self._takes_first():
+            return 0.0
         return await self._look(lambda rows, now: self._due_in_s(rows, channels, now))
 
     async def _due_in_s(
@@ -228,6 +221,10 @@ class StoreDeliveries:
         self._store.unsubscribe(event)
 
     # -- what a dialect adds ----------------------------------------------------------------------
+
+    def _takes_first(self) -> bool:
+        """Return True if `take` has something to do before it can be told what is due."""
+        return False
 
     async def _look(self, op: Callable[[Rows, int | None], Awaitable[T]]) -> T:
         """Run `op` without a transaction, with the time of now if this process knows it."""

@@ -1,71 +1,21 @@
-"""Deliveries as operators see them and change them, inside the caller's transaction."""
+"""Deliveries as operators change them, inside the caller's transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from ackbone.core import events
 from ackbone.core.errors import AckboneError, InvalidMessage
 from ackbone.core.events import Entry
 from ackbone.core.message import DEFAULT_TENANT
-from ackbone.core.outbound.delivery_records import DeliveryFilter, DeliveryRecord, refusal
+from ackbone.core.outbound.delivery_records import refusal
 from ackbone.core.text import storable
 
-from .delivery_rows import ALL, PAUSED
-from .sql.deliveries import DeliveriesSql
-from .unit import Change, Rows, Tx
+from .delivery_rows import PAUSED
+from .unit import Change, Tx
 
 LONGEST_CHANNEL = 200
-
-
-# -- looking --------------------------------------------------------------------------------------
-
-
-async def listed(
-    rows: Rows, sql: DeliveriesSql, where: DeliveryFilter, limit: int
-) -> list[DeliveryRecord]:
-    """Return deliveries, the newest first."""
-    return [_record(row) for row in await rows(sql.records, *_values(where), limit)]
-
-
-async def ids(
-    rows: Rows, sql: DeliveriesSql, where: DeliveryFilter, limit: int | None
-) -> list[str]:
-    """Return the ids of deliveries, the oldest first."""
-    found = await rows(sql.ids, *_values(where), ALL if limit is None else limit)
-    return [delivery_id for (delivery_id,) in found]
-
-
-async def named(
-    rows: Rows, sql: DeliveriesSql, name: str, tenant_id: str | None, limit: int
-) -> list[DeliveryRecord]:
-    """Return the delivery with this id, or those whose ids begin with it."""
-    found = await rows(sql.named, name, tenant_id, limit)
-    return [_record(row) for row in found or await rows(sql.beginning, name, tenant_id, limit)]
-
-
-async def paused(rows: Rows, sql: DeliveriesSql) -> frozenset[str]:
-    """Return the names of paused channels."""
-    return frozenset(role.removeprefix(PAUSED) for (role,) in await rows(sql.paused, PAUSED))
-
-
-def _values(where: DeliveryFilter) -> tuple[str | int | None, ...]:
-    return where.status, where.channel, where.tenant_id, where.since_us
-
-
-def _record(row: Sequence[Any]) -> DeliveryRecord:
-    """Read a row whose columns have the order of the record's fields."""
-    fields = dict(zip(DeliveryRecord.__struct_fields__, row, strict=True))
-    fields["in_doubt"] = bool(fields["in_doubt"])
-    fields["receipts"] = tuple(msgspec.json.decode(fields["receipts"] or "[]"))
-    fields["options"] = msgspec.json.decode(fields["options"] or "{}")
-    return DeliveryRecord(**fields)
-
-
-# -- acts -----------------------------------------------------------------------------------------
 
 
 def pause_role(channel: str) -> str:

@@ -27,17 +27,18 @@ from ackbone.core.outcome import (
 from ackbone.core.store import Commit, Finished
 from ackbone.core.text import storable
 
-from .approvals import ask
 from .delivery_rows import created_event, delivery_row
-from .letters import bury, letter_of
 from .outcomes import (
+    bury,
     failures_after,
     final_entry,
     history_after,
     identity_of,
+    letter_of,
     repeated,
     runs_again,
 )
+from .parked import ask
 from .quota_book import QuotaBook
 from .unit import WORK, Change, Key, Tx
 

@@ -6,45 +6,92 @@ thing at once cannot both succeed: the second one gets an error with the present
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from ackbone.core import events
 from ackbone.core.approvals import Approval
-from ackbone.core.errors import AckboneError, NotFound
+from ackbone.core.clock import from_us
+from ackbone.core.errors import AckboneError, Conflict, NotFound, StoreUnavailable
 from ackbone.core.message import DEFAULT_TENANT, Message
 from ackbone.core.notices import End
 from ackbone.core.outcome import Status
 from ackbone.core.records import Cancelled, EffectWord, Identity, Replay, Resumption
+from ackbone.core.store import Worker
 from ackbone.core.text import storable
 
-from . import approvals, delivery_operations, orchestration, parked
-from .approvals import Answering
-from .operator import (
-    Operator,
-    Registry,
-    effects_are_unknown,
-    letter_is_settled,
-    no_such_effect,
-    waits_for_an_answer,
-)
+from . import delivery_operations, orchestration, parked
+from .base import BaseStore
+from .parked import Answering
 from .record_rows import uuid_text
-from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx, UnitOfWork
+from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Tx
+
+log = logging.getLogger("ackbone.store")
 
 T = TypeVar("T")
 
+LEAVE_S = 1.0
+"""How long an operator that is done or interrupted tries to give back its worker id (seconds)."""
 
-class Desk(UnitOfWork, Registry, Protocol):
-    """A store at which operators act."""
 
+class StoreOperations:
+    """`Operations`, `Answers` and `DeliveryActs` under a worker id of their own, which chains their
+    events in the ledger while `async with` lasts.
 
-class StoreOperations(Operator):
-    """`Operations`, `Answers` and `DeliveryActs` under a worker number of their own, which chains
-    their events in the ledger. Use it as an async context manager."""
+    `by`: the name of the operator, in every event.
+    """
 
-    def __init__(self, store: Desk, *, by: str, beat_every_s: float = 1.0) -> None:
-        super().__init__(store, by=by, beat_every_s=beat_every_s)
+    def __init__(self, store: BaseStore[Any], *, by: str, beat_every_s: float = 1.0) -> None:
         self._store = store
+        self._by = by
+        self._beat_every_s = beat_every_s
+        self._worker: Worker | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._worker = await self._store.register(self._by)
+        self._beating = asyncio.create_task(self._beat(self._worker), name="ackbone operator")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        beating, self._beating = self._beating, None
+        worker, self._worker = self._worker, None
+        if beating is not None:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beating
+        if worker is not None:
+            # All actions are committed. A worker id that is not given back is reaped.
+            with contextlib.suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._store.leave(worker)
+
+    async def _beat(self, worker: Worker) -> None:
+        """Renew the lease. A paced replay may take hours, and must not be declared dead."""
+        while True:
+            try:
+                await asyncio.to_thread(self._store.beat, worker)
+            except StoreUnavailable as error:
+                log.warning("could not renew the lease of this operator: %s", error)
+            await asyncio.sleep(self._beat_every_s)
+
+    @property
+    def _number(self) -> int:
+        if self._worker is None:
+            raise RuntimeError("operations are not open: use 'async with'")
+        return self._worker.worker_id
+
+    async def _write(self, op: Operation[T]) -> T:
+        return await self._store.write_once(op, worker_id=self._number)
 
     # -- dead letters -----------------------------------------------------------------------------
 
@@ -64,7 +111,16 @@ class StoreOperations(Operator):
             return None
         if isinstance(settled, AckboneError):
             return settled
-        change.entries.append((*settled, *self._replayed(item)))
+        data: dict[str, Any] = {
+            "dead_letter_id": item.letter_id,
+            "replay_id": new_id,
+            "queue": item.send.queue,
+            "by": self._by,
+        }
+        if item.changed:
+            data["changed"] = list(item.changed)
+        kind = events.DLQ_EDITED if item.changed else events.DLQ_REPLAYED
+        change.entries.append((*settled, kind, data))
         change.sends.append(item.send)
         return None
 
@@ -78,7 +134,8 @@ class StoreOperations(Operator):
                 if settled is None or isinstance(settled, AckboneError):
                     answers.append(settled)
                     continue
-                data = self._discarded(letter_id, reason)
+                why = storable(reason)
+                data = {"dead_letter_id": letter_id, "reason": why, "by": self._by}
                 change.entries.append((*settled, events.DLQ_DISCARDED, data))
                 answers.append(None)
             return answers
@@ -92,7 +149,7 @@ class StoreOperations(Operator):
 
         async def op(tx: Tx, change: Change) -> None:
             kind = await parked.parked_kind(tx, identity)
-            question = await approvals.pending_of(tx, identity)
+            question = await parked.pending_of(tx, identity)
             if question is not None:
                 raise waits_for_an_answer(task.message_id, question)
             for effect in effects:
@@ -130,7 +187,7 @@ class StoreOperations(Operator):
 
         async def op(tx: Tx, change: Change) -> None:
             kind = await parked.parked_kind(tx, identity)
-            await approvals.withdraw(tx, change, identity, by=self._by)
+            await parked.withdraw(tx, change, identity, by=self._by)
             await parked.end(
                 tx,
                 change,
@@ -146,10 +203,10 @@ class StoreOperations(Operator):
     # -- approvals --------------------------------------------------------------------------------
 
     async def approve(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        return await self._answer(approvals.approve, approval_id, by, note)
+        return await self._answer(parked.approve, approval_id, by, note)
 
     async def reject(self, approval_id: str, *, by: str, note: str = "") -> Approval:
-        return await self._answer(approvals.reject, approval_id, by, note)
+        return await self._answer(parked.reject, approval_id, by, note)
 
     async def _answer(
         self,
@@ -256,9 +313,6 @@ class StoreOperations(Operator):
 
         return await self._write(op)
 
-    async def _write(self, op: Operation[T]) -> T:
-        return await self._store.write_once(op, worker_id=self._number)
-
 
 async def _settle(
     tx: Tx, letter_id: str, state: str, replay_id: str | None
@@ -284,3 +338,36 @@ async def _settle(
 
 async def _unknown_effects(tx: Tx, identity: tuple[str, str, str]) -> list[str]:
     return [name for (name,) in await tx.rows(tx.sql.operations.unknown_effects, *identity)]
+
+
+# ── why an action fails ──────────────────────────────────────────────────────────────────────────
+
+
+def letter_is_settled(
+    letter_id: str, state: str, replay_id: str | None, settled_us: int | None
+) -> Conflict:
+    when = "" if settled_us is None else f" at {from_us(settled_us):%Y-%m-%d %H:%M:%S} UTC"
+    as_what = f" as message {replay_id}" if replay_id else ""
+    return Conflict(f"dead letter {letter_id} was {state}{as_what}{when}; it is not open any more")
+
+
+def waits_for_an_answer(message_id: str, question: str) -> Conflict:
+    return Conflict(
+        f"message {message_id} waits for an answer: 'ackbone approvals approve "
+        f"{question}' lets it run, 'ackbone approvals reject {question}' ends it"
+    )
+
+
+def effects_are_unknown(message_id: str, names: Sequence[str]) -> Conflict:
+    return Conflict(
+        f"nobody knows whether {', '.join(names)} of message {message_id} "
+        "happened. Look, and say so: "
+        + " ".join(f"--effect {name}=done|not-done" for name in names)
+    )
+
+
+def no_such_effect(message_id: str, name: str, unknown: Sequence[str]) -> Conflict:
+    return Conflict(
+        f"message {message_id} has no effect {name!r} whose end is unknown "
+        f"(there is: {', '.join(unknown) or 'none'})"
+    )

@@ -15,9 +15,9 @@ from ackbone.core.outcome import FINAL, Status
 from ackbone.core.records import Cancelled
 from ackbone.core.text import storable
 
-from . import approvals
-from .claim_events import task_created
-from .outcomes import final_data, recorded
+from . import parked
+from .claiming import task_created
+from .outcomes import TaskRow, recorded
 from .unit import WORK, Change, Identity, Tx
 
 
@@ -62,9 +62,8 @@ async def _end_before_it_comes(
     ended = (Status.DISCARDED.value, None, now_us, now_us, reason, 0, None, None)
     if not await tx.rows(tx.sql.operations.record_task, _new_id(), *identity, queue, None, *ended):
         return False
-    tenant_id, _, message_id = identity
-    data = final_data(queue, tenant_id, message_id, None, None, Status.DISCARDED)
-    change.entries.append((*identity, events.DISCARDED, {**data, **why}))
+    task = TaskRow(*identity, queue, None, None)
+    change.entries.append(task.final(Status.DISCARDED, **why))
     return True
 
 
@@ -72,13 +71,10 @@ async def _discard(tx: Tx, change: Change, identity: Identity, why: Mapping[str,
     ((queue, event_name, trace_id, key, lane),) = await tx.rows(
         tx.sql.operations.discard_task, *identity, str(why["reason"]), await tx.moment()
     )
-    await approvals.withdraw(tx, change, identity, by=str(why["by"]))
-    tenant_id, subscription, message_id = identity
-    data = final_data(queue, tenant_id, message_id, event_name, trace_id, Status.DISCARDED)
-    change.entries.append((*identity, events.DISCARDED, {**data, **why}))
-    if key is not None:
-        tx.before_end(tx.sql.operations.free_key, tenant_id, subscription, key, message_id)
-    change.let_go(tenant_id, subscription, key, lane)
+    await parked.withdraw(tx, change, identity, by=str(why["by"]))
+    task = TaskRow(*identity, queue, event_name, trace_id)
+    change.entries.append(task.final(Status.DISCARDED, **why))
+    task.let_go(tx, change, key, lane)
 
 
 async def record(tx: Tx, change: Change, ends: Sequence[End], worker_id: int) -> int:

@@ -25,10 +25,11 @@ from ackbone.core.errors import (
 )
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
-from ackbone.store.letters import Letter
+from ackbone.store.outcomes import Letter
 
-from .letters import bury
-from .unit import OUTGOING, Change, Tx, UnitOfWork
+from .base import BaseStore
+from .outcomes import bury
+from .unit import OUTGOING, Change, Tx
 
 log = logging.getLogger("ackbone.outbox")
 
@@ -89,7 +90,7 @@ class Outbox:
 
     def __init__(
         self,
-        store: UnitOfWork,
+        store: BaseStore[Any],
         broker_of: Callable[[str], Broker],
         *,
         codec_of: Callable[[str], str],

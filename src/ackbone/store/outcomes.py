@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ackbone.core import events
-from ackbone.core.ids import derived_id
+from ackbone.core.events import Entry
+from ackbone.core.ids import derived_id, uuid7_bytes
 from ackbone.core.notices import End
 from ackbone.core.outcome import (
     RECORD_WORDS,
@@ -25,6 +28,9 @@ from ackbone.core.outcome import (
 )
 from ackbone.core.store import Commit, Finished, Run
 from ackbone.core.text import storable
+
+from .tasks import run_info
+from .unit import Change, Identity, Tx
 
 _encode = msgspec.json.Encoder().encode
 HANDED_BACK = "handed back"
@@ -134,6 +140,44 @@ def final_data(
     }
 
 
+class TaskRow(msgspec.Struct):
+    """A task, in the order of the first columns of statements that return tasks."""
+
+    tenant_id: str
+    subscription: str
+    message_id: str
+    queue: str
+    event_name: str | None
+    trace_id: str | None
+
+    @property
+    def identity(self) -> Identity:
+        return self.tenant_id, self.subscription, self.message_id
+
+    def final(self, status: Status, **data: Any) -> Entry:
+        """The final event of a task that ends otherwise than by its run."""
+        found = final_data(
+            self.queue, self.tenant_id, self.message_id, self.event_name, self.trace_id, status
+        )
+        found.update(data)
+        return (*self.identity, events.EVENT_OF_STATUS[status], found)
+
+    def letter(self, reason: str, error: str, **kept: Any) -> Letter:
+        return Letter(*self.identity, self.queue, self.event_name, reason, error, **kept)
+
+    def let_go(self, tx: Tx, change: Change, key: str | None, lane: str | None) -> None:
+        """A task that ended holds neither its key nor its conversation."""
+        if key is not None:
+            held = (self.tenant_id, self.subscription, key, self.message_id)
+            tx.before_end(tx.sql.operations.free_key, *held)
+        change.let_go(self.tenant_id, self.subscription, key, lane)
+
+
+def task_of(run: Run) -> TaskRow:
+    message = run.message
+    return TaskRow(*identity_of(run), run.queue, message.type, message.trace_id)
+
+
 TRACEBACKS = 3
 """How many failed attempts of one message keep their tracebacks: the latest ones."""
 
@@ -200,16 +244,6 @@ def run_uuid(run_id: str | None) -> bytes | None:
         return uuid.UUID(derived_id("agent-run", run_id)).bytes
 
 
-def bare(item: Finished, outcome: Dead) -> Finished:
-    """The same end without everything that the database might have refused."""
-    return Finished(
-        run=item.run,
-        outcome=outcome,
-        started_at_us=item.started_at_us,
-        finished_at_us=item.finished_at_us,
-    )
-
-
 def final_entry(item: Finished, status: Status, extra: dict[str, Any]) -> events.Entry:
     """The final event of a run."""
     run = item.run
@@ -255,3 +289,56 @@ def recorded(end: End, *, is_created: bool) -> list[events.Entry]:
         data["first_id"] = end.duplicate_of
     final: events.Entry = (*identity, events.EVENT_OF_STATUS[end.status], data)
     return [final] if is_created else [(*identity, events.CREATED, {"foreign": True}), final]
+
+
+class Letter(msgspec.Struct):
+    """What is kept of a message that ended badly."""
+
+    tenant_id: str
+    subscription: str
+    message_id: str
+    queue: str
+    event_name: str | None
+    reason: str
+    error: str = ""
+    retry_count: int = 0
+    history: Sequence[Mapping[str, Any]] = ()
+    body: bytes | None = None
+    body_info: str | None = None
+
+
+def letter_of(run: Run, reason: str, error: str) -> Letter:
+    """The dead letter of a claimed message."""
+    return task_of(run).letter(
+        reason,
+        error,
+        retry_count=max(0, run.failures),
+        history=run.history,
+        body=run.body,
+        body_info=run_info(run),
+    )
+
+
+def bury(tx: Tx, letter: Letter, now_us: int) -> Entry:
+    """Write the dead letter with the commit; returns its ledger entry (`task.dlq`)."""
+    letter_id = str(uuid.UUID(bytes=uuid7_bytes()))
+    tx.letters[letter_id] = letter
+    tx.at_end(
+        tx.sql.operations.write_letter,
+        letter_id,
+        letter.tenant_id,
+        letter.subscription,
+        letter.message_id,
+        letter.queue,
+        letter.event_name,
+        letter.reason,
+        storable(letter.error),
+        letter.retry_count,
+        _encode(list(letter.history)).decode(),
+        letter.body,
+        letter.body_info,
+        None if letter.body is None else zlib.crc32(letter.body),
+        now_us,
+    )
+    data = {"dead_letter_id": letter_id, "reason": letter.reason, "queue": letter.queue}
+    return letter.tenant_id, letter.subscription, letter.message_id, events.DLQ, data

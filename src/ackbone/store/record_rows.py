@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from ackbone.core.outbound.delivery_records import DeliveryRecord
 from ackbone.core.outcome import Status
 from ackbone.core.records import DeadLetter, Effect, LedgerEvent, Reply, Task, Waiting, WorkerState
 
-from .fleet import read_offers
+from .claiming import read_offers
 
 _decode = msgspec.json.Decoder().decode
 _STATES = ("ready", "delayed", "taken")
@@ -112,6 +113,15 @@ def reply_of_row(row: Sequence[Any]) -> Reply:
     fields = dict(zip(Reply.__struct_fields__, row, strict=True))
     fields["in_doubt"] = bool(fields["in_doubt"])
     return Reply(**fields)
+
+
+def delivery_of_row(row: Sequence[Any]) -> DeliveryRecord:
+    """The columns of `DeliveryRecord` in its order."""
+    fields = dict(zip(DeliveryRecord.__struct_fields__, row, strict=True))
+    fields["in_doubt"] = bool(fields["in_doubt"])
+    fields["receipts"] = tuple(_decode(fields["receipts"] or "[]"))
+    fields["options"] = _decode(fields["options"] or "{}")
+    return DeliveryRecord(**fields)
 
 
 def waiting_of_row(row: Sequence[Any]) -> Waiting:

@@ -28,10 +28,11 @@ from ackbone.core.records import (
     WorkerState,
 )
 
-from . import delivery_operations
-from .approvals import of_row
+from .delivery_rows import ALL, PAUSED
+from .parked import of_row
 from .quota_book import use_of_row
 from .record_rows import (
+    delivery_of_row,
     effect_of_row,
     event_of_row,
     letter_of_row,
@@ -164,19 +165,29 @@ class StoreRecords(ABC):
     # -- replies ----------------------------------------------------------------------------------
 
     async def deliveries(self, where: DeliveryFilter, *, limit: int) -> Sequence[DeliveryRecord]:
-        return await delivery_operations.listed(self._read, self._sql.deliveries, where, limit)
+        """The newest first."""
+        asked = (where.status, where.channel, where.tenant_id, where.since_us)
+        found = await self._read(self._sql.deliveries.records, *asked, limit)
+        return [delivery_of_row(row) for row in found]
 
     async def delivery_ids(self, where: DeliveryFilter, *, limit: int | None) -> Sequence[str]:
-        return await delivery_operations.ids(self._read, self._sql.deliveries, where, limit)
+        """The oldest first."""
+        asked = (where.status, where.channel, where.tenant_id, where.since_us)
+        most = ALL if limit is None else limit
+        return [id_ for (id_,) in await self._read(self._sql.deliveries.ids, *asked, most)]
 
     async def deliveries_named(
         self, name: str, *, tenant_id: str | None, limit: int = 20
     ) -> Sequence[DeliveryRecord]:
+        """The delivery with this id, or those whose ids begin with it."""
         sql = self._sql.deliveries
-        return await delivery_operations.named(self._read, sql, name, tenant_id, limit)
+        found = await self._read(sql.named, name, tenant_id, limit)
+        found = found or await self._read(sql.beginning, name, tenant_id, limit)
+        return [delivery_of_row(row) for row in found]
 
     async def paused_channels(self) -> frozenset[str]:
-        return await delivery_operations.paused(self._read, self._sql.deliveries)
+        found = await self._read(self._sql.deliveries.paused, PAUSED)
+        return frozenset(role.removeprefix(PAUSED) for (role,) in found)
 
     # -- what belongs to a message ----------------------------------------------------------------
 
@@ -252,6 +263,9 @@ class StoreRecords(ABC):
     async def reply_counts(self) -> Sequence[Count]:
         return await self._counted(self._sql.records.reply_counts)
 
+    async def event_counts(self, since_us: int) -> Sequence[Count]:
+        return await self._counted(self._sql.records.event_counts, since_us)
+
     async def _counted(self, statement: str, *values: int) -> Sequence[Count]:
         found = await self._read(statement, *values)
         return [Count(queue=queue, kind=kind, count=count) for queue, kind, count in sorted(found)]
@@ -266,9 +280,6 @@ class StoreRecords(ABC):
 
     @abstractmethod
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]: ...
-
-    @abstractmethod
-    async def event_counts(self, since_us: int) -> Sequence[Count]: ...
 
     @abstractmethod
     async def events_after(

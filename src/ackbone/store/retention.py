@@ -20,18 +20,23 @@ forgotten because somebody set the clock for a minute. Events of the ledger are 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
 
 from ackbone.core.store import Worker
 
+from .base import BaseStore
 from .conditions import FINAL_WORDS
-from .unit import Change, Tx, UnitOfWork
+from .ledger import Anchor, Checkpoint, Head, key_id
+from .unit import Change, Tx
 
 log = logging.getLogger("ackbone.store")
 
 DAY_US = 86_400_000_000
+MARGIN_US = DAY_US
+"""A worker that ended this long before an anchor has no event after it, whatever its clock did."""
 BATCH = 500
 """Rows that one transaction deletes at most."""
 
@@ -137,7 +142,7 @@ class OldRows(Protocol):
 class Retention:
     """One step deletes every row that may go. Run it under the role `retention`."""
 
-    def __init__(self, store: UnitOfWork, rows: OldRows, keep: Keep) -> None:
+    def __init__(self, store: BaseStore[Any], rows: OldRows, keep: Keep) -> None:
         self._store = store
         self._rows = rows
         kept = ((rule, getattr(keep, rule.keep)) for rule in RULES)
@@ -161,7 +166,7 @@ class Retention:
         return gone
 
 
-async def delete_all(store: UnitOfWork, statement: str, keep_us: int, *values: Any) -> int:
+async def delete_all(store: BaseStore[Any], statement: str, keep_us: int, *values: Any) -> int:
     """Run a deletion of at most `BATCH` rows until a batch is not full; returns how many rows."""
     gone = 0
     while True:
@@ -171,7 +176,9 @@ async def delete_all(store: UnitOfWork, statement: str, keep_us: int, *values: A
             return gone
 
 
-async def delete_some(store: UnitOfWork, statements: list[str], keep_us: int, *values: Any) -> int:
+async def delete_some(
+    store: BaseStore[Any], statements: list[str], keep_us: int, *values: Any
+) -> int:
     """Run deletions in one transaction; returns how many rows the last one returned. The first
     parameter is the moment before which rows are old, by the time of the transaction."""
 
@@ -184,3 +191,39 @@ async def delete_some(store: UnitOfWork, statements: list[str], keep_us: int, *v
 
     # Not synced: a deletion that a crash takes back is made again.
     return await store.write(op, worker_id=0, durable=False)
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+class Pruning:
+    """What both dialects do alike to delete old events of the ledger. Run it under the role
+    `retention`."""
+
+    def __init__(self, store: BaseStore[Any], *, key: bytes, keep_days: float) -> None:
+        self._store = store
+        self._key = key
+        self._keep_us = int(keep_days * DAY_US)
+        # A checkpoint is an event itself, so it is not written for every minute of old events.
+        self._stride_us = min(DAY_US, self._keep_us // 10)
+
+    def _checkpoint_at(self, anchor: Anchor, heads: Iterable[Head]) -> Checkpoint:
+        """The signed checkpoint that lists these ends of chains."""
+        checkpoint = Checkpoint(
+            anchor=anchor.n, at=anchor.at, chains=tuple(heads), key_id=key_id(self._key)
+        )
+        return checkpoint.sealed(self._key)
+
+    async def _write(self, tx: Tx, change: Change, checkpoint: Checkpoint, follows: str) -> None:
+        """Write a checkpoint, and forget the workers that have no event after it."""
+        if await self._newest(tx) != follows:
+            return  # another process pruned meanwhile, or an earlier attempt of this call did
+        change.entries.append(checkpoint.entry())
+        tx.before_end(tx.sql.maintenance.forget_workers, checkpoint.at - MARGIN_US)
+        logging.getLogger("ackbone.ledger").info(
+            "events before anchor %d are pruned", checkpoint.anchor
+        )
+
+    async def _newest(self, tx: Any) -> str:
+        """What names the newest checkpoint; empty if there is none."""
+        raise NotImplementedError

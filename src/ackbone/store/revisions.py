@@ -1,33 +1,36 @@
-"""The revisions of the schema, which both dialects share, and Alembic as their upgrades run it.
-
-Exceptions to "every business table has a UUID primary key", on purpose:
-1. `idempotency_keys`: its key is the business key itself, (tenant_id, key, subscription): dedup
-   keys come from the messages, and a second encoding would only hide them.
-2. `queue_executions`: (tenant_id, message_id, subscription) is the identity of a task; `id` is the
-   UUIDv7 of its row and has no index of its own.
-3. `event_log`: append-only, partitioned by time where the database can, so it has no unique index.
-4. `alembic_version` belongs to Alembic.
-`effects`, `quotas`, `sources`, `roles`, `workers`, `send_windows` and `messages` are the engine's
-own tables.
-"""
+"""The revisions of the schema, which both dialects share, and Alembic as their upgrades run it."""
 
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ackbone.core.errors import SchemaMismatch
 
-if TYPE_CHECKING:
-    from alembic.config import Config
-    from sqlalchemy import Engine
-
 HEAD = "0007"
 """The revision that this program reads and writes."""
+FIRST = "0007"
+"""The oldest revision that an upgrade can begin with. No ackbone was released with an older one."""
 MIGRATIONS = Path(__file__).with_name("migrations")
+
+_NOW_US = "(CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) || '000' AS INTEGER))"
+_WORDS = {
+    "MOMENT": ("TIMESTAMP WITH TIME ZONE", "BIGINT"),
+    "NOW": ("now()", _NOW_US),
+    "ROW_ID": ("UUID", "BLOB"),
+    "BYTES": ("BYTEA", "BLOB"),
+    "DOUBLE": ("DOUBLE PRECISION", "DOUBLE"),
+    "JSON": ("JSON", "TEXT"),
+    "NAME": ('VARCHAR(255) COLLATE "C"', "VARCHAR(255)"),
+    "TENANT": ("VARCHAR(64) COLLATE \"C\" DEFAULT 'default' NOT NULL",) * 2,
+    ", ARRIVAL": (", seq", ""),
+    ' COLLATE "C"': (' COLLATE "C"', ""),
+}
+"""What `0007_schema.sql` writes, and what PostgreSQL and SQLite get instead, in this order."""
 
 _alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
 
@@ -44,6 +47,12 @@ def is_older(revision: str | None, place: str, kind: str) -> bool:
         return False
     if revision is None or revision in known_revisions():
         return True
+    if revision.isdigit() and revision < FIRST:
+        raise SchemaMismatch(
+            f"{place} has schema revision {revision}, which no released ackbone made; this one "
+            f"upgrades from {FIRST} on. Give ackbone a new {kind}, or run the checkout that made "
+            "this one. Nothing was changed."
+        )
     if revision.isdigit() and revision > HEAD:
         raise SchemaMismatch(
             f"{place} has schema revision {revision}; this ackbone knows revisions up to {HEAD}. "
@@ -65,36 +74,40 @@ def upgrade_needed(place: str, revision: str | None) -> SchemaMismatch:
     )
 
 
-def render(dialect: str, revision: str = "head") -> str:
-    """The statements that lead from an empty database to `revision`, as Alembic emits them."""
+def statements(dialect: str) -> list[str]:
+    """The statements of the first revision, which make all tables."""
+    other = "sqlite" if dialect == "postgresql" else "postgresql"
+    text = (MIGRATIONS / "versions" / f"{FIRST}_schema.sql").read_text(encoding="utf-8")
+    text = re.sub(f"^-- begin {other}.*?^-- end$", "", text, flags=re.M | re.S)
+    text = re.sub(f"^.*-- {other}\n", "", text, flags=re.M)
+    text = re.sub(r" *--.*", "", text)
+    for word, meaning in _WORDS.items():
+        text = text.replace(word, meaning[dialect == "sqlite"])
+    return [statement.strip() for statement in text.split(";\n") if statement.strip()]
+
+
+def run_migrations(
+    url: str, conn: Any, begin: str = "BEGIN", then: Callable[[], None] | None = None
+) -> None:
+    """Upgrade to `HEAD` in one transaction of `conn`. `then` is called at its end.
+
+    The connection commits each statement by itself, so the transaction is written out.
+    """
     from alembic import command
-
-    buffer = io.StringIO()
-    with _alembic_lock:
-        command.upgrade(_alembic_config(buffer, dialect=dialect), revision, sql=True)
-    # Which SQLite the machine has decides whether the last INSERT returns its row: it need not.
-    text = buffer.getvalue().replace(" RETURNING version_num;", ";")
-    lines = (line.rstrip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line) + "\n"
-
-
-def run_migrations(engine: Engine, then: Callable[[], None] | None = None) -> None:
-    """Upgrade to `HEAD` in one transaction of `engine`. `then` is called at its end."""
-    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import create_engine, event
     from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.pool import StaticPool
 
+    engine = create_engine(url, creator=lambda: conn, poolclass=StaticPool)
+    for name, statement in (("begin", begin), ("commit", "COMMIT"), ("rollback", "ROLLBACK")):
+        event.listen(engine, name, lambda it, text=statement: it.exec_driver_sql(text))
     try:
         with _alembic_lock, engine.begin() as connection:
-            command.upgrade(_alembic_config(io.StringIO(), connection=connection), "head")
+            config = Config(output_buffer=io.StringIO(), attributes={"connection": connection})
+            config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+            command.upgrade(config, "head")
             if then is not None:
                 then()
     except DBAPIError as error:
         raise error.orig or error from error
-
-
-def _alembic_config(output: io.StringIO, **attributes: Any) -> Config:
-    from alembic.config import Config
-
-    config = Config(output_buffer=output, attributes=attributes)
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .outcomes import TaskRow
+
 if TYPE_CHECKING:
-    from ackbone.core.broker import Delivery, Subscription
     from ackbone.core.message import Message
     from ackbone.core.store import Candidate, Finished, Run, Verdict
 
-    from .claiming import Claiming
-    from .fleet import Choice
+    from .claiming import Choice, Claiming
     from .tasks import Existing, Ready, Task
     from .unit import Identity, Key, Lane, Row
 
@@ -44,26 +44,16 @@ class Holder(NamedTuple):
     """The result, once it is done."""
 
 
-class Waiter(NamedTuple):
+class Waiter(TaskRow):
     """A message that waits for a key which is free or done."""
 
-    tenant_id: str
-    subscription: str
-    message_id: str
     key: str
-    queue: str
-    event_name: str | None
-    trace_id: str | None
     lane: str | None
     holder: str | None
     """The id of the message that had the key."""
     state: str | None
     """None: the key is free."""
     value: bytes | None
-
-    @property
-    def identity(self) -> Identity:
-        return self.tenant_id, self.subscription, self.message_id
 
 
 class Placed(NamedTuple):
@@ -123,10 +113,6 @@ class TaskRows(Protocol):
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         """tenant_id, message_id, approval id, rule, payload_sha256 of what people allowed."""
-        ...
-
-    async def offers(self) -> Sequence[str | None]:
-        """The `offers` of all workers that are present, or ended a moment ago (`GRACE_S`)."""
         ...
 
 
@@ -196,46 +182,8 @@ class QuotaRows(Protocol):
         ...
 
 
-class QueueRows(Protocol):
-    """The queue of a broker that lives in the store's database."""
-
-    async def promote(self) -> int | None:
-        """Make delayed messages ready that are due; returns when the next one is (µs)."""
-        ...
-
-    async def has_keyed(self, sub: Subscription) -> bool:
-        """True if a message with an ordering key can be taken."""
-        ...
-
-    async def take(
-        self, sub: Subscription, *, limit: int, keyed: bool, floor: int = 0
-    ) -> Sequence[Delivery]:
-        """Remove due messages from the queue and return them.
-
-        `keyed`: those with an ordering key, in the order sent. Otherwise those without one, by
-        priority, none below `floor`.
-        """
-        ...
-
-    async def ready_heads(self, claim: Claiming, limit: int) -> int:
-        """Conversations with a message that this worker could run now, counted up to `limit`.
-
-        A message that waits for a retry, that crashed a worker, or that only another worker can
-        handle does not count: it must not keep others out of their lanes.
-        """
-        ...
-
-    async def first_due(self, subscription: str) -> list[tuple[int, int]]:
-        """By priority, the highest first: when the first task that the store holds is due (µs)."""
-        ...
-
-    async def next_due(self, subscription: str) -> int | None:
-        """When the next task that the store holds is due, of those that are not yet (µs)."""
-        ...
-
-
 class GrantedRuns(Protocol):
-    """Runs that a claim granted whose commit got no answer. SQLite never has any."""
+    """Runs that a claim granted whose commit got no answer."""
 
     def keep(self, verdicts: Sequence[Verdict]) -> None:
         """Remember these runs if the answer to this transaction's commit is lost."""
@@ -248,19 +196,6 @@ class GrantedRuns(Protocol):
     async def held_by_store(self, claim: Claiming) -> list[Run]:
         """Such runs of messages that the store holds; a commit in progress is waited for."""
         ...
-
-
-class NothingGranted:
-    """`GrantedRuns` where every commit has an answer."""
-
-    def keep(self, verdicts: Sequence[Verdict]) -> None:
-        """Nothing to remember."""
-
-    def of(self, claim: Claiming, message: Message, row: Existing) -> Run | None:
-        return None
-
-    async def held_by_store(self, claim: Claiming) -> list[Run]:
-        return []
 
 
 class Copy(NamedTuple):

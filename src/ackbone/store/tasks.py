@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -156,20 +156,7 @@ def idem_key(sub: Subscription, message: Message) -> str | None:
     return message.id if sub.dedup_by_id else None
 
 
-class Known(Protocol):
-    """The columns of a stored row that tell one message from another with the same id."""
-
-    @property
-    def sha256(self) -> bytes | None: ...
-
-    @property
-    def event_name(self) -> str | None: ...
-
-    @property
-    def held(self) -> str: ...
-
-
-def what_differs(sub: Subscription, candidate: Candidate, message: Message, row: Known) -> str:
+def what_differs(sub: Subscription, candidate: Candidate, message: Message, row: Existing) -> str:
     """Return what makes this another message than the row with its id: "payload", "type" or "".
 
     A message without a type gets the one of the configuration, which may have changed since the

@@ -7,7 +7,6 @@ step (`run_now`); on PostgreSQL it waits for the server.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,9 +17,9 @@ from ackbone.core.store import Send
 
 if TYPE_CHECKING:
     from .delivery_rows import DeliveryRows
-    from .letters import Letter
+    from .outcomes import Letter
     from .sql import Statements
-    from .tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
+    from .tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, TaskRows
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -94,6 +93,11 @@ class Tx(Protocol):
     """True if no other transaction is committed before this one ends."""
 
     @property
+    def now_us(self) -> int | None:
+        """The time of this transaction (µs) if this process knows it; None: the database does."""
+        ...
+
+    @property
     def tasks(self) -> TaskRows: ...
 
     @property
@@ -106,12 +110,9 @@ class Tx(Protocol):
     def quotas(self) -> QuotaRows: ...
 
     @property
-    def queue(self) -> QueueRows | None:
-        """The broker's queue, if it is in the store's database."""
+    def granted(self) -> GrantedRuns | None:
+        """None where every commit has an answer."""
         ...
-
-    @property
-    def granted(self) -> GrantedRuns: ...
 
     @property
     def deliveries(self) -> DeliveryRows:
@@ -160,49 +161,3 @@ class Tx(Protocol):
 
 
 Operation = Callable[[Tx, Change], Awaitable[T]]
-
-
-class UnitOfWork(Protocol):
-    """The store as its operations use it."""
-
-    sql: Statements
-
-    @property
-    def expiry_paused(self) -> bool:
-        """True while a jump of the clock makes times to live doubtful: nothing expires."""
-        ...
-
-    async def read(self, statement: str, *values: Any) -> list[Row]:
-        """One statement by itself."""
-        ...
-
-    async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """As `read`, for rows whose time has come by the clock that the rows were written by.
-
-        Nothing is due after the clock was set until the waiting rows have moved with it.
-        """
-        ...
-
-    async def write(self, op: Operation[T], *, worker_id: int, durable: bool = True) -> T:
-        """Run one transaction. `ackbone.store.commit` says what happens at its commit."""
-        ...
-
-    async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
-        """As `write`, for an operation that would fail if it were repeated after it succeeded."""
-        ...
-
-    def subscribe_to(self, *topics: str) -> asyncio.Event:
-        """An event that is set after each commit that wakes one of these topics."""
-        ...
-
-    def unsubscribe(self, event: asyncio.Event) -> None: ...
-
-
-def run_now(work: Awaitable[T]) -> T:
-    """Run an operation that never waits for anything."""
-    try:
-        next(work.__await__())
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise RuntimeError("a store operation waited for something inside a SQLite transaction")

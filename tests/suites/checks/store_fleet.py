@@ -5,7 +5,7 @@ from __future__ import annotations
 from ackbone.core.events import CLAIMED, LOST, PARKED, RECLAIMED, RESUMED
 from ackbone.core.outcome import Done, ParkKind, Retry
 from ackbone.core.store import Answer, Company, Offers, Run, Worker
-from ackbone.store.fleet import GRACE_S
+from ackbone.store.claiming import GRACE_S
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, expect_answers
 

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 from alembic import context
 
-attributes = context.config.attributes
-
-if context.is_offline_mode():
-    context.configure(
-        dialect_name=attributes["dialect"],
-        literal_binds=True,
-        transactional_ddl=False,  # the caller begins and ends the transaction
-    )
-else:
-    connection = attributes["connection"]
-    if not connection.in_transaction():
-        raise RuntimeError("migrations run inside their caller's transaction; there is none")
-    context.configure(connection=connection)
+connection = context.config.attributes["connection"]
+if not connection.in_transaction():
+    raise RuntimeError("migrations run inside their caller's transaction; there is none")
+context.configure(connection=connection)
 context.run_migrations()

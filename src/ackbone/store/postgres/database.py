@@ -23,18 +23,15 @@ from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 
 from ackbone.core.clock import Clock, SystemClock, to_us
 from ackbone.core.errors import StoreUnavailable
-from ackbone.store.letters import Letter
-from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QueueRows, QuotaRows, TaskRows
+from ackbone.store.outcomes import Letter
+from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, TaskRows
 
 from . import arrays
 from .address import Address
-from .delivery_rows import PostgresDeliveryRows
+from .delivery_rows import PostgresDeliveryRows, PostgresOutgoing
 from .failures import is_away, may_repeat, translate
 from .granted_runs import PostgresGrantedRuns, UnsureRuns
-from .key_rows import PostgresKeyRows
-from .lane_rows import PostgresLaneRows
-from .outgoing import PostgresOutgoing
-from .quotas import PostgresQuotaRows
+from .key_rows import PostgresKeyRows, PostgresLaneRows, PostgresQuotaRows
 from .sql import SQL
 from .task_rows import PostgresTaskRows
 
@@ -115,8 +112,7 @@ class Tx:
 
     sql = SQL
     exclusive = False
-    queue: QueueRows | None = None
-    """The broker lives elsewhere."""
+    now_us = None
 
     def __init__(
         self,

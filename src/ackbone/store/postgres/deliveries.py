@@ -43,8 +43,8 @@ class PostgresDeliveries(StoreDeliveries):
         self._loose: dict[str, int] = {}
         """Calls of `follow` that may have been granted after their head went without them."""
 
-    async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
-        return 0.0 if self._unsure else await super().due_in_s(channels)
+    def _takes_first(self) -> bool:
+        return bool(self._unsure)
 
     async def settle(
         self, channels: Mapping[str, Limits], batch: Sequence[Settled], *, worker: Worker

@@ -6,14 +6,17 @@ Keys are locked after tasks, sorted.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ackbone.core.store import Finished
-from ackbone.store.tables import Holder, Pair, Waiter, Wanted
-from ackbone.store.unit import Identity, Key
+from ackbone.store.conditions import ENDED, none_of
+from ackbone.store.quota_book import COLUMNS
+from ackbone.store.tables import Holder, Pair, QuotaName, Waiter, Wanted
+from ackbone.store.unit import Identity, Key, Lane
 
 from . import arrays
-from .arrays import BEGUN
+from .arrays import BEGUN, moment, us
+from .sql import SQL
 
 if TYPE_CHECKING:
     from .database import Tx
@@ -46,8 +49,8 @@ FREE = (
     " AND k.key = u.key AND k.message_id = u.message"
 )
 _WAITING = (
-    "SELECT q.tenant_id, q.subscription, q.message_id, q.idem_key, q.queue_name, q.event_name,"
-    " q.trace_id, q.lane, k.message_id, k.state, k.value FROM {} LEFT JOIN idempotency_keys k"
+    "SELECT q.tenant_id, q.subscription, q.message_id, q.queue_name, q.event_name, q.trace_id,"
+    " q.idem_key, q.lane, k.message_id, k.state, k.value FROM {} LEFT JOIN idempotency_keys k"
     " ON k.tenant_id = q.tenant_id AND k.subscription = q.subscription AND k.key = q.idem_key"
     " WHERE q.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
     " ORDER BY q.id LIMIT 500 FOR UPDATE OF q SKIP LOCKED"
@@ -146,3 +149,98 @@ class PostgresKeyRows:
 
 def _columns(found: Sequence[tuple[str, str, str]]) -> list[str]:
     return [arrays.texts([each[n] for each in found]) for n in range(3)]
+
+
+_ALIVE = "SELECT state FROM workers WHERE worker_id = $1::bigint FOR SHARE"
+OWNER = (
+    "SELECT s.worker_id FROM sources s JOIN workers w ON w.worker_id = s.worker_id"
+    " WHERE s.subscription = $1 AND s.part = '' AND w.state = 'alive'"
+)
+_BUSY = (
+    "SELECT u.tenant, u.lane FROM unnest($2::text[], $3::text[]) u(tenant, lane)"
+    " WHERE EXISTS (SELECT 1 FROM queue_executions q WHERE q.tenant_id = u.tenant"
+    " AND q.subscription = $1 AND q.lane = u.lane AND q.lane IS NOT NULL"
+    f" AND {none_of(*ENDED, column='q.status')})"
+)
+_ADVANCE = (
+    f"UPDATE queue_executions q SET status = 'ready', due_at = {BEGUN}"
+    " FROM unnest($1::text[], $2::text[], $3::text[]) u(tenant, sub, lane)"
+    " CROSS JOIN LATERAL (SELECT f.message_id, f.status FROM queue_executions f"
+    " WHERE f.tenant_id = u.tenant AND f.subscription = u.sub AND f.lane = u.lane"
+    f" AND f.lane IS NOT NULL AND {none_of(*ENDED, column='f.status')}"
+    " ORDER BY f.lane_seq LIMIT 1) h"
+    " WHERE h.status = 'queued' AND q.tenant_id = u.tenant AND q.subscription = u.sub"
+    " AND q.message_id = h.message_id AND q.status = 'queued' RETURNING 1"
+)
+
+
+class PostgresLaneRows:
+    """`LaneRows` in one transaction."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    async def own_source(self, subscription: str, worker_id: int) -> bool:
+        # The worker's own row is held until the end: a reaper must not give the source to another
+        # worker while a batch of the old fetcher is under way.
+        if await self._tx.rows(_ALIVE, worker_id) != [("alive",)]:
+            return False
+        return bool(await self._tx.rows(SQL.claims.own_source, subscription, worker_id))
+
+    async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
+        wanted = sorted(lanes)
+        columns = [arrays.texts([lane[n] for lane in wanted]) for n in range(2)]
+        found = await self._tx.rows(_BUSY, subscription, *columns)
+        return {(tenant_id, lane) for tenant_id, lane in found}
+
+    async def advance(self, lanes: Collection[Lane]) -> int:
+        found = sorted(lanes)
+        columns = [arrays.texts([lane[n] for lane in found]) for n in range(3)]
+        return len(await self._tx.rows(_ADVANCE, *columns))
+
+
+_SEEN = (
+    f"q.window_us, {us('q.window_start')}, q.runs, q.llm_calls, q.tokens, q.cost,"
+    f" {us('q.deferred_until')}, q.deferred"
+)
+_MAKE = (
+    "INSERT INTO quotas (tenant_id, name, window_us, window_start)"
+    " SELECT u.tenant, u.name, 0, timestamptz 'epoch' FROM unnest($1::text[], $2::text[])"
+    " u(tenant, name) ON CONFLICT (tenant_id, name) DO NOTHING"
+)
+"""Sorted. A window of no length belongs to no quota: the next look starts a new one."""
+_READ = (
+    f"SELECT q.tenant_id, q.name, {_SEEN} FROM unnest($1::text[], $2::text[]) u(tenant, name)"
+    " JOIN quotas q ON q.tenant_id = u.tenant AND q.name = u.name FOR UPDATE OF q"
+)
+_WRITE = (
+    f"UPDATE quotas q SET ({COLUMNS}) = (u.window_us, {moment('u.start')}, u.runs, u.llm_calls,"
+    f" u.tokens, u.cost, {moment('u.until')}, u.deferred)"
+    " FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],"
+    " $7::bigint[], $8::float8[], $9::bigint[], $10::bigint[]) u(tenant, name, window_us, start,"
+    " runs, llm_calls, tokens, cost, until, deferred)"
+    " WHERE q.tenant_id = u.tenant AND q.name = u.name"
+)
+
+
+class PostgresQuotaRows:
+    """`QuotaRows` in one transaction."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    async def lock(self, names: Sequence[QuotaName]) -> Mapping[QuotaName, Sequence[Any]]:
+        columns = [arrays.texts([name[n] for name in names]) for n in range(2)]
+        await self._tx.send_locking()  # keys come before quotas, in a finish, too
+        await self._tx.send(_MAKE, *columns)
+        rows = await self._tx.rows(_READ, *columns)
+        return {(tenant_id, name): row for tenant_id, name, *row in rows if row[0]}
+
+    def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        columns = list(zip(*rows, strict=True))
+        self._tx.at_end(
+            _WRITE,
+            arrays.texts(columns[0]),
+            arrays.texts(columns[1]),
+            *(arrays.numbers(column) for column in columns[2:]),
+        )

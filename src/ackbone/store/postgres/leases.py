@@ -16,7 +16,7 @@ import psycopg
 from ackbone.core.clock import SystemClock
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import PARENT_WORKER, Worker
-from ackbone.store.crash import Gone
+from ackbone.store.workers import Gone
 
 from . import arrays
 from .address import Address

@@ -17,14 +17,13 @@ import msgspec
 from ackbone.core import events
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.ids import uuid7_block
-from ackbone.store.chain import GENESIS, link
+from ackbone.store.ledger import GENESIS, Chain, Chains, link
 
 from . import arrays
 from .arrays import moment
 from .database import Database, Tx
 
 Entry = events.Entry
-Chain = tuple[str, int]
 
 INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
@@ -60,30 +59,26 @@ class _Head(msgspec.Struct):
     doubtful: bool = False
 
 
-class Ledger:
+class Ledger(Chains):
     """Appends to the chains of this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._heads: dict[Chain, _Head] = {}
-        self._begun_us: dict[int, int] = {}
+        self._begun: dict[Chain, _Head] = {}
+        self._given_out: dict[int, int] = {}
+        """When these worker ids were given out."""
         self._lock = asyncio.Lock()
         self._last_us = 0
         database.on_connect(self._doubt)
 
     def begin(self, worker_id: int, now_us: int) -> None:
         """A worker id that was given out just now has no chains."""
-        self._begun_us[worker_id] = now_us
+        self._given_out[worker_id] = now_us
         # The events of this worker come later, even if the clock was set back.
         self._last_us = max(self._last_us, now_us)
 
-    def is_blank(self, worker_id: int) -> bool:
-        """Return True if it is certain that nothing was ever written under this worker id."""
-        begun = any(worker_id == each for _, each in self._heads)
-        return worker_id in self._begun_us and not begun
-
     def _doubt(self) -> None:
-        for head in self._heads.values():
+        for head in self._begun.values():
             head.doubtful = head.doubtful or head.seq != head.sure_seq
 
     async def holds(self, tx: Tx, worker_id: int, entry: Entry, since_us: int) -> bool:
@@ -118,7 +113,7 @@ class Ledger:
             except BaseException:
                 # Rolled back, or unknown: reading the chain again will tell.
                 for chain in ends:
-                    self._heads[chain].doubtful = True
+                    self._begun[chain].doubtful = True
                 raise
             self._committed(ends, now_us, durable)
 
@@ -161,19 +156,19 @@ class Ledger:
 
     def _committed(self, ends: dict[Chain, tuple[int, bytes]], now_us: int, durable: bool) -> None:
         for chain, (seq, digest) in ends.items():
-            head = self._heads[chain]
+            head = self._begun[chain]
             head.seq, head.digest = seq, digest
         if durable:  # everything that was committed before is on disk, too
-            for head in self._heads.values():
+            for head in self._begun.values():
                 if not head.doubtful:
                     head.sure_seq, head.sure_digest, head.sure_us = head.seq, head.digest, now_us
 
     async def _head(self, tx: Tx, chain: Chain) -> tuple[int, bytes]:
-        head = self._heads.get(chain)
+        head = self._begun.get(chain)
         if head is None:
-            begun_us = self._begun_us.get(chain[1])
+            begun_us = self._given_out.get(chain[1])
             head = _Head(0, GENESIS, 0, GENESIS, begun_us or 0, doubtful=begun_us is None)
-            self._heads[chain] = head
+            self._begun[chain] = head
         if head.doubtful:
             await self._forget_the_lost()
             found = await tx.rows(

@@ -89,7 +89,12 @@ def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
                 return False
             if revision is None:
                 _refuse_foreign(conn, address)
-            _run_alembic(conn)
+
+            def finish() -> None:
+                make_partitions(conn)
+                extend_pass(conn)
+
+            run_migrations("postgresql+psycopg://", conn, then=finish)
             return True
     except psycopg.Error as error:
         raise _translated(error, address) from error
@@ -166,20 +171,3 @@ def _lock(conn: psycopg.Connection[Any], address: Address, wait_s: float) -> Non
                 f"{wait_s:g} s. Wait for it, or end it: stopping it does no harm."
             )
         time.sleep(0.05)
-
-
-def _run_alembic(conn: psycopg.Connection[Any]) -> None:
-    from sqlalchemy import create_engine, event
-    from sqlalchemy.pool import StaticPool
-
-    engine = create_engine("postgresql+psycopg://", creator=lambda: conn, poolclass=StaticPool)
-    # The connection is in autocommit mode, so the transaction is written out.
-    event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN"))
-    event.listen(engine, "commit", lambda it: it.exec_driver_sql("COMMIT"))
-    event.listen(engine, "rollback", lambda it: it.exec_driver_sql("ROLLBACK"))
-
-    def finish() -> None:
-        make_partitions(conn)
-        extend_pass(conn)
-
-    run_migrations(engine, finish)

@@ -1,9 +1,12 @@
-"""Pruning of the ledger on PostgreSQL: old events are deleted, and a signed checkpoint says so.
+"""Retention on PostgreSQL: old rows, and old events of the ledger.
 
-A checkpoint is made from anchors: it names one, and where every chain ended there, as that anchor
-or an earlier one signed it. So only signed events are deleted, and `ledger verify` can start from
-the checkpoint. It is committed first; then the rows are deleted (`pruned_rows.py`). A crash in
-between leaves rows that the next step deletes.
+Old tasks are found through an index, queue by queue. The other tables are small and are read from
+end to end. Rows that somebody else has locked are passed over, so locks need no order.
+
+Old events are deleted, and a signed checkpoint says so. It is made from anchors: it names one, and
+where every chain ended there, as that anchor or an earlier one signed it. So only signed events are
+deleted, and `ledger verify` can start from the checkpoint. It is committed first; then the rows are
+deleted (`pruned_rows.py`). A crash in between leaves rows that the next step deletes.
 
 A chain is left out of a checkpoint when its worker ended long ago and no row of it is left. The row
 of that worker is deleted, too: a checkpoint must list every chain that may continue, and only these
@@ -17,37 +20,76 @@ import logging
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.store import Worker
-from ackbone.store.retention import DAY_US
-from ackbone.store.seals import Anchor, Chain, Checkpoint, Head, key_id
-from ackbone.store.unit import Change
+from ackbone.store.ledger import Anchor, Chain, Checkpoint, Head, key_id
+from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_all
 
 from . import seals
-from .arrays import moment
+from .arrays import MICROSECOND, moment
 from .database import Tx
 from .pruned_rows import Gone, PrunedRows, pruned_rows
+from .sql import SQL
 from .store import PostgresStore
+
+_BEFORE = moment("$1::bigint")
+_DELETE = (
+    "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} t WHERE {over}"
+    f" LIMIT {BATCH} FOR UPDATE SKIP LOCKED) RETURNING 1"
+)
+
+
+def _over(rule: Rule) -> str:
+    return rule.over.format(before=_BEFORE, us=MICROSECOND)
+
+
+DELETE_TASKS = (
+    "WITH gone AS (DELETE FROM queue_executions WHERE (tenant_id, subscription, message_id) IN"
+    " (SELECT t.tenant_id, t.subscription, t.message_id FROM queue_executions t"
+    f" WHERE t.tenant_id = $2 AND t.queue_name = $3 AND t.started_at < {_BEFORE}"
+    f" AND {_over(TASKS)} ORDER BY t.started_at LIMIT {BATCH} FOR UPDATE SKIP LOCKED)"
+    " RETURNING tenant_id, subscription, message_id),"
+    " effects_gone AS (DELETE FROM effects e USING gone g WHERE e.tenant_id = g.tenant_id"
+    " AND e.subscription = g.subscription AND e.message_id = g.message_id)"
+    " SELECT tenant_id FROM gone"
+)
+"""In the order of the index: in any other, all rows that may go would be sorted for each batch, in
+the end for longer than a statement may take."""
+
+
+class PostgresOldRows:
+    """`OldRows` of a PostgreSQL database."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    async def delete(self, rule: Rule, keep_us: int) -> int:
+        if rule is TASKS:
+            return await self._tasks(keep_us)
+        statement = _DELETE.format(table=rule.table, key=rule.key, over=_over(rule))
+        return await delete_all(self._store, statement, keep_us)
+
+    async def _tasks(self, keep_us: int) -> int:
+        gone = 0
+        for tenant, queue in await self._store.read(SQL.records.queues):
+            gone += await delete_all(self._store, DELETE_TASKS, keep_us, tenant, queue)
+        return gone
+
 
 log = logging.getLogger("ackbone.ledger")
 
-_MARGIN_US = DAY_US
-"""A worker that ended this long before the anchor has no event after it."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310579635104524)"
 """Two processes that write a checkpoint take turns: the role may change hands meanwhile."""
 _OVER = f"state IN ('left', 'dead') AND ended_at < {moment('$1::bigint')}"
 _PRESENT = f"SELECT worker_id FROM workers WHERE NOT coalesce({_OVER}, false)"
-_FORGET = f"DELETE FROM workers WHERE {_OVER}"
 _NOW = "SELECT clock_timestamp()"
 
 
-class Pruner:
+class Pruner(Pruning):
     """Deletes events older than `keep_days`. Run it under the role `retention`."""
 
+    _store: PostgresStore
+
     def __init__(self, store: PostgresStore, *, key: bytes, keep_days: float) -> None:
-        self._store = store
-        self._key = key
-        self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event itself, so it is not written for every minute of old events.
-        self._stride_us = min(DAY_US, self._keep_us // 10)
+        super().__init__(store, key=key, keep_days=keep_days)
         self._done = ""
         """The last checkpoint whose rows this process deleted completely."""
 
@@ -101,22 +143,15 @@ class Pruner:
         signed = await seals.signed_between(self._store, start, anchor, self._check)
         heads: dict[Chain, Head] = {head[:2]: head for head in (before.chains if before else ())}
         heads.update(signed)
-        found = await self._store.read(_PRESENT, str(anchor.at - _MARGIN_US))
+        found = await self._store.read(_PRESENT, str(anchor.at - MARGIN_US))
         present = {worker_id for (worker_id,) in found}
         kept = [h for chain, h in sorted(heads.items()) if chain in signed or chain[1] in present]
-        checkpoint = Checkpoint(
-            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=key_id(self._key)
-        )
-        return checkpoint.sealed(self._key)
+        return self._checkpoint_at(anchor, kept)
 
-    async def _write(self, tx: Tx, change: Change, checkpoint: Checkpoint, follows: str) -> None:
+    async def _newest(self, tx: Tx) -> str:
         await tx.rows(_LOCK)
-        before = await seals.last_checkpoint(self._store)
-        if (before[0] if before else "") != follows:
-            return  # another process pruned meanwhile, or an earlier attempt of this call did
-        change.entries.append(checkpoint.entry())
-        tx.before_end(_FORGET, str(checkpoint.at - _MARGIN_US))
-        log.info("events before anchor %d are pruned", checkpoint.anchor)
+        found = await seals.last_checkpoint(self._store)
+        return found[0] if found else ""
 
     def _check(self, seal: Anchor | Checkpoint) -> None:
         """Raises StoreCorrupt for a seal that names this key and is not signed with it. Seals of a

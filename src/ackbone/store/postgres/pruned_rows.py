@@ -24,8 +24,8 @@ import psycopg
 from psycopg import AsyncConnection, errors
 
 from ackbone.core.clock import to_us
+from ackbone.store.ledger import PRUNED_TASK, TENANT
 from ackbone.store.retention import DAY_US
-from ackbone.store.seals import PRUNED_TASK, TENANT
 
 from . import arrays
 from .arrays import moment

@@ -6,17 +6,16 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 
-from ackbone.core.records import Count, LedgerEvent, Waiting
+from ackbone.core.records import LedgerEvent, Waiting
 from ackbone.store.record_rows import text_id
 from ackbone.store.records import StoreRecords
 from ackbone.store.sql import worded
 from ackbone.store.sql.records import EVENT
-from ackbone.store.unit import Row
+from ackbone.store.unit import OUTGOING, WORK, Row
 
 from .arrays import moment, us
 from .sql import SQL, WORDS
 from .store import PostgresStore
-from .wake import OUTGOING, WORK
 
 LATE_US = 2_000_000
 """A follower of the ledger looks back this far for events that became visible late."""
@@ -26,10 +25,6 @@ _EVENTS_AFTER = (
     f"{worded(EVENT, WORDS)} WHERE created_at >= {moment('$1::bigint')}"
     f" AND (created_at, id) > ({moment('$1::bigint')}, $2::uuid)"
     " ORDER BY created_at, id LIMIT $3::int"
-)
-_EVENT_COUNTS = (
-    "SELECT subscription, event_type, count(*) FROM event_log"
-    f" WHERE created_at >= {moment('$1::bigint')} GROUP BY 1, 2"
 )
 _LAST_EVENT = (
     f"SELECT uuid_send(id), {us('created_at')} FROM event_log"
@@ -66,9 +61,6 @@ class PostgresRecords(StoreRecords):
         return int.from_bytes(place, "big")
 
     # -- the ledger, whose positions are a time and an id -----------------------------------------
-
-    async def event_counts(self, since_us: int) -> Sequence[Count]:
-        return await self._counted(_EVENT_COUNTS, since_us)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None

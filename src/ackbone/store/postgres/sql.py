@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from ackbone.store.conditions import ENDED, UNCOMMON, UNENDED, none_of
-from ackbone.store.crash import ALONE_AT, SUSPECT_AT
+from ackbone.store.conditions import ENDED, FINAL_EVENTS, UNCOMMON, UNENDED, none_of
 from ackbone.store.delivery_rows import LIVE
-from ackbone.store.endings import FINAL_EVENTS
+from ackbone.store.ledger import TENANT
 from ackbone.store.retention import BATCH
-from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered
-from ackbone.store.sql.approvals import ApprovalsSql
-from ackbone.store.sql.claims import ClaimsSql
+from ackbone.store.sql.claims import ClaimsSql, RunsSql
 from ackbone.store.sql.deliveries import DUE_REPLY, DeliveriesSql
-from ackbone.store.sql.maintenance import MaintenanceSql
-from ackbone.store.sql.operations import OperationsSql
+from ackbone.store.sql.operations import ApprovalsSql, OperationsSql
 from ackbone.store.sql.records import EVENT, RecordsSql
-from ackbone.store.sql.runs import RunsSql
-from ackbone.store.sql.store import OURS, StoreSql
-from ackbone.store.sql.workers import GONE, RUNNING, WorkersSql
+from ackbone.store.sql.store import GONE, OURS, RUNNING, MaintenanceSql, StoreSql, WorkersSql
+from ackbone.store.workers import ALONE_AT, SUSPECT_AT
 
 from .arrays import MICROSECOND, NOW, moment, us
 
@@ -92,6 +87,12 @@ _STORE = StoreSql(
         f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND {OURS}"
         f" AND priority IN (0, 1, 2, 3) AND due_at <= {NOW} LIMIT 1000) s GROUP BY 1, 2"
     ),
+    next_due=(
+        f"SELECT min({us('d.due_at')}) - coalesce($2::bigint, {us(NOW)})"
+        " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
+        "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
+        f" AND a.priority = p.priority AND a.due_at > {NOW} ORDER BY a.due_at LIMIT 1) d"
+    ),
     identity="SELECT state #>> '{}' FROM roles WHERE role = '_store'",
     set_identity=(
         "INSERT INTO roles (role, state) VALUES ('_store', to_json($1::text))"
@@ -116,7 +117,6 @@ _QUEUES = (
     " WHERE (t.tenant_id, t.queue_name) > (q.tenant, q.queue)"
     " ORDER BY t.tenant_id, t.queue_name LIMIT 1) n) SELECT tenant, queue FROM q"
 )
-_FINAL = ", ".join(f"'{each}'" for each in FINAL_EVENTS)
 
 _RECORDS = RecordsSql(
     events_of=f"{EVENT} WHERE tenant_id = $1 AND task_id = $2 ORDER BY created_at, id",
@@ -133,7 +133,7 @@ _RECORDS = RecordsSql(
         " AND d.subscription = e.subscription ORDER BY d.failed_at DESC LIMIT 1)"
         " FROM unnest($2::text[], $3::text[]) u(tenant, task) JOIN event_log e"
         " ON e.tenant_id = u.tenant AND e.task_id = u.task WHERE e.subscription = $1"
-        f" AND e.event_type IN ({_FINAL})"
+        f" AND e.event_type IN {FINAL_EVENTS}"
     ),
 )
 
@@ -180,6 +180,11 @@ SQL = Statements(
     store=rendered(_STORE, WORDS),
     workers=rendered(
         WorkersSql(
+            offers=(
+                "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN"
+                " ('alive', 'leaving') OR ended_at BETWEEN clock_timestamp() - $1::bigint"
+                f" * {MICROSECOND} AND coalesce(at($2), clock_timestamp()))"
+            ),
             running=f"{RUNNING} AND {GONE} AND q.worker_id = $1::bigint {_LOCKED}",
             running_of_the_gone=f"{RUNNING} AND {GONE} {_LOCKED}",
         ),

@@ -14,26 +14,23 @@ from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import (
     Candidate,
-    Reclaimed,
     Verdict,
     Worker,
 )
 from ackbone.store import workers
-from ackbone.store.claim_store import ClaimStore
-from ackbone.store.fleet import GRACE_S
-from ackbone.store.keys import release_waiting
+from ackbone.store.base import BaseStore
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change
+from ackbone.store.waiting import release_waiting
 
 from . import leases
 from .address import Address
 from .database import Database, Look, Row, Tx
-from .lane_rows import OWNER
+from .key_rows import OWNER
 from .ledger import Ledger
 from .sql import SQL
-from .task_rows import NEXT_DUE, OFFERS
 from .timebase import ClockSet, TimeBase
-from .wake import OUTGOING, WORK, WakeUps
+from .wake import WakeUps
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]
@@ -43,7 +40,7 @@ CLOCK_LOOKS = 5
 """A transaction gives up after it has found the server's clock set this often in a row."""
 
 
-class PostgresStore(ClaimStore[Tx]):
+class PostgresStore(BaseStore[Tx]):
     """The store on one PostgreSQL database.
 
     `lease_s`: how long the leases of this process's workers last without being renewed.
@@ -70,26 +67,22 @@ class PostgresStore(ClaimStore[Tx]):
         self._address = Address.from_url(url)
         self._clock = clock
         self._lease_s = lease_s
-        self._opened: Database | None = None
 
-    async def open(self) -> None:
-        if self._opened is None:
-            database = Database(self._address, self._clock)
-            await database.open()
-            self._time = TimeBase(database.clock)
-            self._watch = leases.BeatWatch()
-            self._ledger = Ledger(database)
-            self._renewal = leases.LeaseRenewal(self._address, self._lease_s)
-            self._wake_ups = WakeUps(database)
-            self._wake_ups.start()
-            self._opened = database
+    async def _open(self) -> Database:
+        database = Database(self._address, self._clock)
+        await database.open()
+        self._time = TimeBase(database.clock)
+        self._watch = leases.BeatWatch()
+        self._ledger: Ledger = Ledger(database)
+        self._leases: leases.LeaseRenewal = leases.LeaseRenewal(self._address, self._lease_s)
+        self._waiters: WakeUps = WakeUps(database)
+        self._waiters.start()
+        return database
 
-    async def close(self) -> None:
-        if self._opened is not None:
-            database, self._opened = self._opened, None
-            await self._wake_ups.stop()
-            await asyncio.to_thread(self._renewal.close)
-            await database.close()
+    async def _close(self, opened: Database) -> None:
+        await self._waiters.stop()
+        await asyncio.to_thread(self._leases.close)
+        await opened.close()
 
     @property
     def clock_jumps(self) -> int:
@@ -99,10 +92,11 @@ class PostgresStore(ClaimStore[Tx]):
     def database(self) -> Database:
         if self._opened is None:
             raise StoreError(f"the store ({self._address.shown}) is not open")
-        return self._opened
+        opened: Database = self._opened
+        return opened
 
     def _clock_is_in_doubt(self) -> bool:
-        return self._opened is not None and self._time.in_doubt
+        return self._time.in_doubt
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -115,50 +109,28 @@ class PostgresStore(ClaimStore[Tx]):
         await self._time.follow(self.database)
         worker_id, started_at = await self.write(op, worker_id=0)
         self._ledger.begin(worker_id, to_us(started_at))
-        self._renewal.begin()
+        self._leases.begin()
         return int(worker_id)
 
-    def beat(self, worker: Worker) -> None:
-        self._renewal.beat(worker)
-
-    def is_registered(self, worker: Worker) -> bool:
-        return self._renewal.is_present(worker)
-
-    async def reap(
-        self,
-        *,
-        worker: Worker,
-        lease_s: float,
-        crash_budget: int,
-        ended: Mapping[str, int] | None = None,
-    ) -> Reclaimed:
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[Tx], Awaitable[Sequence[workers.Gone]]] | None:
         """A worker is dead if its beat has not changed for a lease by this process's steady clock,
         while the server answered and took the beats of this process."""
         clock = self.database.clock
         before = clock.monotonic()
-        ((now, moved_us, server, ids, beats, orphans),) = await self.read(
-            leases.LOOK, worker.worker_id
-        )
+        ((now, moved_us, server, ids, beats, orphans),) = await self.read(leases.LOOK, me.worker_id)
         heard = clock.monotonic()
         if not self._time.see(Look.of(before, now, heard), moved_us):
             await self._follow_clock()
         signs = [leases.Sign(*each) for each in zip(ids, beats, strict=True)]
         silent = self._watch.silent(signs, server, lease_s, before_s=before, now_s=heard)
         orphans = orphans and self._watch.is_settled(lease_s, before)
-        if self.database.steady_s < lease_s or not self._renewal.is_steady:
+        if self.database.steady_s < lease_s or not self._leases.is_steady:
             silent, orphans = [], False  # only children whose end was seen are certainly dead
         if not silent and not orphans and not ended:
-            return Reclaimed()
-
-        async def op(tx: Tx, change: Change) -> Reclaimed:
-            children = ended or {}
-            missing = await leases.missing(tx, worker, silent, lease_s, list(children))
-            return await workers.reap(
-                tx, change, missing, me=worker, crash_budget=crash_budget, ended=children
-            )
-
-        self._fleet.forget()
-        return await self.write(op, worker_id=worker.worker_id)
+            return None
+        return lambda tx: leases.missing(tx, me, silent, lease_s, list(ended))
 
     async def _follow_clock(self) -> None:
         """The server's clock was set: move what waits, and wake everything that waits for it."""
@@ -166,12 +138,6 @@ class PostgresStore(ClaimStore[Tx]):
         await self._time.follow(self.database)
         if self._time.jumps != jumps:
             self.look_again()
-
-    def _is_blank(self, worker_id: int) -> bool:
-        return self._ledger.is_blank(worker_id)
-
-    async def _offers(self) -> Sequence[Row]:
-        return await self.read(OFFERS, str(GRACE_S))
 
     # -- claim ------------------------------------------------------------------------------------
 
@@ -184,9 +150,8 @@ class PostgresStore(ClaimStore[Tx]):
                 return [] if owner == [(worker.worker_id,)] else None
         return await super().adopt_in_order(sub, batch, worker=worker)
 
-    async def next_due_s(self, sub: Subscription) -> float | None:
-        ((due,),) = await self.read(NEXT_DUE, sub.name)
-        return None if due is None else max(0.0, due)
+    def _now_us(self) -> None:
+        return None
 
     def _ahead(self) -> Ahead:
         return self._time.ahead
@@ -197,16 +162,10 @@ class PostgresStore(ClaimStore[Tx]):
     # -- wake-ups ---------------------------------------------------------------------------------
 
     def subscribe_to(self, *topics: str) -> asyncio.Event:
-        return self._wake_ups.subscribe("".join(topics))
+        return self._waiters.subscribe("".join(topics))
 
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        if self._opened is not None:
-            self._wake_ups.unsubscribe(event)
-
-    def look_again(self) -> None:
-        """Wake everything in this process that waits for due work: the clock was moved."""
-        if self._opened is not None:
-            self._wake_ups.wake_here(WORK + OUTGOING)
+    def _wake_here(self, topics: str) -> None:
+        self._waiters.wake_here(topics)
 
     # -- the transaction --------------------------------------------------------------------------
 
@@ -215,7 +174,7 @@ class PostgresStore(ClaimStore[Tx]):
         return await self.database.read(statement, *values)
 
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`. The statement returns the server's time as its last column,
+        """See `BaseStore.read_due`. The statement returns the server's time as its last column,
         which is left out here."""
         clock = self.database.clock
         before = clock.monotonic()
@@ -262,12 +221,12 @@ class PostgresStore(ClaimStore[Tx]):
     async def _committed(self, change: Change, worker_id: int) -> None:
         await super()._committed(change, worker_id)
         if change.topics:
-            self._wake_ups.wake("".join(sorted(change.topics)))
+            self._waiters.wake("".join(sorted(change.topics)))
         if change.keys or change.lanes:
             await self._pass_on_after(change, worker_id)
 
     async def write_once(self, op: Operation[T], *, worker_id: int) -> T:
-        """See `UnitOfWork.write_once`. An operation whose answer was lost is recognized by its
+        """See `BaseStore.write_once`. An operation whose answer was lost is recognized by its
         first event, and is answered as it was."""
         made: tuple[T, Change, int] | None = None
 

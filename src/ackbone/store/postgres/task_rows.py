@@ -12,8 +12,8 @@ from ackbone.core.clock import to_us
 from ackbone.core.ids import uuid7_block
 from ackbone.core.outcome import Done
 from ackbone.core.store import Finished, Run
+from ackbone.store.claiming import Choice
 from ackbone.store.conditions import ENDED, none_of
-from ackbone.store.fleet import GRACE_S, Choice
 from ackbone.store.outcomes import duration_ms, identity_of, run_uuid, write_of
 from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info
@@ -100,18 +100,6 @@ CLAIM_READY = {
         ("but", " AND a.event_name <> ALL($7::text[])"),
     )
 }
-OFFERS = (
-    # After the clock was set back, an end in the future is not a recent one.
-    "SELECT offers FROM workers WHERE offers IS NOT NULL AND (state IN ('alive', 'leaving')"
-    " OR ended_at BETWEEN clock_timestamp() - $1::float8 * interval '1 second'"
-    " AND clock_timestamp())"
-)
-NEXT_DUE = (
-    f"SELECT extract(epoch FROM min(d.due_at) - {NOW})::float8"
-    " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
-    "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
-    f" AND a.priority = p.priority AND a.due_at > {NOW} ORDER BY a.due_at LIMIT 1) d"
-)
 APPROVED = (
     "SELECT a.tenant_id, a.message_id, a.id::text, a.rule, a.payload_sha256"
     " FROM unnest($2::text[], $3::text[]) u(tenant, message) JOIN approvals a"
@@ -252,9 +240,6 @@ class PostgresTaskRows:
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         return await self._tx.rows(APPROVED, subscription, *_columns(pairs))
-
-    async def offers(self) -> Sequence[str | None]:
-        return [text for (text,) in await self._tx.rows(OFFERS, str(GRACE_S))]
 
     # -- finish -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The wall between tenants, and the roles around it. Revision 0004 builds it.
+"""The wall between tenants, and the roles around it. Revision 0007 builds it.
 
 A role that it binds sees, and may change, only rows of the tenant that its transaction names:
 

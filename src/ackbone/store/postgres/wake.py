@@ -14,13 +14,12 @@ import os
 import psycopg
 
 from ackbone.core.errors import StoreError
+from ackbone.store.unit import OUTGOING, WORK
 
 from .database import Database
 
 log = logging.getLogger("ackbone.store")
 
-WORK, OUTGOING = "w", "o"
-"""Topics: messages to run; replies and follow-ups to carry out."""
 CHANNEL = "ackbone"
 PAUSE_S = 0.02
 _AGAIN_S = (0.1, 5.0)

@@ -31,15 +31,11 @@ from typing import TypeVar
 
 import msgspec
 
-from .approvals import ApprovalsSql
-from .claims import ClaimsSql
+from .claims import ClaimsSql, RunsSql
 from .deliveries import DeliveriesSql
-from .maintenance import MaintenanceSql
-from .operations import OperationsSql
+from .operations import ApprovalsSql, OperationsSql
 from .records import RecordsSql
-from .runs import RunsSql
-from .store import StoreSql
-from .workers import WorkersSql
+from .store import MaintenanceSql, StoreSql, WorkersSql
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -124,6 +124,11 @@ class RecordsSql(msgspec.Struct, frozen=True, kw_only=True):
     """correlation id, trace id or idempotency key; tenant, limit → tenant, message id, which"""
     events_of: str
     """tenant, message id → events, the oldest first"""
+    event_counts: str = (
+        "SELECT subscription, event_type, count(*) FROM event_log WHERE created_at >= at($1)"
+        " GROUP BY 1, 2"
+    )
+    """time → subscription, event type, number of events since then"""
     effects_of: str = (
         "SELECT name, state, value, worker_id, us(created_at), us(done_at) FROM effects"
         " WHERE tenant_id = $1 AND message_id = $2 ORDER BY created_at, name"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ackbone.core.outbound.delivery import Limits
 from ackbone.store.deliveries import StoreDeliveries
-from ackbone.store.unit import Rows, run_now
+from ackbone.store.unit import Rows
 
 from .sql import SQL
-from .store import SqliteStore
-from .tx import SqliteTx
+from .store import SqliteStore, SqliteTx, run_now
 
 T = TypeVar("T")
 
@@ -21,18 +19,12 @@ class SqliteDeliveries(StoreDeliveries):
 
     sql = SQL.deliveries
 
-    def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store)
-        self._file_store = store
+    _store: SqliteStore
 
-    async def due_in_s(self, channels: Mapping[str, Limits]) -> float | None:
-        if self._file_store.file.clock_was_set:
-            return 0.0  # `take` moves the waiting times first
-        return await super().due_in_s(channels)
+    def _takes_first(self) -> bool:
+        return self._store.file.clock_was_set  # `take` moves the waiting times
 
     async def _look(self, op: Callable[[Rows, int | None], Awaitable[T]]) -> T:
         """Run all statements in one turn of a reader thread."""
-        now = self._file_store.clock.now_us()
-        return await self._file_store.file.read(
-            lambda conn: run_now(op(SqliteTx(conn, now).rows, now))
-        )
+        now = self._store.clock.now_us()
+        return await self._store.file.read(lambda conn: run_now(op(SqliteTx(conn, now).rows, now)))

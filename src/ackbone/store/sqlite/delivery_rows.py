@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ackbone.core.broker import Transactional
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
+from ackbone.core.store import Send
 from ackbone.sqlitefile import rows
 from ackbone.store.delivery_rows import DELIVERY_COLUMNS, DeliveryRow, WindowRow
+from ackbone.store.outbox import outbox_row
 
 INSERT = f"INSERT OR IGNORE INTO deliveries ({DELIVERY_COLUMNS})"
 PUT_OFF = "UPDATE deliveries SET due_at = ?, put_off_by = ? WHERE id = ?"
@@ -66,3 +69,39 @@ class SqliteDeliveryRows:
 
     async def save_windows(self, found: Sequence[WindowRow]) -> None:
         rows.insert(self._conn, SAVE_WINDOWS, found, SAVED_BEFORE)
+
+
+OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at)"
+)
+
+
+class SqliteOutgoing:
+    """`OutgoingRows` in a transaction of the writer thread."""
+
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        queue: Transactional | None,
+        holds: Callable[[str], bool],
+    ) -> None:
+        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
+        True for these."""
+        self._conn = conn
+        self._queue = queue
+        self._holds = holds
+
+    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+        queues: dict[str, list[Send]] = {}
+        for send in sends:
+            queues.setdefault(send.queue, []).append(send)
+        elsewhere: list[Send] = []
+        for queue, batch in queues.items():
+            if self._queue is not None and self._holds(queue):
+                self._queue.publish_in(self._conn, queue, [send.outgoing for send in batch])
+            else:
+                elsewhere += batch
+        if elsewhere:
+            rows.insert(self._conn, OUTBOX, [outbox_row(send, now_us) for send in elsewhere])
+        return bool(elsewhere)

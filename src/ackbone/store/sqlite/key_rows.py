@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ackbone.core.outcome import Status
 from ackbone.core.store import Finished
 from ackbone.sqlitefile import rows
-from ackbone.store.tables import Holder, Pair, Waiter, Wanted
-from ackbone.store.unit import Identity, Key
+from ackbone.store.conditions import UNENDED
+from ackbone.store.quota_book import COLUMNS
+from ackbone.store.tables import Holder, Pair, QuotaName, Waiter, Wanted
+from ackbone.store.unit import Identity, Key, Lane
 
 from .sql import SQL, TASK
 
@@ -29,8 +32,8 @@ _TAKE_OVER = (
 )
 _SOMEONE_WAITS = "SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1"
 _WAITING = (
-    "SELECT q.rowid, q.tenant_id, q.subscription, q.message_id, q.idem_key, q.queue_name,"
-    " q.event_name, q.trace_id, q.lane, k.message_id, k.state, k.value"
+    "SELECT q.rowid, q.tenant_id, q.subscription, q.message_id, q.queue_name, q.event_name,"
+    " q.trace_id, q.idem_key, q.lane, k.message_id, k.state, k.value"
     " FROM queue_executions q LEFT JOIN idempotency_keys k ON k.tenant_id = q.tenant_id"
     " AND k.subscription = q.subscription AND k.key = q.idem_key"
     " WHERE q.status = 'waiting_key' AND (k.state IS NULL OR k.state = 'done')"
@@ -112,3 +115,76 @@ class SqliteKeyRows:
     async def make_ready(self, tasks: Sequence[Identity]) -> None:
         for identity in tasks:
             self._conn.execute(_READY, (*identity, self._now_us))
+
+
+LANE_BUSY = (
+    "SELECT 1 FROM queue_executions WHERE tenant_id = ? AND subscription = ? AND lane = ?"
+    f" AND {UNENDED} LIMIT 1"
+)
+LANE_FIRST = (
+    "SELECT rowid, status FROM queue_executions WHERE tenant_id = ? AND subscription = ?"
+    f" AND lane = ? AND {UNENDED} ORDER BY lane_seq LIMIT 1"
+)
+_ADVANCE = "UPDATE queue_executions SET status = 'ready', due_at = ? WHERE rowid = ?"
+
+
+class SqliteLaneRows:
+    """`LaneRows` in one transaction of the writer thread."""
+
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        now_us: int,
+        require_alive: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._conn = conn
+        self._now_us = now_us
+        self._require_alive = require_alive
+
+    async def own_source(self, subscription: str, worker_id: int) -> bool:
+        await self._require_alive(worker_id)
+        return (
+            self._conn.execute(SQL.claims.own_source, (subscription, worker_id)).fetchone()
+            is not None
+        )
+
+    async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
+        return {
+            (tenant_id, lane)
+            for tenant_id, lane in lanes
+            if self._conn.execute(LANE_BUSY, (tenant_id, subscription, lane)).fetchone()
+        }
+
+    async def advance(self, lanes: Collection[Lane]) -> int:
+        advanced = 0
+        for lane in lanes:
+            found = self._conn.execute(LANE_FIRST, lane).fetchone()
+            if found is not None and found[1] == Status.QUEUED:
+                self._conn.execute(_ADVANCE, (self._now_us, found[0]))
+                advanced += 1
+        return advanced
+
+
+READ = f"SELECT {COLUMNS} FROM quotas WHERE tenant_id = ? AND name = ?"
+WRITE = (
+    f"INSERT INTO quotas (tenant_id, name, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (tenant_id, name) DO UPDATE SET window_us = excluded.window_us,"
+    " window_start = excluded.window_start, runs = excluded.runs,"
+    " llm_calls = excluded.llm_calls, tokens = excluded.tokens, cost = excluded.cost,"
+    " deferred_until = excluded.deferred_until, deferred = excluded.deferred"
+)
+
+
+class SqliteQuotaRows:
+    """`QuotaRows` in one transaction of the writer thread."""
+
+    def __init__(self, conn: sqlite3.Connection) -> None:
+        self._conn = conn
+
+    async def lock(self, names: Sequence[QuotaName]) -> Mapping[QuotaName, Sequence[Any]]:
+        found = {name: self._conn.execute(READ, name).fetchone() for name in names}
+        return {name: row for name, row in found.items() if row is not None}
+
+    def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for row in rows:
+            self._conn.execute(WRITE, row)

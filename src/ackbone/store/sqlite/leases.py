@@ -12,7 +12,7 @@ from ackbone.core.store import Worker
 from ackbone.sqlitefile.faults import translate
 from ackbone.sqlitefile.file import SqliteFile
 from ackbone.sqlitefile.sharing import Beat, forget, is_alive
-from ackbone.store.crash import Gone
+from ackbone.store.workers import Gone
 
 REGISTER = (
     "INSERT INTO workers (name, offers, parent, machine, started_at, state)"
@@ -64,6 +64,13 @@ class Leases:
                     beat.beat()
                 except OSError as error:
                     raise translate(error, self._file.path) from error
+
+    def is_present(self, worker: Worker) -> bool:
+        """Return True if the worker may write: it has not left and was not declared dead."""
+        state = "SELECT state FROM workers WHERE worker_id = ?"
+        return self._file.read_sync(
+            lambda conn: conn.execute(state, (worker.worker_id,)).fetchone()
+        ) in (("alive",), ("leaving",))
 
     def release(self, worker_id: int) -> None:
         """Free the lock. From now on the worker looks as dead as after a kill."""
@@ -124,9 +131,3 @@ class Leases:
             # worker whose lock is free is dead all the same.
             lease_s = math.inf
         return is_alive(self._file.workers_folder, worker_id, lease_s=lease_s, clock=self._clock)
-
-
-def is_present_in(conn: sqlite3.Connection, worker_id: int) -> bool:
-    """Return True if the worker may write: it has not left and was not declared dead."""
-    found = conn.execute("SELECT state FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
-    return found is not None and found[0] in ("alive", "leaving")

@@ -16,7 +16,7 @@ from ackbone.core import events
 from ackbone.core.ids import uuid7_block
 from ackbone.sqlitefile import rows
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.store.chain import GENESIS, links
+from ackbone.store.ledger import GENESIS, Chain, Chains, links
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
@@ -29,24 +29,19 @@ _encode = msgspec.json.Encoder().encode
 Entry = events.Entry
 
 
-class Ledger:
+class Ledger(Chains):
     """Appends to the chains of this process. Used in the writer thread only."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._heads: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self._heads: dict[Chain, tuple[int, bytes]] = {}
         self._given_out: set[int] = set()
-        self._begun: set[tuple[str, int]] = set()
+        self._begun: set[Chain] = set()
         file.on_rollback(self._heads.clear)
 
     def begin(self, worker_id: int) -> None:
         """A worker id that was given out just now has no chains, so none need be searched for."""
         self._given_out.add(worker_id)
-
-    def is_blank(self, worker_id: int) -> bool:
-        """Return True if it is certain that nothing was ever written under this worker id."""
-        begun = any(worker_id == each for _, each in self._begun)
-        return worker_id in self._given_out and not begun
 
     def write(
         self, conn: sqlite3.Connection, worker_id: int, entries: Sequence[Entry], now_us: int
@@ -80,7 +75,7 @@ class Ledger:
         )
         self._file.ledger_head = hashes[-1]
 
-    def _head(self, conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
+    def _head(self, conn: sqlite3.Connection, chain: Chain) -> tuple[int, bytes]:
         """Return the end of a chain. The first event of a worker id costs no look at the table."""
         known = self._heads.get(chain)
         if known is not None:
@@ -91,7 +86,7 @@ class Ledger:
         return _read_head(conn, chain)
 
 
-def _read_head(conn: sqlite3.Connection, chain: tuple[str, int]) -> tuple[int, bytes]:
+def _read_head(conn: sqlite3.Connection, chain: Chain) -> tuple[int, bytes]:
     # Backwards from the end, where the chain of a living worker ends. With the index of the tenant,
     # SQLite would sort everything that the tenant ever did.
     found = conn.execute(

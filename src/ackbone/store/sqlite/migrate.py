@@ -2,11 +2,9 @@
 
 Every start of the program asks `ensure_schema`, so the usual answer ("it is up to date") needs
 nothing but `sqlite3`: Alembic and SQLAlchemy take longer to import than a start may take. A new
-file gets its tables from `spine.sql`, the statements that the migrations emit, for the same reason;
-only an older file is upgraded by Alembic itself. All of it happens in one transaction: a process
-that is killed on the way leaves the old schema or the new one.
-
-Run `python -m ackbone.store.sqlite.migrate` after a revision was added: it writes `spine.sql`.
+file gets its tables from the statements of the first revision, for the same reason; only an older
+file is upgraded by Alembic itself. All of it happens in one transaction: a process that is killed
+on the way leaves the old schema or the new one.
 """
 
 from __future__ import annotations
@@ -22,10 +20,21 @@ from pathlib import Path
 from ackbone.core.errors import SchemaMismatch, StoreUnavailable
 from ackbone.sqlitefile.faults import refuse_network, translate
 from ackbone.sqlitefile.sharing import Turnstile, who_upgrades
-from ackbone.store.revisions import HEAD, is_older, render, run_migrations, upgrade_needed
+from ackbone.store.revisions import (
+    FIRST,
+    HEAD,
+    is_older,
+    run_migrations,
+    statements,
+    upgrade_needed,
+)
 
 PAGE_SIZE = 8192
-SPINE = Path(__file__).with_name("spine.sql")
+VERSION = (
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL,"
+    " CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))",
+    f"INSERT INTO alembic_version (version_num) VALUES ('{FIRST}')",
+)
 
 
 def current_revision(path: Path) -> str | None:
@@ -76,15 +85,6 @@ def ensure_schema(path: Path, *, wait_s: float = 60.0) -> bool:
     return True
 
 
-def render_spine() -> str:
-    """The text that `spine.sql` has to hold."""
-    return (
-        "-- Made by `python -m ackbone.store.sqlite.migrate` from the migrations; not edited.\n"
-        "-- Run inside one transaction by ensure_schema, for a new SQLite file.\n"
-        + render("sqlite")
-    )
-
-
 def _tables(conn: sqlite3.Connection) -> list[str]:
     rows = conn.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%'"
@@ -132,9 +132,9 @@ def _migrate(path: Path, wait_s: float) -> None:
         _prepare(conn, path, wait_s)
         with turnstile.within(wait_s):
             if not tables:
-                _run_spine(conn)
+                make_tables(conn)
             if is_behind(path):
-                _run_alembic(conn)
+                run_migrations("sqlite://", conn, begin="BEGIN IMMEDIATE")
 
 
 def _prepare(conn: sqlite3.Connection, path: Path, wait_s: float) -> None:
@@ -161,24 +161,12 @@ def _prepare(conn: sqlite3.Connection, path: Path, wait_s: float) -> None:
     conn.execute("PRAGMA wal_autocheckpoint=0")
 
 
-def _run_spine(conn: sqlite3.Connection) -> None:
+def make_tables(conn: sqlite3.Connection) -> None:
+    """Make the tables of the first revision, as Alembic would."""
+    script = ";\n".join(["BEGIN IMMEDIATE", *statements("sqlite"), *VERSION, "COMMIT;"])
     try:
-        conn.executescript(f"BEGIN IMMEDIATE;\n{SPINE.read_text(encoding='utf-8')}\nCOMMIT;")
+        conn.executescript(script)
     except BaseException:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
-
-
-def _run_alembic(conn: sqlite3.Connection) -> None:
-    from sqlalchemy import create_engine, event
-    from sqlalchemy.pool import NullPool
-
-    # The driver would commit before DDL, so the transaction is begun explicitly.
-    engine = create_engine("sqlite://", creator=lambda: conn, poolclass=NullPool)
-    event.listen(engine, "begin", lambda it: it.exec_driver_sql("BEGIN IMMEDIATE"))
-    run_migrations(engine)
-
-
-if __name__ == "__main__":
-    SPINE.write_text(render_spine(), encoding="utf-8")

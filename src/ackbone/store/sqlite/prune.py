@@ -1,8 +1,12 @@
-"""Pruning of the ledger on SQLite: old events are deleted, and a signed checkpoint says so.
+"""Retention on SQLite: old rows, the files of former workers, and old events of the ledger.
 
-Only events before an anchor are pruned. The checkpoint is committed first: it names the anchor and
-where every chain ended there, so that `ledger verify` can start from it. Then the rows are deleted
-by rowid, a few at a time, oldest first. A crash in between leaves rows that the next step deletes.
+A reader finds the rows that may go, page by page from the oldest on. The writer deletes them by
+their rowids and asks again whether the rule still holds: it never searches a table.
+
+Only events of the ledger before an anchor are deleted, and a signed checkpoint says so. It is
+committed first: it names the anchor and where every chain ended there, so that `ledger verify` can
+start from it. Then the rows are deleted by rowid, a few at a time, oldest first. A crash in between
+leaves rows that the next step deletes.
 
 Rows of former workers are kept as long as their events: a checkpoint must list every chain that may
 continue, and only these rows say that a worker has ended. `verify` does not need them. A worker
@@ -11,6 +15,7 @@ that wrote no event has no chain, and its row is deleted when it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterable
@@ -18,30 +23,79 @@ from collections.abc import Iterable
 import msgspec
 
 from ackbone.core.store import Worker
-from ackbone.store.retention import DAY_US
-from ackbone.store.seals import Chain, Checkpoint, Head, Tip, heads_of, key_id
-from ackbone.store.unit import Change
+from ackbone.store.ledger import Chain, Checkpoint, Head, Tip, heads_of
+from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_some
 
 from . import seals
-from .store import SqliteStore
-from .tx import SqliteTx
+from .store import SqliteStore, SqliteTx
+
+PAGE = 5000
+"""Rows that one reading looks at."""
+_LOOK = (
+    "SELECT t.rowid, {over}, t.{made} >= ?1 FROM {table} t WHERE t.rowid > ?2 ORDER BY t.rowid"
+    " LIMIT ?3"
+)
+_THESE = "t.rowid IN (SELECT value FROM json_each(?2)) AND {over}"
+_DELETE = f"DELETE FROM {{table}} AS t WHERE {_THESE} RETURNING 1"
+_DELETE_EFFECTS = (
+    "DELETE FROM effects WHERE (tenant_id, subscription, message_id) IN (SELECT t.tenant_id,"
+    f" t.subscription, t.message_id FROM queue_executions t WHERE {_THESE})"
+)
+_ALIVE = "SELECT worker_id FROM workers WHERE state = 'alive'"
+
+
+class SqliteOldRows:
+    """`OldRows` of a SQLite file."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def delete(self, rule: Rule, keep_us: int) -> int:
+        gone = after = 0
+        deletions = [_sql(_DELETE, rule)]
+        if rule is TASKS:
+            deletions.insert(0, _sql(_DELETE_EFFECTS, rule))
+        while True:
+            page = await self._page(rule, keep_us, after)
+            over = [rowid for rowid, may_go, _ in page if may_go]
+            for at in range(0, len(over), BATCH):
+                some = over[at : at + BATCH]
+                gone += await delete_some(self._store, deletions, keep_us, some)
+            if len(page) < PAGE or all(young for _, _, young in page):
+                return gone
+            after = page[-1][0]
+
+    async def _page(self, rule: Rule, keep_us: int, after: int) -> list[tuple[int, int, int]]:
+        """Rows behind `after`: the rowid, whether it may go, whether it is too young."""
+        before_us = self._store.clock.now_us() - keep_us
+        found = await self._store.read(_sql(_LOOK, rule), before_us, after, PAGE)
+        return [(rowid, may_go, young) for rowid, may_go, young in found]
+
+
+def _sql(statement: str, rule: Rule) -> str:
+    over = rule.over.format(before="?1", us="1")
+    return statement.format(table=rule.table, over=over, made=rule.made)
+
+
+class WorkerFiles:
+    """One step removes the files of workers whose process is gone."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    async def step(self, worker: Worker) -> int:
+        """Returns how many files were removed."""
+        alive = {worker_id for (worker_id,) in await self._store.read(_ALIVE)}
+        return await asyncio.to_thread(self._store.file.tidy, alive)
+
 
 log = logging.getLogger("ackbone.ledger")
 
-BATCH = 500
-_MARGIN_US = DAY_US
-"""A worker that ended this long before the anchor has no event after it, whatever its clock did."""
 
-
-class Pruner:
+class Pruner(Pruning):
     """Deletes events older than `keep_days`, and rows of workers that have no event left."""
 
-    def __init__(self, store: SqliteStore, *, key: bytes, keep_days: float) -> None:
-        self._store = store
-        self._key = key
-        self._keep_us = int(keep_days * DAY_US)
-        # A checkpoint is an event itself, so it is not written for every minute of old events.
-        self._stride_us = min(DAY_US, self._keep_us // 10)
+    _store: SqliteStore
 
     async def step(self, worker: Worker) -> int:
         """Returns how many events were deleted."""
@@ -77,31 +131,14 @@ class Pruner:
         heads: dict[Chain, Head] = {h[:2]: h for h in (before[1].chains if before else ())}
         for tips, _ in seals.tips(conn, max(0, start - 1), upto=rowid - 1):
             heads.update((head[:2], head) for head in heads_of(tips))
-        over = _ended_before(conn, anchor.at - _MARGIN_US)
+        over = _ended_before(conn, anchor.at - MARGIN_US)
         listed = {head[:2] for head in anchor.chains}
         kept = [h for chain, h in sorted(heads.items()) if chain in listed or chain[1] not in over]
-        checkpoint = Checkpoint(
-            anchor=anchor.n, at=anchor.at, chains=tuple(kept), key_id=key_id(self._key)
-        )
-        return checkpoint.sealed(self._key), "" if before is None else before[1].mac
+        return self._checkpoint_at(anchor, kept), "" if before is None else before[1].mac
 
-    async def _write(
-        self, tx: SqliteTx, change: Change, checkpoint: Checkpoint, follows: str
-    ) -> None:
-        conn = tx.conn
-        before = seals.last_checkpoint(conn)
-        if ("" if before is None else before[1].mac) != follows:
-            return  # another process pruned meanwhile
-        change.entries.append(checkpoint.entry())
-        gone = conn.execute(
-            "DELETE FROM workers WHERE state IN ('left', 'dead') AND ended_at < ?",
-            (checkpoint.at - _MARGIN_US,),
-        ).rowcount
-        log.info(
-            "events before anchor %d are pruned, and %d rows of former workers with them",
-            checkpoint.anchor,
-            gone,
-        )
+    async def _newest(self, tx: SqliteTx) -> str:
+        found = seals.last_checkpoint(tx.conn)
+        return "" if found is None else found[1].mac
 
     # -- the rows ---------------------------------------------------------------------------------
 

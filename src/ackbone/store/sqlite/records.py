@@ -18,7 +18,7 @@ from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import Row
 
 from .sql import SQL, WORDS
-from .tx import parameters
+from .store import parameters
 
 _SENT = (
     "SELECT queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),"
@@ -30,10 +30,6 @@ _SENT_WITH_TEXT = (
     " ORDER BY message_id <> ?1, seq LIMIT ?3"
 )
 _EVENTS_AFTER = f"{worded(EVENT, WORDS)} WHERE rowid > ?1 ORDER BY rowid LIMIT ?2"
-_EVENT_COUNTS = (
-    "SELECT subscription, event_type, count(*) FROM event_log WHERE rowid >= ?1"
-    " AND created_at >= ?2 GROUP BY 1, 2"
-)
 _LAST_POSITION = "SELECT max(rowid) FROM event_log"
 _NEXT_EVENT = "SELECT rowid, created_at FROM event_log WHERE rowid >= ?1 ORDER BY rowid LIMIT 1"
 
@@ -77,7 +73,7 @@ class SqliteRecords(StoreRecords):
 
     async def event_counts(self, since_us: int) -> Sequence[Count]:
         first = await self._first_since(since_us)
-        return await self._counted(_EVENT_COUNTS, first, since_us)
+        return await self._counted(self._sql.records.event_counts, since_us, first)
 
     async def events_after(
         self, position: int, *, limit: int, since_us: int | None = None

@@ -295,7 +295,7 @@ def _go_on(path: Path, before: Report, copy: Path, saved: Sequence[Saved]) -> No
 
 def _tell_ledger(conn: sqlite3.Connection, data: Mapping[str, object]) -> None:
     """Write one event, in a chain of its own."""
-    from ackbone.store.chain import GENESIS, link
+    from ackbone.store.ledger import GENESIS, link
 
     now_us = time.time_ns() // 1000
     worker_id = conn.execute(

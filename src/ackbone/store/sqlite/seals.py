@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ackbone.store.seals import (
+from ackbone.store.anchors import Moved
+from ackbone.store.ledger import (
     ANCHOR_TASK,
     PRUNED_TASK,
     TENANT,
@@ -20,6 +21,9 @@ from ackbone.store.seals import (
     read_checkpoint,
     readable,
 )
+from ackbone.store.unit import Tx
+
+from .store import SqliteStore, SqliteTx
 
 WINDOW = 20_000
 """Rows of the ledger that one statement reads: a long read keeps SQLite's log from shrinking."""
@@ -98,3 +102,44 @@ def tips(
             end,
         )
         after = end
+
+
+class SqliteChainEnds:
+    """`ChainEnds` of a SQLite file. A reader looks at almost all rows; the transaction looks only
+    at those that were written since."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._moved = Moved(None, {})
+        self._seen = 0
+        """The last row that the reader looked at."""
+
+    async def look(self) -> bool:
+        at, self._seen, self._moved = await self._store.file.read(_look)
+        return self._seen > at
+
+    async def moved(self, tx: Tx) -> Moved | None:
+        assert isinstance(tx, SqliteTx)  # noqa: S101 - this store's transactions are
+        newest = last_anchor(tx.conn)
+        if (None if newest is None else newest[1]) != self._moved.previous:
+            return None  # another process signed meanwhile
+        found = dict(self._moved.tips)
+        for ends, _ in tips(tx.conn, self._seen):
+            found.update(ends)
+        return Moved(self._moved.previous, found)
+
+    def signed(self, anchor: Anchor) -> None:
+        """The next look begins at the row of the anchor."""
+
+
+def _look(conn: sqlite3.Connection) -> tuple[int, int, Moved]:
+    """The row of the last anchor, the last row seen, and the chains that moved between them."""
+    newest = last_anchor(conn)
+    at, previous = newest if newest is not None else (0, None)
+    moved: dict[Chain, Tip] = {}
+    seen = at
+    # The last anchor's own row moved its chain; alone it is no reason for another anchor.
+    for ends, last in tips(conn, max(0, at - 1)):
+        moved.update(ends)
+        seen = last
+    return at, seen, Moved(previous, moved)

@@ -6,22 +6,28 @@
 from __future__ import annotations
 
 from ackbone.store import conditions
-from ackbone.store.conditions import UNCOMMON, UNENDED
-from ackbone.store.crash import ALONE_AT, SUSPECT_AT
+from ackbone.store.claims import PRIORITIES
+from ackbone.store.conditions import FINAL_EVENTS, UNCOMMON, UNENDED
 from ackbone.store.delivery_rows import LIVE
-from ackbone.store.endings import FINAL_EVENTS
+from ackbone.store.ledger import TENANT
 from ackbone.store.retention import BATCH
-from ackbone.store.seals import TENANT
 from ackbone.store.sql import Statements, rendered, worded
-from ackbone.store.sql.approvals import ApprovalsSql
-from ackbone.store.sql.claims import ClaimsSql
+from ackbone.store.sql.claims import ClaimsSql, RunsSql
 from ackbone.store.sql.deliveries import DUE_REPLY, OF_TENANT, RECORD, DeliveriesSql
-from ackbone.store.sql.maintenance import MaintenanceSql
-from ackbone.store.sql.operations import OperationsSql
+from ackbone.store.sql.operations import ApprovalsSql, OperationsSql
 from ackbone.store.sql.records import EVENT, LETTER_FILTER, PARKED, TENANT_NAMES, RecordsSql
-from ackbone.store.sql.runs import RunsSql
-from ackbone.store.sql.store import OURS, SENT, StoreSql, busy, stuck
-from ackbone.store.sql.workers import GONE, RUNNING, WorkersSql
+from ackbone.store.sql.store import (
+    GONE,
+    OURS,
+    RUNNING,
+    SENT,
+    MaintenanceSql,
+    StoreSql,
+    WorkersSql,
+    busy,
+    stuck,
+)
+from ackbone.store.workers import ALONE_AT, SUSPECT_AT
 
 WORDS = (
     (r"\bat\((\$\d+)\)", r"\1"),
@@ -87,6 +93,13 @@ _STORE = StoreSql(
         f" WHERE status = 'ready' AND crashes >= {SUSPECT_AT} AND due_at <= ?2"
         f" AND {OURS} LIMIT 1000) GROUP BY 1, 2"
     ),
+    next_due="SELECT min(due_at) - ?2 FROM ("
+    + " UNION ALL ".join(
+        "SELECT min(due_at) AS due_at FROM queue_executions WHERE subscription = ?1"
+        f" AND status = 'ready' AND priority = {p} AND due_at > ?2"
+        for p in PRIORITIES
+    )
+    + ")",
     busy=busy(_SENT),
     stuck=stuck(_SENT),
     identity="SELECT state FROM roles WHERE role = '_store'",
@@ -110,7 +123,6 @@ _QUEUES = TENANT_NAMES.format("queue_executions") + (
     " AND queue_name > q.queue) FROM q WHERE q.queue IS NOT NULL)"
     " SELECT tenant, queue FROM q WHERE queue IS NOT NULL"
 )
-_FINAL = ", ".join(f"'{each}'" for each in FINAL_EVENTS)
 
 _RECORDS = RecordsSql(
     letter_ids=(
@@ -120,6 +132,10 @@ _RECORDS = RecordsSql(
     # of a few rows.
     parked=f"{PARKED} AND (?4 IS NULL OR rowid < ?4) ORDER BY +rowid DESC LIMIT ?5",
     events_of=f"{EVENT} WHERE tenant_id = ?1 AND task_id = ?2 ORDER BY rowid",
+    event_counts=(
+        "SELECT subscription, event_type, count(*) FROM event_log WHERE created_at >= ?1"
+        " AND rowid >= ?2 GROUP BY 1, 2"
+    ),
     queues=_QUEUES,
     workers=(
         "SELECT w.worker_id, w.name, w.started_at, 1, (SELECT count(*) FROM queue_executions q"
@@ -132,7 +148,7 @@ _RECORDS = RecordsSql(
         " AND d.subscription = e.subscription ORDER BY d.failed_at DESC LIMIT 1)"
         " FROM json_each(?2) t CROSS JOIN event_log e WHERE e.tenant_id = t.value"
         " AND e.task_id = json_extract(?3, '$[' || t.key || ']') AND e.subscription = ?1"
-        f" AND e.event_type IN ({_FINAL})"
+        f" AND e.event_type IN {FINAL_EVENTS}"
     ),
 )
 
@@ -178,6 +194,10 @@ SQL = Statements(
     store=rendered(_STORE, WORDS),
     workers=rendered(
         WorkersSql(
+            offers=(
+                "SELECT offers FROM workers WHERE offers IS NOT NULL"
+                " AND (state IN ('alive', 'leaving') OR ended_at BETWEEN ?2 - ?1 AND ?2)"
+            ),
             running=f"{RUNNING} AND q.worker_id = ?1",
             running_of_the_gone=f"{RUNNING} AND {GONE}",
         ),

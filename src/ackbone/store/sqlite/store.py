@@ -8,34 +8,150 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from ackbone.core.broker import Notices, Subscription, Transactional
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import (
+    Decode,
     Reclaimed,
+    Taken,
     Worker,
 )
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file
 from ackbone.store import workers
-from ackbone.store.claim_store import ClaimStore
-from ackbone.store.fleet import GRACE_S
-from ackbone.store.keys import release_waiting
+from ackbone.store.base import BaseStore
+from ackbone.store.outcomes import Letter
+from ackbone.store.tables import (
+    GrantedRuns,
+    KeyRows,
+    LaneRows,
+    QuotaRows,
+    TaskRows,
+)
 from ackbone.store.tasks import Ahead
-from ackbone.store.unit import OUTGOING, WORK, Change, Row, run_now
+from ackbone.store.unit import Change, Row
+from ackbone.store.waiting import release_waiting
 
-from .leases import REGISTER, Leases, is_present_in
+from .delivery_rows import SqliteDeliveryRows, SqliteOutgoing
+from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
+from .leases import REGISTER, Leases
 from .ledger import Ledger
-from .queue_rows import next_due
 from .sql import SQL
-from .task_rows import OFFERS
-from .tx import SqliteTx, parameters
+from .taking import Queue
+from .task_rows import SqliteTaskRows
+
+_STATE = "SELECT state FROM workers WHERE worker_id = ?"
+
+
+class SqliteTx:
+    """`ackbone.store.unit.Tx` on the connection of the writer thread."""
+
+    sql = SQL
+    repeated = False
+    """A commit on a file never loses its answer."""
+    exclusive = True
+    """The file has one writer at a time."""
+    granted: GrantedRuns | None = None
+
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        now_us: int,
+        queue: Transactional | None = None,
+        holds: Callable[[str], bool] = lambda queue: False,
+    ) -> None:
+        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
+        True for these."""
+        self.conn = conn
+        self.now_us = now_us
+        self._queue = queue
+        self._holds = holds
+        self.letters: dict[str, Letter] = {}
+        self.if_unknown: Callable[[], None] | None = None
+        self._state: str | None = None
+        """The state of the worker that this transaction is for, once it was asked for."""
+
+    @property
+    def tasks(self) -> TaskRows:
+        return SqliteTaskRows(self.conn, self.now_us)
+
+    @property
+    def keys(self) -> KeyRows:
+        return SqliteKeyRows(self.conn, self.now_us)
+
+    @property
+    def lanes(self) -> LaneRows:
+        return SqliteLaneRows(self.conn, self.now_us, self.require_alive)
+
+    @property
+    def quotas(self) -> QuotaRows:
+        return SqliteQuotaRows(self.conn)
+
+    @property
+    def deliveries(self) -> SqliteDeliveryRows:
+        return SqliteDeliveryRows(self.conn)
+
+    @property
+    def outgoing(self) -> SqliteOutgoing:
+        return SqliteOutgoing(self.conn, self._queue, self._holds)
+
+    async def rows(self, statement: str, *values: Any) -> list[Row]:
+        return self.conn.execute(statement, parameters(values)).fetchall()
+
+    async def send(self, statement: str, *values: Any) -> None:
+        self.conn.execute(statement, parameters(values))
+
+    def before_end(self, statement: str, *values: Any) -> None:
+        self.conn.execute(statement, parameters(values))
+
+    at_end = before_end
+
+    async def moment(self) -> int:
+        return self.now_us
+
+    async def look_at_clock(self) -> None:
+        """Do nothing: no other transaction was committed since this one was begun."""
+
+    async def require_alive(self, worker_id: int, *, or_leaving: bool = False) -> None:
+        if self._state is None:  # asked for each part of a batch
+            found = self.conn.execute(_STATE, (worker_id,)).fetchone()
+            self._state = "" if found is None else str(found[0])
+        if self._state not in (("alive", "leaving") if or_leaving else ("alive",)):
+            # No reaper would find what a dead id claims. The worker registers again, and asks.
+            raise StoreUnavailable(f"worker {worker_id} was declared dead; nothing claimed")
+
+    async def hold_deliveries(self) -> int:
+        return self.now_us  # the file has one writer at a time
+
+
+def run_now(work: Awaitable[T]) -> T:
+    """Run an operation that never waits for anything."""
+    try:
+        next(work.__await__())
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a store operation waited for something inside a SQLite transaction")
+
+
+def parameters(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A list of texts is given to SQLite as JSON."""
+    if any(type(value) is list for value in values):
+        return tuple(
+            msgspec.json.encode(value).decode() if type(value) is list else value
+            for value in values
+        )
+    return values
+
 
 T = TypeVar("T")
 
 
-class SqliteStore(ClaimStore[SqliteTx]):
+class SqliteStore(BaseStore[SqliteTx]):
     """The store on one SQLite file.
 
     `queue` is the broker on the same file, if there is one: taking a message and claiming it is one
@@ -62,34 +178,32 @@ class SqliteStore(ClaimStore[SqliteTx]):
         self.clock = clock or SystemClock()
         self._queue = queue
         self._is_local = is_local
-        self._opened: SqliteFile | None = None
         self.clock_jumps = 0
         """Always 0: the worker watches the same clock."""
 
-    async def open(self) -> None:
-        if self._opened is None:
-            file = await asyncio.to_thread(open_file, self.path, self.clock)
-            self._ledger = Ledger(file)
-            self._leases = Leases(file)
-            self._opened = file
+    async def _open(self) -> SqliteFile:
+        file = await asyncio.to_thread(open_file, self.path, self.clock)
+        self._ledger: Ledger = Ledger(file)
+        self._leases: Leases = Leases(file)
+        self._waiters: SqliteFile = file
+        return file
 
-    async def close(self) -> None:
-        if self._opened is not None:
-            file, self._opened = self._opened, None
-            self._leases.close()
-            await asyncio.to_thread(close_file, file)
+    async def _close(self, opened: SqliteFile) -> None:
+        self._leases.close()
+        await asyncio.to_thread(close_file, opened)
 
     @property
     def file(self) -> SqliteFile:
         if self._opened is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return self._opened
+        opened: SqliteFile = self._opened
+        return opened
 
     def holds(self, queue: str) -> bool:
         return self._queue is not None and self._is_local(queue)
 
     def _clock_is_in_doubt(self) -> bool:
-        return self._opened is not None and self._opened.clock_in_doubt
+        return self.file.clock_in_doubt
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -118,46 +232,39 @@ class SqliteStore(ClaimStore[SqliteTx]):
         if not running:
             self._leases.release(worker.worker_id)
 
-    def beat(self, worker: Worker) -> None:
-        self._leases.beat(worker)
-
-    def is_registered(self, worker: Worker) -> bool:
-        return self.file.read_sync(lambda conn: is_present_in(conn, worker.worker_id))
-
-    async def reap(
-        self,
-        *,
-        worker: Worker,
-        lease_s: float,
-        crash_budget: int,
-        ended: Mapping[str, int] | None = None,
-    ) -> Reclaimed:
-        if not await self._leases.is_someone_missing(worker, lease_s):
-            return Reclaimed()
-
-        async def op(tx: SqliteTx, change: Change) -> Reclaimed:
-            missing = self._leases.missing(tx.conn, worker, lease_s)
-            return await workers.reap(
-                tx, change, missing, me=worker, crash_budget=crash_budget, ended=ended or {}
-            )
-
-        found = await self.write(op, worker_id=worker.worker_id)
+    async def reap(self, *, worker: Worker, **how: Any) -> Reclaimed:
+        found = await super().reap(worker=worker, **how)
         self._leases.forget(found.workers)
-        self._fleet.forget()
         return found
 
-    def _is_blank(self, worker_id: int) -> bool:
-        return self._ledger.is_blank(worker_id)
+    async def _missing(
+        self, me: Worker, lease_s: float, ended: Mapping[str, int]
+    ) -> Callable[[SqliteTx], Awaitable[Sequence[workers.Gone]]] | None:
+        if not await self._leases.is_someone_missing(me, lease_s):
+            return None
 
-    async def _offers(self) -> Sequence[Row]:
-        return await self.read(OFFERS, int(GRACE_S * 1e6), self.clock.now_us())
+        async def missing(tx: SqliteTx) -> Sequence[workers.Gone]:
+            return self._leases.missing(tx.conn, me, lease_s)
+
+        return missing
 
     # -- claim ------------------------------------------------------------------------------------
 
-    async def next_due_s(self, sub: Subscription) -> float | None:
-        now = self.clock.now_us()
-        due = await self.file.read(lambda conn: next_due(conn, sub.name, now))
-        return None if due is None else max(0.0, (due - now) / 1e6)
+    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
+        broker = self._queue
+        if broker is None:
+            return await super().take(sub, decode, limit=limit, worker=worker)
+
+        async def op(tx: SqliteTx, change: Change) -> Taken:
+            claim = self._claiming(tx, change, sub, worker)
+            return await Queue(tx.conn, tx.now_us, broker, claim, decode).take(limit)
+
+        # Not synced, whatever it answers: a power cut that takes a verdict back puts the message
+        # back into the queue, because both are the same commit.
+        return await self.write(op, worker_id=worker.worker_id, durable=False)
+
+    def _now_us(self) -> int:
+        return self.clock.now_us()
 
     def _ahead(self) -> Ahead:
         return Ahead(self.clock.now_us() - int(self.clock.monotonic() * 1e6))
@@ -167,14 +274,8 @@ class SqliteStore(ClaimStore[SqliteTx]):
     def subscribe_to(self, *topics: str) -> asyncio.Event:
         return self.file.subscribe(*(topic.encode() for topic in topics))
 
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        if self._opened is not None:
-            self._opened.unsubscribe(event)
-
-    def look_again(self) -> None:
-        """Wake everything in this process that waits for due work: the clock was moved."""
-        if self._opened is not None:
-            self._opened._set_waiters((WORK + OUTGOING).encode())
+    def _wake_here(self, topics: str) -> None:
+        self.file._set_waiters(topics.encode())
 
     # -- the transaction --------------------------------------------------------------------------
 
@@ -185,7 +286,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
         )
 
     async def read_due(self, statement: str, *values: Any) -> list[Row]:
-        """See `UnitOfWork.read_due`. The statement takes the time as its last parameter."""
+        """See `BaseStore.read_due`. The statement takes the time as its last parameter."""
         file = self.file
 
         def op(conn: sqlite3.Connection) -> list[Row]:
@@ -201,7 +302,7 @@ class SqliteStore(ClaimStore[SqliteTx]):
     async def write_once(
         self, op: Callable[[SqliteTx, Change], Awaitable[T]], *, worker_id: int
     ) -> T:
-        """See `UnitOfWork.write_once`. The operation gives up if its turn does not come soon."""
+        """See `BaseStore.write_once`. The operation gives up if its turn does not come soon."""
         result, change = await self._transact(
             op, worker_id=worker_id, durable=True, within_s=TURN_WAIT_S
         )

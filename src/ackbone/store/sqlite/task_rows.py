@@ -15,8 +15,8 @@ from ackbone.core.ids import uuid7_block
 from ackbone.core.outcome import Done, Status
 from ackbone.core.store import Finished, Run
 from ackbone.sqlitefile import rows
+from ackbone.store.claiming import Choice
 from ackbone.store.conditions import ENDED, none_of
-from ackbone.store.fleet import GRACE_S, Choice
 from ackbone.store.outcomes import (
     HANDED_BACK,
     Write,
@@ -110,11 +110,6 @@ APPROVED = (
     " AND a.message_id = json_extract(j.value, '$[1]') AND a.subscription = ?2"
     " AND a.state = 'approved'"
 )
-OFFERS = (
-    "SELECT offers FROM workers WHERE offers IS NOT NULL"
-    " AND (state IN ('alive', 'leaving') OR ended_at BETWEEN ?2 - ?1 AND ?2)"
-)
-"""After the clock was set back, an end in the future is no recent one."""
 
 
 def all_done_statement(values: str) -> str:
@@ -249,10 +244,6 @@ class SqliteTaskRows:
         marks = msgspec.json.encode(pairs).decode()
         found = self._conn.execute(APPROVED, (marks, subscription))
         return [(*pair, text_id(blob), rule, digest) for *pair, blob, rule, digest in found]
-
-    async def offers(self) -> Sequence[str | None]:
-        values = (int(GRACE_S * 1e6), self._now_us)
-        return [text for (text,) in self._conn.execute(OFFERS, values)]
 
     # -- finish -----------------------------------------------------------------------------------
 

@@ -17,15 +17,21 @@ import msgspec
 
 from ackbone.core import events
 from ackbone.core.errors import NotFound, StoreUnavailable
-from ackbone.store.anchor_file import AnchorFile
-from ackbone.store.ledger_report import LedgerReport, Progress
-from ackbone.store.ledger_verifier import NEW_CHAIN, PAGE, End, LedgerVerifier
-from ackbone.store.seals import (
+from ackbone.store.anchors import AnchorFile
+from ackbone.store.ledger import (
     ANCHOR_TASK,
     TENANT,
     Anchor,
     Chain,
     read_anchor,
+)
+from ackbone.store.ledger_verifier import (
+    NEW_CHAIN,
+    PAGE,
+    End,
+    LedgerReport,
+    LedgerVerifier,
+    Progress,
 )
 
 from . import seals
