@@ -20,7 +20,7 @@ from ackbone.cli.session import operating
 from ackbone.composition.background import relays_of
 from ackbone.core.approvals import Approval, ApprovalFilter
 from ackbone.core.errors import Ambiguous, Conflict, InvalidMessage, NotFound
-from ackbone.store.sqlite import task_rows
+from ackbone.store import claiming
 from ackbone.store.upkeep import StoreGovernance
 from ackbone.testing import FakeClock
 from tests.integration.lab import Lab
@@ -353,7 +353,7 @@ async def test_a_message_with_a_handler_that_came_late_is_not_asked_about_twice(
     one_file: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set aside for another reason after the yes: the yes still holds."""
-    monkeypatch.setattr(task_rows, "GRACE_S", 0.0)  # nobody expects the first worker back
+    monkeypatch.setattr(claiming, "GRACE_US", 0)  # nobody expects the first worker back
     app, ran = await governed(one_file, BIG)
     worker = await one_file.start(app)
     await parked(one_file, app, "m-1")
