@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -151,8 +152,8 @@ class Slow:
     async def claim(self, sub: Subscription, batch: Sequence[Candidate], **_: Any) -> list[Verdict]:
         self.asked.append([each.message.id for each in batch if each.message is not None])
         await self.go_on.wait()
-        run = cast(Run, object())
-        return [Verdict(answer=Answer.RUN, run=run, delivery=each.delivery) for each in batch]
+        granted = [(cast(Run, SimpleNamespace(delivery=c.delivery)), c.delivery) for c in batch]
+        return [Verdict(answer=Answer.RUN, run=run, delivery=copy) for run, copy in granted]
 
 
 class Counting(Idle):
