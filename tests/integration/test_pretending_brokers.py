@@ -149,3 +149,21 @@ async def test_a_short_run_keeps_its_copy_at_the_broker(lab: Lab) -> None:
         handler.may_end.set()
         await lab.until(lambda: held(lab) == [("succeeded", "broker")])
         await lab.until(lambda: broker.in_flight == 0)
+
+
+@pytest.mark.parametrize("release", [True, False])
+async def test_a_broker_that_cannot_release_is_never_asked_to(lab: Lab, release: bool) -> None:
+    broker = Pretender(release=release)
+    async with opened(lab, broker) as app:
+        handler = Waits(app)
+        await broker.publish("q", texts(3))
+        worker = await lab.start(app)
+        await lab.until(lambda: len(handler.ran) == 3)
+        await lab.stop(worker, 0.0)
+        assert {verb for _, verb in broker.settled} == ({Verb.RELEASE} if release else set())
+        await broker.close()  # its copies return to the queue
+        await broker.open()
+        handler.may_end.set()
+        await lab.start(app)
+        await lab.until(lambda: held(lab) == [("succeeded", "broker")] * 3)
+    assert len(handler.ran) == 6

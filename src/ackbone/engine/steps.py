@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ackbone.core.broker import Delivery, Settlement, Subscription
+from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import (
@@ -26,7 +26,6 @@ from ackbone.core.store import (
     Candidate,
     Commit,
     Company,
-    Decode,
     Finished,
     Taken,
     Verdict,
@@ -71,7 +70,6 @@ class Steps:
         """The registration that claims and finishes. After a lost lease it is another one."""
         self._guard = guard
         self._max_bytes = max_bytes
-        self._decoders: dict[str, Decode] = {}
 
     # -- steps 1 to 3, a broker with a life of its own --------------------------------------------
 
@@ -83,7 +81,7 @@ class Steps:
     def decode(self, sub: Subscription, deliveries: Sequence[Delivery]) -> list[Candidate]:
         """Step 2. Bytes and headers become messages. A copy that cannot be read becomes a candidate
         with an error, and step 3 ends it as a dead letter."""
-        decode = self._decoder(sub)
+        decode = decoder(sub, max_bytes=self._max_bytes)
         return [decode(delivery) for delivery in deliveries]
 
     async def claim(self, sub: Subscription, candidates: Sequence[Candidate]) -> Sequence[Verdict]:
@@ -125,7 +123,11 @@ class Steps:
         decide its claim. The same call claims messages that the store holds (see `claim_held`).
         """
         store: Any = self.store  # it has `take` (core.store.Fused) if there is no broker
-        return await _answer(store.take(sub, self._decoder(sub), limit=limit, worker=self.worker))
+        return await _answer(
+            store.take(
+                sub, decoder(sub, max_bytes=self._max_bytes), limit=limit, worker=self.worker
+            )
+        )
 
     # -- step 3 alone, messages that the store holds ----------------------------------------------
 
@@ -165,6 +167,11 @@ class Steps:
 
         An error here is harmless. The copy comes again, and step 3 recognizes it.
         """
+        broker = self.sources.broker(sub)
+        if (
+            broker is not None and not broker.capabilities.release
+        ):  # what is not settled comes again
+            batch = [each for each in batch if each.verb is not Verb.RELEASE]
         if not batch:
             return
         try:
@@ -173,12 +180,6 @@ class Steps:
             caller = f"settling {len(batch)} messages of {sub.queue}"
             side = broker_side(sub.broker)
             self.outages.failed(caller, error, asks_again=False, broker=side)
-
-    def _decoder(self, sub: Subscription) -> Decode:
-        decode = self._decoders.get(sub.name)
-        if decode is None:
-            decode = self._decoders[sub.name] = decoder(sub, max_bytes=self._max_bytes)
-        return decode
 
 
 async def _answer(claim: Coroutine[Any, Any, T]) -> T:
