@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOM = 100
 RECEIVE_WAIT_S = 1.0
 """How long one `receive` waits for the first message."""
 LAST_ANSWER_S = 2.0
@@ -61,7 +60,7 @@ class Steps:
         *,
         guard: AskGuard | None = None,
         max_bytes: int | None = None,
-        room_of: Callable[[str], int] = lambda subscription: ROOM,
+        room_of: Callable[[str], int] = lambda subscription: 100,
     ) -> None:
         self.store = ports.store
         self.sources = Sources(ports.broker_of, room_of, outages)
@@ -177,8 +176,7 @@ class Steps:
         try:
             await (await self.sources.of(sub)).settle(batch)
         except BrokerError as error:
-            caller = f"settling {len(batch)} messages of {sub.queue}"
-            side = broker_side(sub.broker)
+            caller, side = f"settling messages of {sub.queue}", broker_side(sub.broker)
             self.outages.failed(caller, error, asks_again=False, broker=side)
 
 
