@@ -169,10 +169,11 @@ class Storage(ABC):
         broker_of: Callable[[str], Broker],
         *,
         codec_of: Callable[[str], str],
+        name_of: Callable[[str], str],
     ) -> Outbox:
         from ackbone.store.outbox import Outbox
 
-        return Outbox(self._own(store), broker_of, codec_of=codec_of)
+        return Outbox(self._own(store), broker_of, codec_of=codec_of, name_of=name_of)
 
     def deliveries(self, store: Store) -> Deliveries:
         return self._roles.deliveries(self._own(store))

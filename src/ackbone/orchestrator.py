@@ -252,10 +252,11 @@ class Orchestrator:
         return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
 
     async def _read(self, sub: Subscription) -> None:
-        source, pause = await self._app.brokers.of(sub.queue).subscribe(sub, room=BATCH), 0.05
+        broker, pause = self._app.brokers.of(sub.queue), 0.05
         found: Sequence[Delivery] = ()  # kept while the store is away
         while True:
             try:
+                source = await broker.subscribe(sub, room=BATCH)
                 found = found or await source.receive(limit=BATCH, wait=1.0)
                 if found:
                     await self._write_down(found)

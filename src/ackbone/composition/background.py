@@ -180,7 +180,10 @@ def _rules(file: RuleFile, governance: GovernanceUpkeep) -> Relay:
 
 def _outbox(app: App) -> Relay:
     outbox = app.storage.outbox(
-        app.store, app.brokers.of, codec_of=lambda queue: app.config.queue(queue).codec
+        app.store,
+        app.brokers.of,
+        codec_of=lambda queue: app.config.queue(queue).codec,
+        name_of=lambda queue: app.config.endpoint(queue).name,
     )
     return Relay(
         name="outbox",

@@ -112,4 +112,9 @@ class Brokers:
             opening.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
         self._opening.clear()
-        await asyncio.gather(*(broker.close() for broker in self.by_name.values()))
+        ends = await asyncio.gather(
+            *(broker.close() for broker in self.by_name.values()), return_exceptions=True
+        )
+        for error in ends:
+            if error is not None:
+                raise error

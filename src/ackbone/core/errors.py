@@ -84,6 +84,9 @@ class BrokerError(AckboneError):
 class BrokerUnavailable(BrokerError):
     """The broker cannot be reached. Nothing was accepted."""
 
+    broker = "default"
+    """Its name in the configuration, where the caller says it."""
+
 
 class BrokerDenied(BrokerUnavailable):
     """The broker refuses the login: a wrong password, user or database.

@@ -20,11 +20,13 @@ from ackbone.core.errors import (
 log = logging.getLogger("ackbone.engine")
 
 STORE, BROKER = "store", "broker"
+DEFAULT = "default"
+"""Name of the broker in a configuration that has one."""
 
 
 def broker_side(name: str) -> str:
     """Return what a broker is called in the log, by its name in the configuration."""
-    return BROKER if name == "default" else f"{BROKER} {name}"
+    return BROKER if name == DEFAULT else f"{BROKER} {name}"
 
 
 def _the(side: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from ackbone.core.errors import BrokerError, StoreError
 from ackbone.core.store import Worker
 
-from .outages import Outages
+from .outages import DEFAULT, Outages, broker_side
 
 TO_THE_END_S = 2.0
 """How long a step in progress may take when its worker stops."""
@@ -98,10 +98,12 @@ async def step_once(relay: Relay, host: Host, outages: Outages, *, last: bool = 
     """Make one step, if it is due and this worker holds the role."""
     step = relay.last if last and relay.last is not None else relay.step
     try:
-        if relay.due is not None and not await relay.due():
-            return
-        if relay.role is None or await host.hold_role(relay.role):
+        is_due = relay.due is None or await relay.due()
+        if is_due and (relay.role is None or await host.hold_role(relay.role)):
             await step(host.worker)
+        outages.worked(relay.name, "")
     except (StoreError, BrokerError) as error:
-        # The next step may be an hour away. Other loops notice earlier that the outage is over.
-        outages.failed(relay.name, error, asks_again=False)
+        # The next step may be an hour away. Other loops notice earlier that the outage is over, if
+        # they ask the same broker.
+        name = getattr(error, "broker", DEFAULT)
+        outages.failed(relay.name, error, asks_again=name != DEFAULT, broker=broker_side(name))

@@ -94,11 +94,14 @@ class Outbox:
         broker_of: Callable[[str], Broker],
         *,
         codec_of: Callable[[str], str],
+        name_of: Callable[[str], str] = lambda queue: "default",
     ) -> None:
-        """`broker_of` and `codec_of` return the broker and the codec of a queue."""
+        """`broker_of`, `name_of` and `codec_of` return the broker of a queue, its name and the
+        codec of the queue."""
         self._store = store
         self._broker_of = broker_of
         self._codec_of = codec_of
+        self._name_of = name_of
 
     async def due(self) -> bool:
         return bool(await self.due_rows(1))
@@ -124,6 +127,7 @@ class Outbox:
                 try:
                     published += await self._publish(queue, batch, worker)
                 except BrokerUnavailable as error:
+                    error.broker = self._name_of(queue)
                     away[queue] = error
         if away:
             raise next(iter(away.values()))
