@@ -30,7 +30,7 @@ from ackbone.config.rules_file import load_rules
 from ackbone.config.settings import DEFAULT
 from ackbone.core.broker import Broker, Notices, Subscription
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.errors import AckboneError, ConfigError
+from ackbone.core.errors import AckboneError, BrokerUnavailable, ConfigError
 from ackbone.core.events import Observer
 from ackbone.core.guard import Guard
 from ackbone.core.ids import derived_id
@@ -440,18 +440,28 @@ class App:
         correlation_id, channel, source, trace, headers, metadata.
         """
         send = self._sender.outgoing(type, payload, self._queue(queue), options)
-        return await self._sender.publish(send)
+        return await self._published(send)
 
     async def send_message(self, message: Message, *, queue: str | None = None) -> Receipt:
         """Send a message that exists already (a replay, a line of a file)."""
         send = self._sender.encoded(message, self._queue(queue))
-        return await self._sender.publish(send)
+        return await self._published(send)
 
     async def send_many(
         self, messages: Sequence[Message], *, queue: str | None = None
     ) -> list[Receipt]:
         """As `send_message`, for many at once. If one is invalid, none is accepted."""
-        return await self._sender.publish_many(self._encoded_many(messages, queue=queue))
+        sends = self._encoded_many(messages, queue=queue)
+        try:
+            return await self._sender.publish_many(sends)
+        except BrokerUnavailable as error:
+            raise self.brokers.explained(self._queue(queue), error) from error
+
+    async def _published(self, send: Send) -> Receipt:
+        try:
+            return await self._sender.publish(send)
+        except BrokerUnavailable as error:
+            raise self.brokers.explained(send.queue, error) from error
 
     def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
         """Return the messages as `send_many` would send them. Raises InvalidMessage."""
@@ -564,15 +574,17 @@ class App:
 
     def summary(self) -> str:
         """Return what a worker of this app serves, in one line."""
-        counts = {sub.queue: len(self.handlers.types(sub.queue)) for sub in self.subscriptions()}
-        queues = ", ".join(
-            f"{queue} ({n or 'no'} handler{'' if n == 1 else 's'})" for queue, n in counts.items()
-        )
+        queues = ", ".join(map(self._served, self.subscriptions()))
         brokers = dict.fromkeys(each.kind.name for each in self.config.endpoints.values())
         kinds = [f"broker {', '.join(brokers)}"]
         if [self.config.store_kind] != list(brokers):
             kinds.append(f"store {self.config.store_kind}")
         return ", ".join([*kinds, f"queues {queues}"])
+
+    def _served(self, sub: Subscription) -> str:
+        n = len(self.handlers.types(sub.queue))
+        on = "" if sub.broker == DEFAULT else f" on {sub.broker}"
+        return f"{sub.queue}{on} ({n or 'no'} handler{'' if n == 1 else 's'})"
 
     def worker(
         self,

@@ -67,42 +67,54 @@ async def test_a_trigger_for_another_broker_is_refused_at_the_start(home: Path) 
         app.subscriptions()
 
 
-OTHER = "adapter.connection is not used: workers read the queue from `broker`"
-
-
 @pytest.mark.parametrize(
     ("broker", "adapter", "problem"),
     [
-        (
-            "redis://:hunter2@a:6379/0",
-            "{type: redis, connection: {url: 'redis://b:6379/0'}}",
-            OTHER,
-        ),
-        ("redis://a:6379/0", "{connection: {host: b}}", OTHER),
-        ("sqlite", "{type: sqlite, connection: {url: 'sqlite:////elsewhere.db'}}", OTHER),
-        ("redis://a:6379/0", "{type: redis, connection: {url: 'redis://a:6379/0'}}", None),
-        ("redis://:s@a:6379/0", "{type: redis, connection: {url: 'redis://:s@a:6379/0'}}", None),
-        ("redis://a:6379/0", "{type: sqlite}", "Leave the type out, or set `broker`"),
+        ("redis://a:6379/0", "{connection: {host: b}}", "is not used without adapter.type"),
+        ("redis://a:6379/0", "{type: redis, connection: {host: b}}", "needs the address"),
+        ("sqlite", "{type: redis}", "needs the address of its server and nothing else"),
         ("sqlite", "{type: mock}", "Write `broker: memory://`"),
-        ("memory://", "{type: mock, connection: {brokers: 'k:9092'}}", None),
     ],
 )
-def test_a_trigger_that_names_another_broker_is_refused_by_run_and_check(
-    home: Path, broker: str, adapter: str, problem: str | None
+def test_a_trigger_whose_broker_is_not_known_is_refused_by_run_and_check(
+    home: Path, broker: str, adapter: str, problem: str
 ) -> None:
     app = _app(home, f"broker: {broker}\n{TRIGGER}  adapter: {adapter}\n")
     shown = CliRunner().invoke(cli, ["config", "check", "--config", str(home / "ackbone.yaml")])
-    assert "hunter2" not in shown.output
-    if problem is None:
-        assert [sub.name for sub in app.subscriptions()] == ["agent-events"]
-        assert shown.exit_code == 0
-        return
     with pytest.raises(ConfigError) as refused:
         app.subscriptions()
     assert problem in str(refused.value)
     assert "trigger agent-events: " in str(refused.value)
     assert shown.exit_code == Exit.CHECK_FAILED
     assert problem in shown.output
+
+
+OWN = "trigger agent-events"
+
+
+@pytest.mark.parametrize(
+    ("broker", "adapter", "place"),
+    [
+        ("redis://a:6379/0", "{type: redis, connection: {url: 'redis://a:6379/0'}}", "default"),
+        (
+            "redis://:s@a:6379/0",
+            "{type: redis, connection: {url: 'redis://:s@a:6379/0'}}",
+            "default",
+        ),
+        ("redis://:hunter2@a/0", "{type: redis, connection: {url: 'redis://b:6379/0'}}", OWN),
+        ("sqlite", "{type: sqlite, connection: {url: 'sqlite:////elsewhere.db'}}", OWN),
+        ("redis://a:6379/0", "{type: sqlite}", OWN),
+        ("memory://", "{type: mock, connection: {brokers: 'k:9092'}}", "default"),
+    ],
+)
+def test_a_trigger_with_an_adapter_of_its_own_has_a_broker_of_its_own(
+    home: Path, broker: str, adapter: str, place: str
+) -> None:
+    app = _app(home, f"broker: {broker}\n{TRIGGER}  adapter: {adapter}\n")
+    shown = CliRunner().invoke(cli, ["config", "check", "--config", str(home / "ackbone.yaml")])
+    assert shown.exit_code == 0, shown.output
+    assert "hunter2" not in shown.output
+    assert [(sub.name, sub.broker) for sub in app.subscriptions()] == [("agent-events", place)]
 
 
 async def test_the_focus_of_a_trigger_reaches_its_handlers(home: Path) -> None:

@@ -134,6 +134,37 @@ async def test_an_app_starts_while_one_of_its_brokers_is_away(
     assert "broker events is back" in caplog.text
 
 
+async def test_the_embedded_queue_is_worked_while_the_only_server_is_away(
+    home: Path, caplog: pytest.LogCaptureFixture
+):
+    """Even where the worker is the first that binds the server's queues to its store."""
+    server = RedisServer()
+    app = App(
+        Config(
+            home=home,
+            brokers={"events": server.url},
+            queues={"near": Queue(), "far": Queue(broker="events")},
+            worker=Worker(slots=20, lease_s=2.0),
+        )
+    )
+    ran = forwards(app, near=None, far=None)
+    try:
+        async with at_work(app):
+            await app.send("step", 1, queue="near")
+            await until(lambda: ran == ["near"])
+            with pytest.raises(BrokerUnavailable, match="queue far is on broker events, which is"):
+                await app.send("step", 2, queue="far")
+            server.start()
+            await until(lambda: "broker events is back" in caplog.text)
+            await app.send("step", 3, queue="far")
+            await until(lambda: ran == ["near", "far"])
+    finally:
+        server.remove()
+    said = [r.getMessage() for r in caplog.records if r.name == "ackbone.engine"]
+    away = [text for text in said if "broker events is" in text]
+    assert len(away) == 2, away
+
+
 async def test_an_app_does_not_start_without_any_broker(home: Path):
     app = App(Config(home=home, broker="redis://127.0.0.1:1/0"))
     with pytest.raises(BrokerUnavailable):
@@ -143,7 +174,9 @@ async def test_an_app_does_not_start_without_any_broker(home: Path):
 def test_a_queue_on_a_broker_that_is_not_there_is_refused(home: Path):
     with pytest.raises(ConfigError, match=r"queues\.q\.broker: there is no broker 'evnts'"):
         Config(home=home, brokers={"events": "memory://"}, queues={"q": Queue(broker="evnts")})
-    with pytest.raises(ConfigError, match=r"brokers\.default: is the broker that `broker` names"):
+    with pytest.raises(
+        ConfigError, match=r"brokers\.default: is the name of the broker in `broker`"
+    ):
         Config(home=home, brokers={"default": "memory://"})
 
 
@@ -159,3 +192,20 @@ def test_results_are_on_the_broker_of_their_tasks(home: Path):
         "events",
         "default",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("brokers: {a: 'worker:topsecret@h/0'}", "brokers.a: '***@h/0' is not a known broker"),
+        ("queues: {q: {broker: 'redis://u:topsecret@h/0'}}", "queues.q.broker: is a URL"),
+        ("brokers: {events: memory}\nqueues: {q: {broker: event}}", "did you mean events?"),
+        ("brokers: {a: 'redis://h/0?pasword=topsecret'}", "brokers.a: redis: unknown parameter"),
+    ],
+)
+def test_a_mistake_names_its_place_and_no_secret(home: Path, text: str, says: str):
+    (home / "ackbone.yaml").write_text(text + "\n")
+    with pytest.raises(ConfigError) as refused:
+        App(home / "ackbone.yaml").check()
+    assert says in str(refused.value)
+    assert "topsecret" not in str(refused.value)

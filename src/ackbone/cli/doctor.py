@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from ackbone.admin import doctor as use
 from ackbone.admin.queues import list_queues
@@ -20,6 +21,7 @@ from .session import Exit, Session, command_options, stop
 
 if TYPE_CHECKING:
     from ackbone.config import Config
+    from ackbone.config.endpoints import Endpoint
 
 _COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
 
@@ -83,11 +85,18 @@ async def _of_broker(config: Config) -> Sequence[Check]:
         try:
             broker: object = make_broker(endpoint.url)
         except ConfigError as error:
-            found += use.check_problems(error.problems)
+            found += use.check_problems(map(endpoint.named, error.problems))
             continue
         if isinstance(broker, Examinable):
-            found += await broker.examine()
+            found += [_named(endpoint, check) for check in await broker.examine()]
     return found
+
+
+def _named(endpoint: Endpoint, check: Check) -> Check:
+    """Return the check with the name of its broker, if it is not the default one."""
+    name = check.name if endpoint.name == "default" else f"{check.name} {endpoint.name}"
+    hint = None if check.hint is None else endpoint.named(check.hint)
+    return msgspec.structs.replace(check, name=name, detail=endpoint.named(check.detail), hint=hint)
 
 
 def _of_config(config: Config, found: Sequence[Check]) -> list[Check]:

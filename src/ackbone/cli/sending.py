@@ -159,10 +159,12 @@ def _publisher(app: App) -> Publish:
     """
 
     async def publish(queue: str, batch: Sequence[Send]) -> Sequence[Result]:
-        if not _kept_by_the_store(
-            app, queue, batch[0].outgoing.delay_s
-        ):  # --delay: the same for all
-            return await app.brokers.of(queue).publish(queue, [send.outgoing for send in batch])
+        delay_s = batch[0].outgoing.delay_s  # --delay: the same for all
+        if not _kept_by_the_store(app, queue, delay_s):
+            try:
+                return await app.brokers.of(queue).publish(queue, [send.outgoing for send in batch])
+            except BrokerUnavailable as error:
+                raise app.brokers.explained(queue, error) from error
         for send in batch:
             await app.store.hold_back(send)
         return [Result(id=send.outgoing.id) for send in batch]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ackbone.brokers.registry import make_broker
 from ackbone.core.broker import Broker, LimitsPublish, NamesConsumers, Renews
 from ackbone.core.clock import Clock
-from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.errors import BrokerUnavailable, ConfigError
 
 if TYPE_CHECKING:
     from ackbone.config import Config
@@ -30,14 +30,29 @@ class Brokers:
         """Raises ConfigError for a broker that this version does not have."""
         self._config = config
         self._endpoints: Mapping[str, Endpoint] = config.endpoints
-        self.by_name = {
-            name: make_broker(each.url, clock=clock) for name, each in self._endpoints.items()
-        }
+        self.by_name: dict[str, Broker] = {}
+        problems: list[str] = []
+        for name, endpoint in self._endpoints.items():
+            try:
+                self.by_name[name] = make_broker(endpoint.url, clock=clock)
+            except ConfigError as error:
+                problems += [endpoint.named(problem) for problem in error.problems]
+        if problems:
+            raise ConfigError(problems)
         self._opening: list[asyncio.Task[None]] = []
 
     def of(self, queue: str) -> Broker:
         """Return the broker that the queue is on."""
         return self.by_name[self._config.endpoint(queue).name]
+
+    def explained(self, queue: str, error: BrokerUnavailable) -> BrokerUnavailable:
+        """Return the error with the names of the queue and of its broker, if there are several."""
+        if len(self.by_name) == 1:
+            return error
+        name = self._config.endpoint(queue).name
+        return type(error)(
+            f"queue {queue} is on broker {name}, which is unavailable: {error}; nothing was sent"
+        )
 
     def with_queues(self, queues: Iterable[str]) -> list[tuple[Broker, list[str]]]:
         """Return the brokers of these queues, each with those that are on it."""
@@ -90,7 +105,7 @@ class Brokers:
         if away and len(away) == len(wanted):
             raise away[0][2]
         for name, broker, error in away:
-            log.warning("broker %s is unavailable: %s; trying until it is back", name, error)
+            log.info("broker %s is unavailable: %s; it is opened when it is back", name, error)
             opening = self._open_later(name, broker)
             self._opening.append(asyncio.create_task(opening, name=f"ackbone open {name}"))
 
@@ -104,7 +119,7 @@ class Brokers:
             except BrokerUnavailable as error:
                 log.debug("broker %s: %s", name, error)
                 continue
-            log.warning("broker %s is back", name)
+            log.info("broker %s is open", name)
             return
 
     async def close(self) -> None:

@@ -81,7 +81,8 @@ class _Rules:
             if NAME.match(name) is None:
                 self.say(path, f"not a valid name: {_NAME_RULE}")
             elif name == DEFAULT:
-                self.say(path, "is the broker that `broker` names; write its URL there")
+                text = "is the name of the broker in `broker`; write this URL there, or rename it"
+                self.say(path, text)
 
     def queues(self) -> None:
         if NAME.match(self.config.default_queue) is None:
@@ -89,11 +90,7 @@ class _Rules:
         for name, queue in self.config.queues.items():
             path = join("queues", name)
             if queue.broker is not None and queue.broker not in (DEFAULT, *self.config.brokers):
-                known = ", ".join((DEFAULT, *self.config.brokers))
-                self.say(
-                    join(path, "broker"),
-                    f"there is no broker {queue.broker[:60]!r}; `brokers` has: {known}",
-                )
+                self.say(join(path, "broker"), _no_broker(queue.broker, self.config.brokers))
             self.name(path, name, "queue")
             if queue.tenant is not None:
                 self.name(join(path, "tenant"), queue.tenant, "tenant")
@@ -154,6 +151,14 @@ def _codec(name: str) -> str:
     if name in _LATER_CODECS:
         return f"this version of ackbone has no codec {name} yet; it has: {', '.join(CODECS)}"
     return _unknown(name, "a codec", CODECS)
+
+
+def _no_broker(name: str, brokers: Collection[str]) -> str:
+    if "@" in name or ":" in name:
+        return "is a URL; give the broker a name below `brokers`, and write that name here"
+    near = difflib.get_close_matches(name, brokers, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no broker {name[:60]!r}; {hint}known: {', '.join((DEFAULT, *brokers))}"
 
 
 def _unknown(name: str, what: str, known: Collection[str]) -> str:

@@ -27,6 +27,17 @@ class Endpoint(NamedTuple):
         """Its SQLite file; None for a broker without one."""
         return sqlite_file(self.url)
 
+    @property
+    def setting(self) -> str:
+        """Its place in ackbone.yaml."""
+        return "broker" if self.name == "default" else f"brokers.{self.name}"
+
+    def named(self, text: str) -> str:
+        """Return what is said about `broker`, said about this one."""
+        if text.startswith("broker:"):
+            text = self.setting + text.removeprefix("broker")
+        return text.replace("`broker`", f"`{self.setting}`")
+
 
 def endpoint(name: str, url: str, *, file: Path) -> Endpoint:
     """Return a broker by its URL. `file`: the file of `sqlite` without a path."""
@@ -64,7 +75,7 @@ def read_url(setting: str, url: str, folder: Path) -> str:
     kind = "broker" if broker else "store"
     near = difflib.get_close_matches(scheme, BY_SCHEME if broker else ["sqlite", *STORES], 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    found = mask_value(url) if separator else url
+    found = mask_value(url) if separator else f"***{url[url.rfind('@') :]}" if "@" in url else url
     raise ValueError(
         f"{found[:60]!r} is not a known {kind}; {hint}write one of: {_forms(broker=broker)}"
     )

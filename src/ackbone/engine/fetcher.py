@@ -46,7 +46,7 @@ class _Fetcher:
         self._flow = flow
         self._broker = broker_side(sub.broker)
         self._asks = STORE if self.waits else self._broker
-        """Whom a fetch certainly asks: the store or the broker."""
+        """Whom the last fetch certainly asked: the store or the broker."""
         self._activity = f"fetching from {sub.queue} ({self._asks})"
 
     async def run(self) -> None:
@@ -157,8 +157,10 @@ class BrokerFetcher(_Fetcher):
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         if self.sub.ordered and not await self._is_the_reader():
+            self._asks = STORE
             await asyncio.sleep(NET_S)
             return 0, None
+        self._asks = self._broker
         self._remove_ended_claims()  # raises an error without waiting for the next message
         deliveries = await self._steps.receive(self.sub, limit)
         if not deliveries:

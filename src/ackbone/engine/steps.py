@@ -7,8 +7,8 @@ many messages at a time, and repeat a step while the store or the broker is unav
     executor.py   for each granted run    4 guard, 5 run                   in a task of its own
     settler.py    when runs have ended    6 finish, 7 settle               for a batch
 
-A broker with a life of its own keeps its copy of a message until step 7. Where queue and store are
-one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
+A broker outside the store's file keeps its copy of a message until step 7. Where queue and store
+are one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
 `flow.py` hands messages from one loop to the next.
 """
 
@@ -88,10 +88,10 @@ class Steps:
 
         RUN grants a run: steps 4 to 6 follow, and the broker keeps its copy until step 7. With
         LEAVE the copy goes back to the broker. After every other verdict (duplicate, parked, …) the
-        store holds the message or its end, and the fetcher settles the copy at once.
-        In an ordered subscription, messages with an ordering key are written into their
-        conversations first, in the broker's order, and claimed from there when it is their turn.
-        A message without any id is adopted as it is claimed.
+        store holds the message or its end, and the fetcher settles the copy at once. It does so,
+        too, for a message that came without an id: the store adopts it (takes it over whole) as it
+        grants the run. In an ordered subscription, messages with an ordering key are adopted in the
+        broker's order, and claimed from their conversations when it is their turn.
         """
         others, verdicts = candidates, list[Verdict]()
         if sub.ordered:
@@ -103,7 +103,7 @@ class Steps:
                     Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
                 ]
         minted = [each for each in others if each.minted]
-        if minted:  # nothing would recognize a second copy, so the first must not come again
+        if minted:  # another copy would get another id, and run: so this one must not come again
             others = [each for each in others if not each.minted]
             asked = self.store.claim(sub, minted, worker=self.worker, adopt=True)
             verdicts += await _answer(asked)
@@ -121,7 +121,7 @@ class Steps:
         store calls the decoder in the middle of the transaction, because a message's id and keys
         decide its claim. The same call claims messages that the store holds (see `claim_held`).
         """
-        store: Any = self.store  # it has `take` (core.store.Fused) if there is no broker
+        store: Any = self.store  # a store with queues in its file has `take` (core.store.Fused)
         return await _answer(
             store.take(
                 sub, decoder(sub, max_bytes=self._max_bytes), limit=limit, worker=self.worker
@@ -184,8 +184,8 @@ async def _answer(claim: Coroutine[Any, Any, T]) -> T:
     """Return the answer of a claim, even if the caller is cancelled meanwhile. The cancellation
     arrives at the caller's next await instead.
 
-    The store makes a claim that it was asked for, whether or not anybody still waits. Runs whose
-    grant nobody received are handed back when the worker signs off.
+    The store carries out the claim even if the caller is gone, and a granted run must not be
+    forgotten. Grants that nobody received are handed back when the worker signs off.
     """
     asked = asyncio.ensure_future(claim)
     try:

@@ -238,7 +238,9 @@ class WorkerRelays:
             try:
                 other = await at.bind(sub, self._store_name, for_s=for_s)
             except BrokerUnavailable as error:
-                if worker.worker_id == 0 and len(self._brokers()) == 1:
+                subs = self._flow.subscriptions
+                brokers: list[object] = [self._steps.sources.broker(each) for each in subs]
+                if worker.worker_id == 0 and all(each is at for each in brokers):
                     raise  # the start of a worker that could do nothing
                 side = broker_side(sub.broker)
                 self._flow.unbound.add(sub.name)

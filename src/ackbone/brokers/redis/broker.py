@@ -81,6 +81,7 @@ class RedisBroker:
         self._scan = scan
         self._url_now: Callable[[], str] | None = None
         self._wire: Wire | None = None
+        self._why_closed = "the Redis broker is not open"
         self._groups: dict[tuple[str, str], Group] = {}
         self._queues: set[str] = set()
         self.name_consumer(f"{socket.gethostname()}:{os.getpid()}")
@@ -127,7 +128,9 @@ class RedisBroker:
         wire = Wire(self._url, timeout_s=self._timeout_s, url_now=self._url_now)
         try:
             seen = await look(wire)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BrokerUnavailable):
+                self._why_closed = str(error)
             await wire.close()
             raise
         if self._scan is None:  # scanning works on every version
@@ -154,7 +157,7 @@ class RedisBroker:
     @property
     def wire(self) -> Wire:
         if self._wire is None:
-            raise BrokerUnavailable("the Redis broker is not open")
+            raise BrokerUnavailable(self._why_closed)
         return self._wire
 
     # -- publish ----------------------------------------------------------------------------------
