@@ -1,4 +1,4 @@
-"""Verification of a ledger: the parts that are the same in every dialect.
+"""Verification of a ledger: its report, and the parts that are the same in every dialect.
 
 A dialect reads the events of each chain in order and gives them to `LedgerVerifier.event`. SQLite
 reads the table in the order of its rows, PostgreSQL chain by chain, because commits of several

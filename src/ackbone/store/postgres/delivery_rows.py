@@ -1,4 +1,5 @@
-"""Writes of many deliveries, in PostgreSQL's form: one statement with an array for each column."""
+"""Writes of many deliveries, and of messages that leave by the outbox: one statement with an array
+for each column."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`idempotency_keys` on PostgreSQL, and the tasks that wait for a key.
+"""Keys, conversations and quotas on PostgreSQL, and the tasks that wait for them.
 
-Keys are locked after tasks, sorted.
+Keys are locked after tasks, sorted, and quotas after keys, before the ledger. The one fetcher of a
+source holds its row while it writes a batch, so that numbers are given out and seen in one order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statements of `ackbone.store.records` and `endings`."""
+"""Statements of `ackbone.store.records`, and of `upkeep` for endings."""
 
 from __future__ import annotations
 

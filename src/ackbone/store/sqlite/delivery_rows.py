@@ -1,4 +1,5 @@
-"""Writes of many deliveries, in SQLite's form."""
+"""Writes of many deliveries, and of messages that leave with a commit: into the queue of the same
+file, or into the outbox."""
 
 from __future__ import annotations
 
