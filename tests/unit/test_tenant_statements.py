@@ -38,7 +38,7 @@ EXCUSED = {
     "SELECT clock_timestamp(), coalesce((SELECT": "the clock, workers, and whether rows are lost",
     "SELECT subscription, event_name, count(*) FILTER": "how many suspects wait, of which types",
     "SELECT EXISTS (SELECT 1 FROM outbox": "the answer is yes or no",
-    "SELECT extract(epoch FROM min(d.due_at)": "when a worker has to look again",
+    "SELECT min((extract(epoch FROM d.due_at)": "when a worker has to look again",
     # Rows by an id of their own, which was read together with their tenant.
     "UPDATE deliveries SET status = 'sending', worker_id": "ids that were read with their tenants",
     "UPDATE deliveries SET status = 'queued'": "ids that were read with their tenants",
