@@ -1,5 +1,5 @@
-"""What one claim is about: its transaction, subscription, worker and times, which message types the
-living workers handle, and the events of a claim.
+"""One claim: its transaction, subscription, worker and times, the message types that the living
+workers handle, and its events.
 
 Every worker announces its handlers in `workers.offers` when it registers, and claims only its own
 types. A worker without a handler for a message leaves it to a worker that has one. If no worker has

@@ -16,7 +16,7 @@ from ackbone.core.outbound.delivery import LONGEST_RECIPIENT, New, Outbound
 from ackbone.core.outbound.send_order import DueReply, PutOff, lane_of
 from ackbone.core.outbound.settling import AGREED, AttemptEnd, EndedRow
 from ackbone.core.outbound.subscribers import OURS, Subscribers
-from ackbone.core.store import Reply, Run
+from ackbone.core.store import Reply, Run, Send
 from ackbone.core.text import storable
 
 DeliveryRow = tuple[Any, ...]
@@ -60,6 +60,10 @@ class DeliveryRows(Protocol):
         ...
 
     async def save_windows(self, rows: Sequence[WindowRow]) -> None: ...
+
+    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+        """Write messages with the commit. Return True if they wait in the outbox for a relay."""
+        ...
 
 
 # -- new deliveries -------------------------------------------------------------------------------

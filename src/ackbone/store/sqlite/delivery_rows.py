@@ -28,13 +28,19 @@ END = (
 )
 SAVE_WINDOWS = "INSERT INTO send_windows (key, state, ends_at)"
 SAVED_BEFORE = "ON CONFLICT (key) DO UPDATE SET state = excluded.state, ends_at = excluded.ends_at"
+OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at)"
+)
 
 
 class SqliteDeliveryRows:
     """`ackbone.store.delivery_rows.DeliveryRows` on the connection of the writer thread."""
 
-    def __init__(self, conn: sqlite3.Connection) -> None:
+    def __init__(self, conn: sqlite3.Connection, queue: Transactional | None) -> None:
+        """`queue`: the broker whose queue is in the same file, if there is one."""
         self._conn = conn
+        self._queue = queue
 
     def insert(self, found: Sequence[DeliveryRow]) -> None:
         rows.insert(self._conn, INSERT, found)
@@ -70,21 +76,6 @@ class SqliteDeliveryRows:
 
     async def save_windows(self, found: Sequence[WindowRow]) -> None:
         rows.insert(self._conn, SAVE_WINDOWS, found, SAVED_BEFORE)
-
-
-OUTBOX = (
-    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
-    " ordering_key, ttl_us, due_at, created_at)"
-)
-
-
-class SqliteOutgoing:
-    """`OutgoingRows` in a transaction of the writer thread."""
-
-    def __init__(self, conn: sqlite3.Connection, queue: Transactional | None) -> None:
-        """`queue`: the broker whose queue is in the same file, if there is one."""
-        self._conn = conn
-        self._queue = queue
 
     def publish(self, sends: Sequence[Send], now_us: int) -> bool:
         if self._queue is None:
