@@ -39,10 +39,8 @@ _IMPORTS = (
     "ackbone.store.sqlite.migrate",
     "ackbone.store.anchors",
     "ackbone.store.upkeep",
-    "ackbone.store.upkeep",
     "ackbone.store.sqlite.prune",
     "ackbone.store.retention",
-    "ackbone.store.sqlite.seals",
     "ackbone.store.sqlite.seals",
 )
 

@@ -1,4 +1,10 @@
-"""What holds for all messages of one claim: transaction, subscription, worker and times."""
+"""One claim: its transaction, subscription, worker and times, the message types that the living
+workers handle, and its events.
+
+Every worker announces its handlers in `workers.offers` when it registers, and claims only its own
+types. A worker without a handler for a message leaves it to a worker that has one. If no worker has
+one, the message is parked.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +23,8 @@ from ackbone.core.message import Message
 from ackbone.core.outcome import NO_HANDLER, ParkKind
 from ackbone.core.store import Company, Offers, Run, Suspects, Worker
 from ackbone.core.text import storable
-from ackbone.store.quota_book import PutOff
 
-from .quota_book import QuotaBook
+from .quota_book import PutOff, QuotaBook
 from .tasks import Ahead
 from .unit import NOTHING_EXPIRES, Change, Tx
 from .workers import crashes_of

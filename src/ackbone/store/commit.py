@@ -97,7 +97,7 @@ class Transactions(ABC, Generic[X]):
         if change.deliveries:
             tx.deliveries.insert(change.deliveries)
             change.topics.add(OUTGOING)
-        if change.sends and tx.outgoing.publish(change.sends, await tx.moment()):
+        if change.sends and tx.deliveries.publish(change.sends, await tx.moment()):
             change.topics.add(OUTGOING)
         await append()
 

@@ -57,17 +57,9 @@ async def id_conflict(
 ) -> None:
     """Keep a message whose id was used with another payload or type, under an id of its own."""
     message_id, error = conflicting(candidate, message, differs)
-    letter = Letter(
-        tenant_id=message.tenant_id,
-        subscription=claim.sub.name,
-        message_id=message_id,
-        queue=claim.sub.queue,
-        event_name=message.type,
-        reason="id_conflict",
-        error=error,
-        body=candidate.delivery.body,
-        body_info=body_info(candidate),
-    )
+    sub, body = claim.sub, candidate.delivery.body
+    task = TaskRow(message.tenant_id, sub.name, message_id, sub.queue, message.type, None)
+    letter = task.letter("id_conflict", error, body=body, body_info=body_info(candidate))
     await _write(claim, letter, candidate.sha256)
 
 
@@ -86,22 +78,12 @@ async def unreadable(claim: Claiming, row: Ready, error: Exception) -> None:
     """End a message whose stored body is not what was written. It is kept as it is."""
     tx, sub = claim.tx, claim.sub
     now_us = await tx.moment()
-    task = (row.tenant_id, sub.name, row.message_id)
-    await tx.send(tx.sql.claims.fail, *task, storable(str(error)), now_us)
-    letter = Letter(
-        tenant_id=row.tenant_id,
-        subscription=sub.name,
-        message_id=row.message_id,
-        queue=sub.queue,
-        event_name=None,
-        reason="body_corrupt",
-        error=str(error),
-        retry_count=max(0, row.attempt - 1 - row.crashes),
-        body=row.body,
-        body_info=row.info,
-    )
-    _failed_and_buried(claim, letter, now_us)
-    TaskRow(*task, sub.queue, None, None).let_go(tx, claim.change, row.key, row.lane)
+    task = TaskRow(row.tenant_id, sub.name, row.message_id, sub.queue, None, None)
+    await tx.send(tx.sql.claims.fail, *task.identity, storable(str(error)), now_us)
+    retry_count = max(0, row.attempt - 1 - row.crashes)
+    kept = {"retry_count": retry_count, "body": row.body, "body_info": row.info}
+    _failed_and_buried(claim, task.letter("body_corrupt", str(error), **kept), now_us)
+    task.let_go(tx, claim.change, row.key, row.lane)
 
 
 async def complete_letter(claim: Claiming, candidate: Candidate, message: Message) -> None:

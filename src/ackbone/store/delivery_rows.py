@@ -5,18 +5,18 @@ Times are integer microseconds; a dialect turns them into its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from ackbone.core.events import DELIVERY_CREATED, Entry
 from ackbone.core.ids import derived_id
-from ackbone.core.outbound.delivery import LONGEST_RECIPIENT, MAX_RETRIES, New, Outbound
+from ackbone.core.outbound.delivery import LONGEST_RECIPIENT, New, Outbound
 from ackbone.core.outbound.send_order import DueReply, PutOff, lane_of
 from ackbone.core.outbound.settling import AGREED, AttemptEnd, EndedRow
 from ackbone.core.outbound.subscribers import OURS, Subscribers
-from ackbone.core.store import Reply, Run
+from ackbone.core.store import Reply, Run, Send
 from ackbone.core.text import storable
 
 DeliveryRow = tuple[Any, ...]
@@ -61,34 +61,30 @@ class DeliveryRows(Protocol):
 
     async def save_windows(self, rows: Sequence[WindowRow]) -> None: ...
 
+    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+        """Write messages with the commit. Return True if they wait in the outbox for a relay."""
+        ...
+
 
 # -- new deliveries -------------------------------------------------------------------------------
 
 
 def delivery_row(run: Run, reply: Reply, n: int, now_us: int) -> DeliveryRow:
     """Return a run's reply as a row. Its id is the same if the write is repeated."""
-    message = run.message
+    message, sub = run.message, run.subscription
     kind = "now" if reply.now else "end"
-    recipient = storable(reply.recipient)[:LONGEST_RECIPIENT]
-    return (
-        derived_id(message.tenant_id, run.subscription, message.id, str(run.attempt), kind, str(n)),
-        message.tenant_id,
-        run.subscription,
-        message.id,
-        reply.channel,
-        recipient,
-        _content(reply.content),
-        reply.conversation,
-        reply.priority,
-        now_us,
-        now_us,
-        lane_of(
-            message.tenant_id, reply.channel, recipient, reply.conversation, int(reply.priority)
-        ),
-        _options(reply.options),
-        MAX_RETRIES,
-        _expires(reply.expires_s, now_us),
+    new = New(
+        id=derived_id(message.tenant_id, sub, message.id, str(run.attempt), kind, str(n)),
+        tenant_id=message.tenant_id,
+        channel=reply.channel,
+        recipient=reply.recipient,
+        content=reply.content,
+        conversation=reply.conversation,
+        priority=reply.priority,
+        options=reply.options,
+        expires_s=reply.expires_s,
     )
+    return new_delivery_row(new, now_us, subscription=sub, task_id=message.id)
 
 
 def created_event(row: DeliveryRow) -> Entry:
@@ -98,25 +94,27 @@ def created_event(row: DeliveryRow) -> Entry:
     return tenant_id, subscription, task_id, DELIVERY_CREATED, data
 
 
-def new_delivery_row(new: New, now_us: int, *, subscription: str | None = None) -> DeliveryRow:
-    """Return a reply that no run made as a row."""
+def new_delivery_row(
+    new: New, now_us: int, *, subscription: str | None = None, task_id: str | None = None
+) -> DeliveryRow:
+    """Return a reply as a row. One that no run made has no task."""
     recipient = storable(new.recipient)[:LONGEST_RECIPIENT]
     return (
         new.id,
         new.tenant_id,
         subscription,
-        None,
+        task_id,
         new.channel,
         recipient,
-        _content(new.content),
+        new.content.encode("utf-8", "backslashreplace").decode(),
         new.conversation,
         new.priority,
         now_us,
         now_us,
         lane_of(new.tenant_id, new.channel, recipient, new.conversation, int(new.priority)),
-        _options(new.options),
+        _encode(dict(new.options)).decode() if new.options else None,
         new.max_retries,
-        _expires(new.expires_s, now_us),
+        None if new.expires_s is None else now_us + int(new.expires_s * 1e6),
     )
 
 
@@ -126,18 +124,6 @@ def notification_rows(
     """Return the notifications that these events cause, as rows."""
     found = subscribers.notifications(entries, now_us)
     return [new_delivery_row(new, now_us, subscription=OURS) for new in found]
-
-
-def _content(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _options(options: Mapping[str, Any]) -> str | None:
-    return _encode(dict(options)).decode() if options else None
-
-
-def _expires(expires_s: float | None, now_us: int) -> int | None:
-    return None if expires_s is None else now_us + int(expires_s * 1e6)
 
 
 # -- due deliveries -------------------------------------------------------------------------------

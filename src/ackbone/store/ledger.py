@@ -15,15 +15,17 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import groupby, repeat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ackbone.core import events
 from ackbone.core.errors import ConfigError, StoreCorrupt
 from ackbone.core.events import Entry
+from ackbone.core.ids import uuid7_block
 from ackbone.sqlitefile.faults import translate
 
 Chain = tuple[str, int]
@@ -44,16 +46,37 @@ def link(previous: bytes, record: Record) -> bytes:
     return hashlib.sha256(previous + _encode(record)).digest()
 
 
-def links(previous: bytes, records: Iterable[Record]) -> list[bytes]:
-    """The hashes of several events of one chain, in order."""
+End = tuple[int, bytes]
+"""Number and hash of the last event of a chain."""
+NEW_CHAIN: End = (0, GENESIS)
+
+
+def chained(
+    entries: Sequence[Entry], worker_id: int, now_us: int, ends: dict[str, End]
+) -> tuple[Sequence[Any], ...]:
+    """Chain events of one worker, in order. Returns their columns: number, tenant, subscription,
+    task, type, data, id and hash. `ends`: by tenant, where the chains end; it is updated."""
+    tenants, subscriptions, tasks, kinds, data = zip(*entries, strict=True)
+    texts = [_encode(each).decode() for each in data]
     begin, encode = _EMPTY.copy, _encode
-    found: list[bytes] = []
-    for record in records:
-        digest = begin()
-        digest.update(previous + encode(record))
-        previous = digest.digest()
-        found.append(previous)
-    return found
+    seqs: list[int] = []
+    hashes: list[bytes] = []
+    at = 0
+    for tenant, alike in groupby(tenants):  # one chain after the other
+        part = slice(at, at := at + len(list(alike)))
+        seq, digest = ends[tenant]
+        numbers = range(seq + 1, seq + 1 + part.stop - part.start)
+        seqs += numbers
+        for record in zip(
+            numbers, tenants[part], subscriptions[part], tasks[part], kinds[part], texts[part],
+            repeat(now_us), repeat(worker_id),
+        ):  # fmt: skip
+            found = begin()
+            found.update(digest + encode(record))
+            digest = found.digest()
+            hashes.append(digest)
+        ends[tenant] = (seqs[-1], digest)
+    return seqs, tenants, subscriptions, tasks, kinds, texts, uuid7_block(len(entries)), hashes
 
 
 class Chains:

@@ -1,4 +1,4 @@
-"""Verification of a ledger: the parts that are the same in every dialect.
+"""Verification of a ledger: its report, and the parts that are the same in every dialect.
 
 A dialect reads the events of each chain in order and gives them to `LedgerVerifier.event`. SQLite
 reads the table in the order of its rows, PostgreSQL chain by chain, because commits of several
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .anchors import AnchorFile
-from .ledger import GENESIS, Anchor, Chain, Checkpoint, key_id, link, read_anchor
+from .ledger import Anchor, Chain, Checkpoint, End, key_id, link, read_anchor
 
 Progress = Callable[[int, int], None]
 """Called with the number of events read so far and the number of all events."""
@@ -72,9 +72,6 @@ class LedgerReport(msgspec.Struct, kw_only=True):
 
 PAGE = 2000
 """Events that are read at once."""
-End = tuple[int, bytes]
-"""Number and hash of the last event of a chain that was verified."""
-NEW_CHAIN: End = (0, GENESIS)
 
 
 class LedgerVerifier:

@@ -25,10 +25,9 @@ from ackbone.core.errors import (
 )
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
-from ackbone.store.outcomes import Letter
 
 from .base import BaseStore
-from .outcomes import bury
+from .outcomes import Letter, bury
 from .unit import OUTGOING, Change, Tx
 
 log = logging.getLogger("ackbone.outbox")

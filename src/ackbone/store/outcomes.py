@@ -1,4 +1,5 @@
-"""Outcomes: what each one means for the row of a message, its events and its next attempt."""
+"""Outcomes: what each one means for the row of a message, its events, its next attempt and its dead
+letter, which keeps what could not be processed whole, with its reason and history (P6)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ackbone.core.store import Finished
 from ackbone.core.text import storable
 
 from .outcomes import TaskRow, bury
-from .record_rows import text_id, uuid_text
+from .record_rows import fields_of, text_id, uuid_text
 from .tasks import decode_history
 from .unit import WORK, Change, Identity, Row, Tx
 
@@ -283,31 +283,16 @@ def answer_data(approval: Approval, answer: Answering) -> dict[str, Any]:
 
 
 def of_row(row: Sequence[Any]) -> Approval:
-    """id, tenant_id, subscription, message_id, queue_name, event_name, payload_sha256, rule,
-    reason, state, four_eyes, asked_at, expires_at, first_by, first_at, answered_by, answered_at,
-    note"""
-    blob, tenant, subscription, message, queue, type_, digest, rule, reason, state, *rest = row
-    four_eyes, asked, expires, first_by, first_at, answered_by, answered_at, note = rest
-    return Approval(
-        id=text_id(blob),
-        tenant_id=tenant,
-        subscription=subscription,
-        message_id=message,
-        queue=queue,
-        type=type_,
-        payload_sha256=digest.hex(),
-        rule=rule,
-        reason=reason or "",
-        state=state,
-        four_eyes=bool(four_eyes),
-        asked_at_us=asked,
-        expires_at_us=expires,
-        first_by=first_by,
-        first_at_us=first_at,
-        answered_by=answered_by,
-        answered_at_us=answered_at,
-        note=note or None,
+    """The columns of `Approval` in its order."""
+    fields = fields_of(Approval, row)
+    fields.update(
+        id=text_id(fields["id"]),
+        payload_sha256=fields["payload_sha256"].hex(),
+        reason=fields["reason"] or "",
+        four_eyes=bool(fields["four_eyes"]),
+        note=fields["note"] or None,
     )
+    return Approval(**fields)
 
 
 def identity_of(approval: Approval) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ackbone.core.outcome import Duplicate, Park, Rejected, Released
-from ackbone.core.quota import UNITS, Quota, QuotaUse
+from ackbone.core.quota import UNITS, Quota
 from ackbone.core.store import Finished, QuotasOf, Run
 
 from .outcomes import identity_of
@@ -185,19 +185,3 @@ def _used_up(page: _Page, quota: Quota) -> str | None:
         if limit is not None and getattr(page, unit) >= limit:
             return unit
     return None
-
-
-def use_of_row(row: Any) -> QuotaUse:
-    """A row of `USE` as a record."""
-    tenant, name, start, window_us, runs, llm_calls, tokens, cost, waiting = row
-    return QuotaUse(
-        tenant_id=tenant,
-        name=name,
-        window_start_us=start,
-        window_end_us=start + window_us,
-        runs=runs,
-        llm_calls=llm_calls,
-        tokens=tokens,
-        cost=cost,
-        waiting=waiting,
-    )

@@ -15,6 +15,7 @@ import msgspec
 
 from ackbone.core.outbound.delivery_records import DeliveryRecord
 from ackbone.core.outcome import Status
+from ackbone.core.quota import QuotaUse
 from ackbone.core.records import DeadLetter, Effect, LedgerEvent, Reply, Task, Waiting, WorkerState
 
 from .claiming import read_offers
@@ -24,100 +25,58 @@ _STATES = ("ready", "delayed", "taken")
 """States of a message in the embedded queue, by their number."""
 
 
+def fields_of(record: type[msgspec.Struct], row: Sequence[Any]) -> dict[str, Any]:
+    """The columns of a row by the names of the record's fields, which have the same order."""
+    return dict(zip(record.__struct_fields__, row, strict=True))
+
+
 def letter_of_row(row: Sequence[Any]) -> DeadLetter:
-    """id, tenant_id, subscription, message_id, queue_name, event_name, reason, error, retry_count,
-    state, failed_at, settled_at, replay_id, history, body, body_info, body_crc"""
-    body, info, crc = row[14:17]
-    return DeadLetter(
-        id=text_id(row[0]),
-        tenant_id=row[1],
-        subscription=row[2],
-        message_id=row[3],
-        queue=row[4],
-        type=row[5],
-        reason=row[6],
-        error=row[7] or "",
-        retry_count=row[8],
-        state=row[9],
-        failed_at_us=row[10],
-        settled_at_us=row[11],
-        replay_id=row[12],
-        history=_history(row[13]),
-        body=body,
-        body_info=info,
-        intact=is_intact(body, crc),
+    """The columns of `DeadLetter` in its order, at the end `body_crc` instead of `intact`."""
+    fields = fields_of(DeadLetter, row)
+    fields.update(
+        id=text_id(fields["id"]),
+        error=fields["error"] or "",
+        history=_history(fields["history"]),
+        intact=is_intact(fields["body"], fields["intact"]),
     )
+    return DeadLetter(**fields)
 
 
 def task_of_row(row: Sequence[Any]) -> Task:
-    """Place in the listing of parked tasks (not read here), then the columns in the order of the
-    fields below; `body_crc` is the last one."""
-    body, info, crc = row[27:30]
-    return Task(
-        tenant_id=row[1],
-        subscription=row[2],
-        message_id=row[3],
-        queue=row[4],
-        type=row[5],
-        status=row[6],
-        held=row[7],
-        worker_id=row[8],
-        attempt=row[9],
-        crashes=row[10],
-        retry_count=row[11] or 0,
-        priority=row[12],
-        created_at_us=row[13],
-        started_at_us=row[14],
-        completed_at_us=row[15],
-        due_at_us=row[16],
-        expires_at_us=row[17],
-        duration_ms=row[18],
-        parked_kind=row[19],
+    """Place in the listing of parked tasks (not read here), then the columns of `Task` in its
+    order, at the end `body_crc` instead of `intact`."""
+    fields = fields_of(Task, row[1:])
+    if fields["status"] == Status.SUCCEEDED:
         # A succeeded row still has the error of its last failed attempt, which is in its history.
-        error=None if row[6] == Status.SUCCEEDED else row[20],
-        ordering_key=row[21],
-        idempotency_key=row[22],
-        correlation_id=row[23],
-        trace_id=row[24],
-        history=_history(row[25]),
-        result=row[26],
-        body=body,
-        body_info=info,
-        intact=is_intact(body, crc),
+        fields["error"] = None
+    fields.update(
+        retry_count=fields["retry_count"] or 0,
+        history=_history(fields["history"]),
+        intact=is_intact(fields["body"], fields["intact"]),
     )
+    return Task(**fields)
 
 
 def event_of_row(row: Sequence[Any]) -> LedgerEvent:
-    """position, created_at, event_type, tenant_id, subscription, task_id, worker_id, seq, data"""
-    position, at, kind, tenant_id, subscription, task_id, worker_id, seq, data = row
-    return LedgerEvent(
-        position=position,
-        at_us=at,
-        type=kind,
-        tenant_id=tenant_id,
-        subscription=subscription,
-        task_id=task_id,
-        worker_id=worker_id,
-        seq=seq,
-        data=mapping(data),
-    )
+    """The columns of `LedgerEvent` in its order."""
+    return LedgerEvent(**{**fields_of(LedgerEvent, row), "data": mapping(row[-1])})
 
 
 def effect_of_row(row: Sequence[Any]) -> Effect:
-    """name, state, value, worker_id, created_at, done_at"""
-    return Effect(**dict(zip(Effect.__struct_fields__, row, strict=True)))
+    """The columns of `Effect` in its order."""
+    return Effect(**fields_of(Effect, row))
 
 
 def reply_of_row(row: Sequence[Any]) -> Reply:
     """The columns of `Reply` in its order."""
-    fields = dict(zip(Reply.__struct_fields__, row, strict=True))
+    fields = fields_of(Reply, row)
     fields["in_doubt"] = bool(fields["in_doubt"])
     return Reply(**fields)
 
 
 def delivery_of_row(row: Sequence[Any]) -> DeliveryRecord:
     """The columns of `DeliveryRecord` in its order."""
-    fields = dict(zip(DeliveryRecord.__struct_fields__, row, strict=True))
+    fields = fields_of(DeliveryRecord, row)
     fields["in_doubt"] = bool(fields["in_doubt"])
     fields["receipts"] = tuple(_decode(fields["receipts"] or "[]"))
     fields["options"] = _decode(fields["options"] or "{}")
@@ -125,35 +84,28 @@ def delivery_of_row(row: Sequence[Any]) -> DeliveryRecord:
 
 
 def waiting_of_row(row: Sequence[Any]) -> Waiting:
-    """queue, message_id, state, priority, lane, sent_at, due_at, expires_at, headers, body,
-    body_crc"""
-    queue, message_id, state, priority, lane, sent, due, expires, headers, body, crc = row
-    return Waiting(
-        queue=queue,
-        message_id=message_id,
-        state=_STATES[state],
-        priority=priority,
-        ordering_key=lane,
-        sent_at_us=sent,
-        due_at_us=due,
-        expires_at_us=expires,
-        headers=mapping(headers),
-        body=body,
-        intact=is_intact(body, crc),
+    """The columns of `Waiting` in its order, at the end `body_crc` instead of `intact`."""
+    fields = fields_of(Waiting, row)
+    fields.update(
+        state=_STATES[fields["state"]],
+        headers=mapping(fields["headers"]),
+        intact=is_intact(fields["body"], fields["intact"]),
     )
+    return Waiting(**fields)
 
 
 def worker_of_row(row: Sequence[Any]) -> WorkerState:
-    """worker_id, name, started_at, whether it is alive, running, offers"""
-    worker_id, name, at, alive, running, offers = row
-    return WorkerState(
-        worker_id=worker_id,
-        name=name,
-        started_at_us=at,
-        alive=bool(alive),
-        running=running,
-        offers=read_offers(offers),
-    )
+    """The columns of `WorkerState` in its order."""
+    fields = fields_of(WorkerState, row)
+    fields.update(alive=bool(fields["alive"]), offers=read_offers(fields["offers"]))
+    return WorkerState(**fields)
+
+
+def quota_use_of_row(row: Sequence[Any]) -> QuotaUse:
+    """The columns of `QuotaUse` in its order, with the length of the window instead of its end."""
+    fields = fields_of(QuotaUse, row)
+    fields["window_end_us"] += fields["window_start_us"]
+    return QuotaUse(**fields)
 
 
 def _history(text: str | None) -> tuple[dict[str, Any], ...]:

@@ -30,12 +30,12 @@ from ackbone.core.records import (
 
 from .delivery_rows import ALL, PAUSED
 from .parked import of_row
-from .quota_book import use_of_row
 from .record_rows import (
     delivery_of_row,
     effect_of_row,
     event_of_row,
     letter_of_row,
+    quota_use_of_row,
     reply_of_row,
     task_of_row,
     text_id,
@@ -222,7 +222,10 @@ class StoreRecords(ABC):
         return [of_row(row) for row in found]
 
     async def quota_use(self, *, tenant_id: str | None = None) -> Sequence[QuotaUse]:
-        return [use_of_row(row) for row in await self._read(self._sql.records.quota_use, tenant_id)]
+        return [
+            quota_use_of_row(row)
+            for row in await self._read(self._sql.records.quota_use, tenant_id)
+        ]
 
     # -- counts -----------------------------------------------------------------------------------
 

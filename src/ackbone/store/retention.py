@@ -197,8 +197,7 @@ async def delete_some(
 
 
 class Pruning:
-    """What both dialects do alike to delete old events of the ledger. Run it under the role
-    `retention`."""
+    """Pruning of the ledger, as far as both dialects do it alike; for the role `retention`."""
 
     def __init__(self, store: BaseStore[Any], *, key: bytes, keep_days: float) -> None:
         self._store = store
@@ -225,5 +224,5 @@ class Pruning:
         )
 
     async def _newest(self, tx: Any) -> str:
-        """What names the newest checkpoint; empty if there is none."""
+        """Name the newest checkpoint; empty if there is none."""
         raise NotImplementedError

@@ -30,7 +30,7 @@ _WORDS = {
     ", ARRIVAL": (", seq", ""),
     ' COLLATE "C"': (' COLLATE "C"', ""),
 }
-"""What `0007_schema.sql` writes, and what PostgreSQL and SQLite get instead, in this order."""
+"""Words of `0007_schema.sql`, each with its replacement on PostgreSQL and on SQLite, in order."""
 
 _alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
 

@@ -7,7 +7,7 @@ step (`run_now`); on PostgreSQL it waits for the server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -68,14 +68,6 @@ class Change(msgspec.Struct):
             self.lanes.add((tenant_id, sub, lane))
 
 
-class OutgoingRows(Protocol):
-    """The tables of what leaves the store."""
-
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
-        """Write messages with the commit. Return True if they wait in the outbox for a relay."""
-        ...
-
-
 class Tx(Protocol):
     """A transaction in progress.
 
@@ -116,11 +108,8 @@ class Tx(Protocol):
 
     @property
     def deliveries(self) -> DeliveryRows:
-        """Writes of many deliveries."""
+        """Writes of many deliveries, and of messages that leave."""
         ...
-
-    @property
-    def outgoing(self) -> OutgoingRows: ...
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         """Run a statement and return its rows."""

@@ -1,5 +1,5 @@
-"""What looks after a store beside its runs: copies that a broker lost, approvals that nobody
-answered, quotas that changed, metrics, and how messages of a trigger ended."""
+"""Services of a store beside its runs: copies that a broker lost, approvals that nobody answered,
+quotas that changed, metrics, and how messages of a trigger ended."""
 
 from __future__ import annotations
 

@@ -41,6 +41,11 @@ def texts(values: Sequence[str | None]) -> str:
     return "{" + ",".join(["NULL" if v is None else _quoted(v) for v in values]) + "}"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A text[] for each column of these rows, of which there is at least one."""
+    return [texts(column) for column in zip(*rows, strict=True)]
+
+
 def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

@@ -28,7 +28,7 @@ from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, Task
 
 from . import arrays
 from .address import Address
-from .delivery_rows import PostgresDeliveryRows, PostgresOutgoing
+from .delivery_rows import PostgresDeliveryRows
 from .failures import is_away, may_repeat, translate
 from .granted_runs import PostgresGrantedRuns, UnsureRuns
 from .key_rows import PostgresKeyRows, PostgresLaneRows, PostgresQuotaRows
@@ -161,10 +161,6 @@ class Tx:
     @property
     def granted(self) -> GrantedRuns:
         return PostgresGrantedRuns(self, self._unsure_runs)
-
-    @property
-    def outgoing(self) -> PostgresOutgoing:
-        return PostgresOutgoing(self)
 
     @property
     def deliveries(self) -> PostgresDeliveryRows:

@@ -1,4 +1,5 @@
-"""Writes of many deliveries, in PostgreSQL's form: one statement with an array for each column."""
+"""Writes of many deliveries, and of messages that leave by the outbox: one statement with an array
+for each column."""
 
 from __future__ import annotations
 
@@ -50,6 +51,15 @@ SAVE_WINDOWS = (
     " FROM unnest($1::text[], $2::json[], $3::bigint[]) u(key, state, ends) ON CONFLICT (key)"
     " DO UPDATE SET state = excluded.state, ends_at = excluded.ends_at"
 )
+_OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at) SELECT u.id, u.tenant, u.queue, u.message,"
+    " u.headers, u.body, u.crc, u.priority, u.key, u.ttl,"
+    f" {moment('u.due')}, {moment('u.created')}"
+    " FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::json[], $6::bytea[],"
+    " $7::bigint[], $8::int[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[]) u(id,"
+    " tenant, queue, message, headers, body, crc, priority, key, ttl, due, created)"
+)
 
 
 class PostgresDeliveryRows:
@@ -98,6 +108,11 @@ class PostgresDeliveryRows:
             values = arrays.texts(keys), arrays.texts(states), arrays.numbers(ends)
             await self._tx.send(SAVE_WINDOWS, *values)
 
+    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+        rows = [outbox_row(send, now_us) for send in sends]
+        self._tx.at_end(_OUTBOX, *_outbox_values(rows))
+        return True
+
 
 def insert_values(rows: Sequence[DeliveryRow]) -> tuple[str, ...]:
     """Return the arrays of `INSERT`."""
@@ -109,29 +124,6 @@ def insert_values(rows: Sequence[DeliveryRow]) -> tuple[str, ...]:
         *(arrays.texts(columns[n]) for n in range(11, 13)),
         *(arrays.numbers(columns[n]) for n in range(13, 15)),
     )
-
-
-_OUTBOX = (
-    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
-    " ordering_key, ttl_us, due_at, created_at) SELECT u.id, u.tenant, u.queue, u.message,"
-    " u.headers, u.body, u.crc, u.priority, u.key, u.ttl,"
-    f" {moment('u.due')}, {moment('u.created')}"
-    " FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::json[], $6::bytea[],"
-    " $7::bigint[], $8::int[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[]) u(id,"
-    " tenant, queue, message, headers, body, crc, priority, key, ttl, due, created)"
-)
-
-
-class PostgresOutgoing:
-    """`OutgoingRows` in a transaction: bulk rows are sent together with COMMIT."""
-
-    def __init__(self, tx: Tx) -> None:
-        self._tx = tx
-
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
-        rows = [outbox_row(send, now_us) for send in sends]
-        self._tx.at_end(_OUTBOX, *_outbox_values(rows))
-        return True
 
 
 def _outbox_values(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -87,9 +87,7 @@ class PostgresGrantedRuns:
         asked = self._unsure.held_by_store(claim.sub.name)
         if not asked:
             return []
-        names = sorted(asked)
-        columns = [arrays.texts([name[n] for name in names]) for n in range(2)]
-        found = await self._tx.rows(LOCK, claim.sub.name, *columns)
+        found = await self._tx.rows(LOCK, claim.sub.name, *arrays.columns(sorted(asked)))
         mine = {
             (tenant_id, message_id): Token(worker_id, epoch)
             for tenant_id, message_id, worker_id, epoch, status in found

@@ -1,6 +1,7 @@
-"""`idempotency_keys` on PostgreSQL, and the tasks that wait for a key.
+"""Keys, conversations and quotas on PostgreSQL, and the tasks that wait for them.
 
-Keys are locked after tasks, sorted.
+Keys are locked after tasks, sorted, and quotas after keys, before the ledger. The one fetcher of a
+source holds its row while it writes a batch, so that numbers are given out and seen in one order.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class PostgresKeyRows:
         found = [(key, done[n]) for key, n in named]
         self._tx.before_end(
             KEEP,
-            *_columns([key for key, _ in found]),
+            *arrays.columns([key for key, _ in found]),
             arrays.texts([item.run.message.id for _, item in found]),
             arrays.blobs(item.result for _, item in found),
             arrays.numbers(int(item.dedup_window_s * 1e6) for _, item in found),
@@ -129,26 +130,22 @@ class PostgresKeyRows:
     def free(self, keys: Sequence[tuple[Key, str]]) -> None:
         found = sorted(keys)
         ids = arrays.texts([message_id for _, message_id in found])
-        self._tx.before_end(FREE, *_columns([key for key, _ in found]), ids)
+        self._tx.before_end(FREE, *arrays.columns([key for key, _ in found]), ids)
 
     async def waiting(self, keys: Collection[Key] | None) -> Sequence[Waiter]:
         if keys is None:
             rows = await self._tx.rows(WAITING)
         else:
-            rows = await self._tx.rows(WAITING_FOR, *_columns(sorted(keys)))
+            rows = await self._tx.rows(WAITING_FOR, *arrays.columns(sorted(keys)))
         return [Waiter(*row) for row in rows]
 
     async def end_as_duplicates(self, ended: Sequence[tuple[Identity, bytes | None]]) -> None:
         found = sorted(ended, key=lambda each: each[0])
         results = arrays.blobs(result for _, result in found)
-        await self._tx.send(_DUPLICATES, *_columns([task for task, _ in found]), results)
+        await self._tx.send(_DUPLICATES, *arrays.columns([task for task, _ in found]), results)
 
     async def make_ready(self, tasks: Sequence[Identity]) -> None:
-        await self._tx.send(_READY, *_columns(sorted(tasks)))
-
-
-def _columns(found: Sequence[tuple[str, str, str]]) -> list[str]:
-    return [arrays.texts([each[n] for each in found]) for n in range(3)]
+        await self._tx.send(_READY, *arrays.columns(sorted(tasks)))
 
 
 _ALIVE = "SELECT state FROM workers WHERE worker_id = $1::bigint FOR SHARE"
@@ -188,15 +185,11 @@ class PostgresLaneRows:
         return bool(await self._tx.rows(SQL.claims.own_source, subscription, worker_id))
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
-        wanted = sorted(lanes)
-        columns = [arrays.texts([lane[n] for lane in wanted]) for n in range(2)]
-        found = await self._tx.rows(_BUSY, subscription, *columns)
+        found = await self._tx.rows(_BUSY, subscription, *arrays.columns(sorted(lanes)))
         return {(tenant_id, lane) for tenant_id, lane in found}
 
     async def advance(self, lanes: Collection[Lane]) -> int:
-        found = sorted(lanes)
-        columns = [arrays.texts([lane[n] for lane in found]) for n in range(3)]
-        return len(await self._tx.rows(_ADVANCE, *columns))
+        return len(await self._tx.rows(_ADVANCE, *arrays.columns(sorted(lanes))))
 
 
 _SEEN = (
@@ -230,7 +223,7 @@ class PostgresQuotaRows:
         self._tx = tx
 
     async def lock(self, names: Sequence[QuotaName]) -> Mapping[QuotaName, Sequence[Any]]:
-        columns = [arrays.texts([name[n] for name in names]) for n in range(2)]
+        columns = arrays.columns(names)
         await self._tx.send_locking()  # keys come before quotas, in a finish, too
         await self._tx.send(_MAKE, *columns)
         rows = await self._tx.rows(_READ, *columns)

@@ -16,8 +16,7 @@ import msgspec
 
 from ackbone.core import events
 from ackbone.core.errors import StoreUnavailable
-from ackbone.core.ids import uuid7_block
-from ackbone.store.ledger import GENESIS, Chain, Chains, link
+from ackbone.store.ledger import GENESIS, Chain, Chains, chained
 
 from . import arrays
 from .arrays import moment
@@ -121,38 +120,19 @@ class Ledger(Chains):
         self, tx: Tx, worker_id: int, entries: Sequence[Entry], now_us: int
     ) -> dict[Chain, tuple[int, bytes]]:
         """Send the rows; return the new ends of the chains, which count after the commit."""
-        ends: dict[Chain, tuple[int, bytes]] = {}
-        seqs, tenants, subs, tasks, kinds, texts, hashes = [], [], [], [], [], [], []
-        for tenant_id, subscription, task_id, kind, data in entries:
-            chain = (tenant_id, worker_id)
-            seq, digest = ends.get(chain) or await self._head(tx, chain)
-            seq += 1
-            text = _encode(data).decode()
-            digest = link(
-                digest, (seq, tenant_id, subscription, task_id, kind, text, now_us, worker_id)
-            )
-            ends[chain] = (seq, digest)
-            seqs.append(seq)
-            tenants.append(tenant_id)
-            subs.append(subscription)
-            tasks.append(task_id)
-            kinds.append(kind)
-            texts.append(text)
-            hashes.append(digest)
+        tenants = dict.fromkeys(entry[0] for entry in entries)
+        ends = {tenant: await self._head(tx, (tenant, worker_id)) for tenant in tenants}
+        seqs, *texts, ids, hashes = chained(entries, worker_id, now_us, ends)
         await tx.send(
             INSERT,
             str(now_us),
             str(worker_id),
             arrays.numbers(seqs),
-            arrays.texts(tenants),
-            arrays.texts(subs),
-            arrays.texts(tasks),
-            arrays.texts(kinds),
-            arrays.texts(texts),
-            arrays.ids(uuid7_block(len(entries))),
+            *map(arrays.texts, texts),
+            arrays.ids(ids),
             arrays.blobs(hashes),
         )
-        return ends
+        return {(tenant, worker_id): end for tenant, end in ends.items()}
 
     def _committed(self, ends: dict[Chain, tuple[int, bytes]], now_us: int, durable: bool) -> None:
         for chain, (seq, digest) in ends.items():

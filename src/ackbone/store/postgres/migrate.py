@@ -9,7 +9,9 @@ An empty database gets its tables at the first start. One with an older revision
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -37,12 +39,8 @@ _OURS = "queue_executions"
 
 def current_revision(url: str) -> str | None:
     """The revision that the database says it has; None if it has none."""
-    address = Address.from_url(url)
-    try:
-        with psycopg.connect(address, autocommit=True) as conn:
-            return _revision(conn)
-    except psycopg.Error as error:
-        raise _translated(error, address) from error
+    with _connected(url) as (conn, _):
+        return _revision(conn)
 
 
 def is_behind(url: str) -> bool:
@@ -65,68 +63,62 @@ def ensure_schema(url: str) -> bool:
 
 def require_current(url: str) -> None:
     """Raises SchemaMismatch or StoreUnavailable unless tables of `HEAD` are there to work with."""
-    address = Address.from_url(url)
-    try:
-        with psycopg.connect(address, autocommit=True) as conn:
-            revision = _revision(conn)
-            if _is_behind(revision, address):
-                raise upgrade_needed(address.shown, revision)
-            require_sight(conn, address)
-    except psycopg.Error as error:
-        raise _translated(error, address) from error
+    with _connected(url) as (conn, address):
+        revision = _revision(conn)
+        if _is_behind(revision, address):
+            raise upgrade_needed(address.shown, revision)
+        require_sight(conn, address)
 
 
 def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
     """Bring the database to `HEAD`, whole or not at all. True if there was anything to do."""
-    address = Address.from_url(url)
-    try:
-        with psycopg.connect(address, autocommit=True) as conn:
-            if not _is_behind(_revision(conn), address):
-                return False
-            _lock(conn, address, wait_s)  # held until this connection ends
-            revision = _revision(conn)
-            if not _is_behind(revision, address):  # another process was faster
-                return False
-            if revision is None:
-                _refuse_foreign(conn, address)
+    with _connected(url) as (conn, address):
+        if not _is_behind(_revision(conn), address):
+            return False
+        _lock(conn, address, wait_s)  # held until this connection ends
+        revision = _revision(conn)
+        if not _is_behind(revision, address):  # another process was faster
+            return False
+        if revision is None:
+            _refuse_foreign(conn, address)
 
-            def finish() -> None:
-                make_partitions(conn)
-                extend_pass(conn)
+        def finish() -> None:
+            make_partitions(conn)
+            extend_pass(conn)
 
-            run_migrations("postgresql+psycopg://", conn, then=finish)
-            return True
-    except psycopg.Error as error:
-        raise _translated(error, address) from error
+        run_migrations("postgresql+psycopg://", conn, then=finish)
+        return True
 
 
 def tend(url: str) -> int:
     """Do what only the owner of the tables can: make partitions for the months ahead, close them to
     other roles, and give all workers all tables. Returns how many partitions were made."""
-    address = Address.from_url(url)
-    try:
-        with psycopg.connect(address, autocommit=True) as conn:
-            while True:
-                try:
-                    with conn.transaction():
-                        conn.execute("SET LOCAL lock_timeout = '10s'")
-                        made = make_partitions(conn)
-                        close_partitions(conn)
-                        extend_pass(conn)
-                    return made
-                except errors.DuplicateTable:
-                    continue  # a worker made one just now
-    except psycopg.Error as error:
-        raise _translated(error, address) from error
+    with _connected(url) as (conn, _):
+        while True:
+            try:
+                with conn.transaction():
+                    conn.execute("SET LOCAL lock_timeout = '10s'")
+                    made = make_partitions(conn)
+                    close_partitions(conn)
+                    extend_pass(conn)
+                return made
+            except errors.DuplicateTable:
+                continue  # a worker made one just now
 
 
 def admit(url: str, *, worker: str | None = None, api: str | None = None) -> list[Admission]:
     """Give roles their rights, all of them or none: see `wall`."""
+    with _connected(url) as (conn, address), conn.transaction():
+        found = [] if worker is None else [admit_worker(conn, address, worker)]
+        return found if api is None else [*found, admit_api(conn, address, api)]
+
+
+@contextlib.contextmanager
+def _connected(url: str) -> Iterator[tuple[psycopg.Connection[Any], Address]]:
     address = Address.from_url(url)
     try:
-        with psycopg.connect(address, autocommit=True) as conn, conn.transaction():
-            found = [] if worker is None else [admit_worker(conn, address, worker)]
-            return found if api is None else [*found, admit_api(conn, address, api)]
+        with psycopg.connect(address, autocommit=True) as conn:
+            yield conn, address
     except psycopg.Error as error:
         raise _translated(error, address) from error
 

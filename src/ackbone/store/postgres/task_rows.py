@@ -191,11 +191,11 @@ class PostgresTaskRows:
         return granted
 
     async def find(self, subscription: str, pairs: Sequence[Pair]) -> Mapping[Pair, Existing]:
-        rows = await self._tx.rows(FIND, subscription, *_columns(pairs))
+        rows = await self._tx.rows(FIND, subscription, *arrays.columns(pairs))
         return {(row[0], row[1]): Existing(*row[2:]) for row in rows}
 
     async def lock(self, subscription: str, pairs: Sequence[Pair]) -> None:
-        await self._tx.rows(LOCK, subscription, *_columns(pairs))
+        await self._tx.rows(LOCK, subscription, *arrays.columns(pairs))
 
     async def append(self, claim: Claiming, placed: Sequence[Placed]) -> Sequence[Task]:
         tasks = [each.task for each in placed]
@@ -239,7 +239,7 @@ class PostgresTaskRows:
         return [_ready(row) for row in rows]
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
-        return await self._tx.rows(APPROVED, subscription, *_columns(pairs))
+        return await self._tx.rows(APPROVED, subscription, *arrays.columns(pairs))
 
     # -- finish -----------------------------------------------------------------------------------
 
@@ -300,9 +300,8 @@ class PostgresTaskRows:
         return _who_holds(rows)
 
     async def tokens(self, runs: Sequence[Run]) -> Mapping[Identity, tuple[int | None, int, str]]:
-        found = [identity_of(run) for run in runs]
-        columns = [arrays.texts([each[n] for each in found]) for n in range(3)]
-        rows = await self._tx.rows(_WHY_NOT, *columns)
+        found = arrays.columns([identity_of(run) for run in runs])
+        rows = await self._tx.rows(_WHY_NOT, *found)
         return {(row[0], row[1], row[2]): (row[3], row[4], row[5]) for row in rows}
 
 
@@ -332,10 +331,6 @@ def _claim_values(tasks: Sequence[Task], order: Sequence[int]) -> tuple[str, ...
     )
 
 
-def _columns(pairs: Sequence[Pair]) -> tuple[str, str]:
-    return arrays.texts([first for first, _ in pairs]), arrays.texts([last for _, last in pairs])
-
-
 def _claimed(item: Finished) -> Claimed:
     run = item.run
     message, token = run.message, run.token
@@ -343,9 +338,8 @@ def _claimed(item: Finished) -> Claimed:
 
 
 def _tokens(batch: Sequence[Finished]) -> tuple[str, ...]:
-    found = [identity_of(item.run) for item in batch]
     return (
-        *(arrays.texts([each[n] for each in found]) for n in range(3)),
+        *arrays.columns([identity_of(item.run) for item in batch]),
         arrays.numbers(item.run.token.worker_id for item in batch),
         arrays.numbers(item.run.token.epoch for item in batch),
     )

@@ -19,21 +19,16 @@ from ackbone.core.errors import StoreCorrupt, StoreUnavailable
 from ackbone.store.anchors import AnchorFile
 from ackbone.store.ledger import (
     ANCHOR_TASK,
+    NEW_CHAIN,
     PRUNED_TASK,
     TENANT,
     Anchor,
     Chain,
+    End,
     read_checkpoint,
     readable,
 )
-from ackbone.store.ledger_verifier import (
-    NEW_CHAIN,
-    PAGE,
-    End,
-    LedgerReport,
-    LedgerVerifier,
-    Progress,
-)
+from ackbone.store.ledger_verifier import PAGE, LedgerReport, LedgerVerifier, Progress
 
 from .address import Address
 from .failures import translate

@@ -1,5 +1,5 @@
-"""Statements of `ackbone.store.claims` and `dead_on_arrival`, each for one task. Bulk statements
-are behind `ackbone.store.tables`."""
+"""Statements of `ackbone.store.claims`, `dead_on_arrival`, `waiting` and `runs`, each for one task.
+Bulk statements are behind `ackbone.store.tables`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of `ackbone.store.operations`, `parked`, `orchestration` and `letters`."""
+"""Statements of `ackbone.store.operations`, `parked`, `orchestration` and `outcomes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of `ackbone.store.records` and `endings`."""
+"""Statements of `ackbone.store.records`, and of `upkeep` for endings."""
 
 from __future__ import annotations
 
@@ -184,6 +184,6 @@ class RecordsSql(msgspec.Struct, frozen=True, kw_only=True):
         " FROM quotas q WHERE q.window_us > 0 AND ($1::text IS NULL OR q.tenant_id = $1)"
         " ORDER BY q.tenant_id, q.name"
     )
-    """tenant → the columns of `use_of_row`"""
+    """tenant → the columns of `quota_use_of_row`"""
     final_events: str
     """subscription, tenants, task ids → tenant, task id, event_type, data, history of the letter"""

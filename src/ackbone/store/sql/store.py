@@ -1,4 +1,5 @@
-"""Statements of `ackbone.store.base` and `notices`."""
+"""Statements of `ackbone.store.base`, `commit` and `workers`, and of what looks after the store:
+`outbox`, `upkeep`, `retention` and `anchors`."""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class MaintenanceSql(msgspec.Struct, frozen=True, kw_only=True):
         " RETURNING tenant_id, subscription, message_id, queue_name, event_name, trace_id, attempt,"
         " crashes, idem_key, history::text"
     )
-    """task, now, error, due before → the columns of `copies.Lost`, if the task still waits"""
+    """task, now, error, due before → the columns of `upkeep.Lost`, if the task still waits"""
 
     add_metric: str = (
         "INSERT INTO queue_metrics (id, tenant_id, queue_name, metric_name, metric_value,"

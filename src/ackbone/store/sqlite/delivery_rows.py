@@ -1,4 +1,5 @@
-"""Writes of many deliveries, in SQLite's form."""
+"""Writes of many deliveries, and of messages that leave with a commit: into the queue of the same
+file, or into the outbox."""
 
 from __future__ import annotations
 
@@ -27,13 +28,26 @@ END = (
 )
 SAVE_WINDOWS = "INSERT INTO send_windows (key, state, ends_at)"
 SAVED_BEFORE = "ON CONFLICT (key) DO UPDATE SET state = excluded.state, ends_at = excluded.ends_at"
+OUTBOX = (
+    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
+    " ordering_key, ttl_us, due_at, created_at)"
+)
 
 
 class SqliteDeliveryRows:
     """`ackbone.store.delivery_rows.DeliveryRows` on the connection of the writer thread."""
 
-    def __init__(self, conn: sqlite3.Connection) -> None:
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        queue: Transactional | None,
+        holds: Callable[[str], bool],
+    ) -> None:
+        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
+        True for these."""
         self._conn = conn
+        self._queue = queue
+        self._holds = holds
 
     def insert(self, found: Sequence[DeliveryRow]) -> None:
         rows.insert(self._conn, INSERT, found)
@@ -69,28 +83,6 @@ class SqliteDeliveryRows:
 
     async def save_windows(self, found: Sequence[WindowRow]) -> None:
         rows.insert(self._conn, SAVE_WINDOWS, found, SAVED_BEFORE)
-
-
-OUTBOX = (
-    "INSERT INTO outbox (id, tenant_id, queue_name, message_id, headers, body, body_crc, priority,"
-    " ordering_key, ttl_us, due_at, created_at)"
-)
-
-
-class SqliteOutgoing:
-    """`OutgoingRows` in a transaction of the writer thread."""
-
-    def __init__(
-        self,
-        conn: sqlite3.Connection,
-        queue: Transactional | None,
-        holds: Callable[[str], bool],
-    ) -> None:
-        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
-        True for these."""
-        self._conn = conn
-        self._queue = queue
-        self._holds = holds
 
     def publish(self, sends: Sequence[Send], now_us: int) -> bool:
         queues: dict[str, list[Send]] = {}

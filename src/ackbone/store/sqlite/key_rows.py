@@ -1,4 +1,4 @@
-"""`idempotency_keys` on SQLite, and the tasks that wait for a key."""
+"""Keys, conversations and quotas on SQLite, and the tasks that wait for them."""
 
 from __future__ import annotations
 

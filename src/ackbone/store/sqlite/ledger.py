@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from itertools import groupby, repeat
-
-import msgspec
 
 from ackbone.core import events
-from ackbone.core.ids import uuid7_block
 from ackbone.sqlitefile import rows
 from ackbone.sqlitefile.file import SqliteFile
-from ackbone.store.ledger import GENESIS, Chain, Chains, links
+from ackbone.store.ledger import GENESIS, Chain, Chains, chained
 
 _INSERT = (
     "INSERT INTO event_log (created_at, worker_id, seq, tenant_id, subscription, task_id,"
@@ -24,7 +20,6 @@ _INSERT = (
 )
 _ALIKE = (1, 2, 4)
 """Positions of tenant, subscription and event type among the columns that are written."""
-_encode = msgspec.json.Encoder().encode
 
 Entry = events.Entry
 
@@ -49,31 +44,12 @@ class Ledger(Chains):
         """Write the events, in order."""
         if not entries:
             return
-        tenants, subscriptions, tasks, kinds, data = zip(*entries, strict=True)
-        texts = [_encode(each).decode() for each in data]
-        seqs: list[int] = []
-        hashes: list[bytes] = []
-        at = 0
-        for tenant, alike in groupby(tenants):  # one chain after the other
-            part = slice(at, at := at + len(list(alike)))
-            seq, digest = self._head(conn, (tenant, worker_id))
-            numbers = range(seq + 1, seq + 1 + part.stop - part.start)
-            seqs += numbers
-            records = zip(
-                numbers, tenants[part], subscriptions[part], tasks[part], kinds[part], texts[part],
-                repeat(now_us), repeat(worker_id),
-            )  # fmt: skip
-            hashes += links(digest, records)
-            self._heads[(tenant, worker_id)] = (seqs[-1], hashes[-1])
-        ids = uuid7_block(len(entries))
-        rows.insert_columns(
-            conn,
-            _INSERT,
-            (seqs, tenants, subscriptions, tasks, kinds, texts, ids, hashes),
-            shared=(now_us, worker_id),
-            alike=_ALIKE,
-        )
-        self._file.ledger_head = hashes[-1]
+        tenants = dict.fromkeys(entry[0] for entry in entries)
+        ends = {tenant: self._head(conn, (tenant, worker_id)) for tenant in tenants}
+        columns = chained(entries, worker_id, now_us, ends)
+        self._heads |= {(tenant, worker_id): end for tenant, end in ends.items()}
+        rows.insert_columns(conn, _INSERT, columns, shared=(now_us, worker_id), alike=_ALIKE)
+        self._file.ledger_head = columns[-1][-1]
 
     def _head(self, conn: sqlite3.Connection, chain: Chain) -> tuple[int, bytes]:
         """Return the end of a chain. The first event of a worker id costs no look at the table."""

@@ -45,7 +45,7 @@ def current_revision(path: Path) -> str | None:
         # Read-only: a look must neither make a file nor copy the log into it when it closes.
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30)) as conn:
-            if "alembic_version" not in _tables(conn):
+            if "alembic_version" not in tables_of(conn):
                 return None
             rows = conn.execute("SELECT version_num FROM alembic_version ORDER BY 1").fetchall()
     except sqlite3.Error as error:
@@ -85,7 +85,8 @@ def ensure_schema(path: Path, *, wait_s: float = 60.0) -> bool:
     return True
 
 
-def _tables(conn: sqlite3.Connection) -> list[str]:
+def tables_of(conn: sqlite3.Connection) -> list[str]:
+    """The names of all tables but SQLite's own."""
     rows = conn.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%'"
         " ESCAPE '\\' ORDER BY name"
@@ -122,7 +123,7 @@ def _migrate(path: Path, wait_s: float) -> None:
         contextlib.closing(Turnstile(path)) as turnstile,
         contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=wait_s)) as conn,
     ):
-        tables = _tables(conn)
+        tables = tables_of(conn)
         if tables and current_revision(path) is None:
             raise SchemaMismatch(
                 f"{path} holds tables that are not ackbone's ({', '.join(tables[:5])}) and no "

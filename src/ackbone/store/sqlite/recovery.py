@@ -32,6 +32,7 @@ from ackbone.sqlitefile.file import TURN_WAIT_S
 from ackbone.sqlitefile.sharing import Turnstile, is_alive
 from ackbone.sqlitefile.wal import Witness, witnessed
 
+from .migrate import ensure_schema, tables_of
 from .salvage import Saved, salvage
 
 _WITH_BODIES = ("messages", "queue_executions", "dead_letters", "outbox")
@@ -109,7 +110,7 @@ def inspect(path: Path) -> Report:
     uri = f"{path.as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30)) as conn:
-            tables = [_look(conn, name) for name in _tables(conn)]
+            tables = [_look(conn, name) for name in tables_of(conn)]
             problems = _problems(conn)
             commits = int(conn.execute("SELECT commits FROM witness").fetchone()[0])
     except (sqlite3.DatabaseError, TypeError) as error:
@@ -160,11 +161,6 @@ def recover(path: Path, *, accept_loss: bool) -> Report:
 
 
 # -- inspect --------------------------------------------------------------------------------------
-
-
-def _tables(conn: sqlite3.Connection) -> list[str]:
-    found = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-    return [str(name) for (name,) in found if not str(name).startswith("sqlite_")]
 
 
 def _look(conn: sqlite3.Connection, table: str) -> TableReport:
@@ -238,8 +234,6 @@ def _refuse_while_open(path: Path, copy: Path) -> None:
 
 def _rebuild(path: Path, copy: Path) -> list[Saved]:
     """Replace the database by a new one with every row that can be read from the copy."""
-    from ackbone.store.sqlite.migrate import ensure_schema
-
     fresh = Path(f"{path}.salvage")
     _remove(fresh)
     try:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .migrate import tables_of
+
 CHUNK = 200
 LAST_ROWID = (1 << 63) - 1
 NUMBERS_LEFT_OUT = 1000
@@ -35,11 +37,11 @@ def salvage(source: Path, target: Path) -> list[Saved]:
         contextlib.closing(sqlite3.connect(target, isolation_level=None)) as new,
     ):
         old.text_factory = lambda data: data.decode("utf-8", "replace")
-        readable = _tables(old)  # raises if not even the list of tables can be read
+        readable = tables_of(old)  # raises if not even the list of tables can be read
         new.execute("BEGIN IMMEDIATE")
         found = [
             _table(old, new, name)
-            for name in _tables(new)
+            for name in tables_of(new)
             if name in readable and name not in _NOT_COPIED
         ]
         _never_use_a_number_twice(old, new)
@@ -49,14 +51,6 @@ def salvage(source: Path, target: Path) -> list[Saved]:
 
 def _reading(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-
-
-def _tables(conn: sqlite3.Connection) -> list[str]:
-    rows = conn.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%'"
-        " ESCAPE '\\' ORDER BY name"
-    )
-    return [str(name) for (name,) in rows]
 
 
 def _table(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> Saved:

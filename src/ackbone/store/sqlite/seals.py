@@ -1,4 +1,5 @@
-"""Anchors, checkpoints and chain ends in the table of SQLite, found by rowid."""
+"""Anchors, checkpoints and chain ends in the table of SQLite, by rowid: rows are in the order of
+their commits."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change, Row
 from ackbone.store.waiting import release_waiting
 
-from .delivery_rows import SqliteDeliveryRows, SqliteOutgoing
+from .delivery_rows import SqliteDeliveryRows
 from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
 from .leases import REGISTER, Leases
 from .ledger import Ledger
@@ -93,11 +93,7 @@ class SqliteTx:
 
     @property
     def deliveries(self) -> SqliteDeliveryRows:
-        return SqliteDeliveryRows(self.conn)
-
-    @property
-    def outgoing(self) -> SqliteOutgoing:
-        return SqliteOutgoing(self.conn, self._queue, self._holds)
+        return SqliteDeliveryRows(self.conn, self._queue, self._holds)
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         return self.conn.execute(statement, parameters(values)).fetchall()

@@ -20,19 +20,14 @@ from ackbone.core.errors import NotFound, StoreUnavailable
 from ackbone.store.anchors import AnchorFile
 from ackbone.store.ledger import (
     ANCHOR_TASK,
+    NEW_CHAIN,
     TENANT,
     Anchor,
     Chain,
+    End,
     read_anchor,
 )
-from ackbone.store.ledger_verifier import (
-    NEW_CHAIN,
-    PAGE,
-    End,
-    LedgerReport,
-    LedgerVerifier,
-    Progress,
-)
+from ackbone.store.ledger_verifier import PAGE, LedgerReport, LedgerVerifier, Progress
 
 from . import seals
 
