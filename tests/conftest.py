@@ -17,6 +17,7 @@ from tests.servers.postgres import (
     PostgresServer,
     postgres_server,
 )
+from tests.servers.rabbitmq import NEWEST, RabbitServer
 from tests.servers.redis import RedisServer
 
 # A shell that starts us in the background has Ctrl+C ignored, and commands that are started here
@@ -122,3 +123,21 @@ def postgres_url(
     name = postgres.new_database(template=postgres_template)
     yield postgres.url(name)
     postgres.drop(name)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitServer]:
+    """One RabbitMQ for all tests that do no harm to it; they are of the xdist group `rabbitmq`."""
+    server = RabbitServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def newest_rabbitmq() -> Iterator[RabbitServer]:
+    """As `rabbitmq`, and newer than what Debian's stable release has."""
+    server = RabbitServer(NEWEST)
+    server.start()
+    yield server
+    server.remove()
