@@ -497,7 +497,7 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (TagsByPosition, {}, settling.settle_stale, "lost"),
     (FirstVerbForAll, {}, settling.mixed_settlements, "lost"),
     (NewNames, {}, settling.identity, "another name"),
-    (MemoryBroker, {"identity": Identity.NONE}, settling.identity, "`none` is claimed"),
+    (NewNames, {"identity": Identity.NONE}, settling.identity, "another name"),
     (IgnoresDelay, {}, capabilities.delay, "came first"),
     (DelaysTooShort, {}, capabilities.delay, "nine tenths"),
     (NeverDue, {}, capabilities.delay, "delay is over"),
