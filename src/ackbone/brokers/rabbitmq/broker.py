@@ -138,8 +138,10 @@ class RabbitBroker:
             if isinstance(answer, BaseException):
                 if len(levels) == 1 or not isinstance(answer, BrokerError):
                     raise answer
-                answer = [Result(id=batch[n].id, error=answer) for n in places]
-            results.update(zip(places, answer, strict=True))
+                refusals = [Result(id=batch[n].id, error=answer) for n in places]
+                results.update(zip(places, refusals, strict=True))
+            else:
+                results.update(zip(places, answer, strict=True))
         return [results[n] for n in range(len(batch))]
 
     async def subscribe(self, sub: Subscription, *, room: int) -> RabbitSource:

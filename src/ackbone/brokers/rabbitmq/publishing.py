@@ -157,32 +157,32 @@ class Publisher:
         if isinstance(asked, AckboneError):
             return asked
         if not asked.done():
-            if self._link.blocked:
-                return PublishUnknown([out.id], self._link.blocked_text)
-            return PublishUnknown([out.id], f"{where}: no confirmation within the deadline")
-        if asked.cancelled():
-            return PublishUnknown([out.id], f"{where}: the connection was lost")
-        error = asked.exception()
-        if error is None:
-            answer = asked.result()
-            if not isinstance(answer, DeliveredMessage):
-                return None
-            self._queues.forget(queue)
-            text = getattr(answer.delivery, "reply_text", "") or "no route"
-            return BrokerError(
-                f"{where} does not exist, so the message {out.id} was returned ({text}). The "
-                "queue was deleted, or this user may not declare it"
-            )
+            late = f"{where}: no confirmation within the deadline"
+            return PublishUnknown([out.id], self._link.blocked_text if self._link.blocked else late)
+        error = None if asked.cancelled() else asked.exception()
+        if asked.cancelled() or error is not None:
+            return self._failure(where, out, error)
+        answer = asked.result()
+        if not isinstance(answer, DeliveredMessage):
+            return None
+        self._queues.forget(queue)
+        return BrokerError(
+            f"{where} does not exist, so the message {out.id} was returned. The queue was deleted, "
+            "or this user may not declare it"
+        )
+
+    def _failure(self, where: str, out: Outgoing, error: BaseException | None) -> AckboneError:
         if isinstance(error, DeliveryError):
             return BrokerUnavailable(f"{where} is full and refuses messages (reject-publish)")
         if isinstance(error, ChannelAccessRefused):
             return BrokerError(f"{where}: {error}")
-        found = _TOO_LARGE.search(str(error))
-        if found is not None:
+        text = "the connection was lost" if error is None else str(error) or type(error).__name__
+        found = _TOO_LARGE.search(text)
+        if found is not None:  # the server's own limit is lower than the usual one
             self.max_body = min(self.max_body, int(found[2]))
             if len(out.body) > self.max_body:
-                return MessageTooLarge(f"{out.id}: {error}")
-        return PublishUnknown([out.id], f"{where}: {str(error) or 'the connection was lost'}")
+                return MessageTooLarge(f"{out.id}: {text}")
+        return PublishUnknown([out.id], f"{where}: {text}")
 
 
 def _raise_common(results: Sequence[Result]) -> None:
