@@ -94,6 +94,16 @@ async def ack(source: RabbitSource, batch: list[Delivery]) -> None:
     await source.settle([Settlement(delivery=each, verb=Verb.ACK) for each in batch])
 
 
+def publish_without_id(server: RabbitServer, queue: str, body: str) -> None:
+    letter = {
+        "properties": {},
+        "routing_key": queue,
+        "payload": body,
+        "payload_encoding": "string",
+    }
+    assert server.api("POST", "exchanges/%2F/amq.default/publish", letter) == {"routed": True}
+
+
 # -- wrong URLs ---------------------------------------------------------------------------------
 
 
@@ -166,26 +176,33 @@ async def test_bad_messages_fail_alone(server: RabbitServer, queue: str):
 
 
 async def test_a_message_of_another_program(server: RabbitServer, queue: str):
-    headers = {"text": "t", "n": 5, "on": True, "none": None, "raw": b"\xff", "deep": {"a": [1]}}
+    headers = {
+        "text": "t",
+        "n": 5,
+        "on": True,
+        "none": None,
+        "raw": bytearray(b"\xff"),
+        "deep": {"a": [1]},
+    }
     async with opened(server.url) as broker, raw(server) as other:
         source = await source_of(broker, queue)
         await source.receive(limit=1, wait=0.1)
-        for properties in (
-            spec.Basic.Properties(headers=headers),
-            spec.Basic.Properties(message_id="order-7"),
-            spec.Basic.Properties(message_id="order-7"),
-        ):
-            await other.basic_publish(b"body", routing_key=queue, properties=properties)
-        await other.basic_publish(
-            b"next", routing_key=queue, properties=spec.Basic.Properties(message_id="order-7")
-        )
-        plain, *named = await receive(source, 4)
-    assert plain.identity is None
-    assert plain.body == b"body"
-    assert plain.headers == {
-        "text": "t", "n": "5", "on": "true", "none": "null", "raw": "\\xff", "deep": '{"a": [1]}'
-    }  # fmt: skip
-    assert named[0].identity == named[1].identity != named[2].identity
+        for body, given in ((b"one", headers), (b"one", {}), (b"two", {})):
+            about = spec.Basic.Properties(message_id="order-7", headers=given)
+            await other.basic_publish(body, routing_key=queue, properties=about)
+        first, same, different = await receive(source, 3)
+        await asyncio.to_thread(publish_without_id, server, queue, "three")
+        (nameless,) = await receive(source, 1)
+    assert first.headers == {
+        "text": "t",
+        "n": "5",
+        "on": "true",
+        "none": "null",
+        "raw": "\\xff",
+        "deep": '{"a": [1]}',
+    }
+    assert first.identity == same.identity != different.identity
+    assert (nameless.identity, nameless.body) == (None, b"three")
 
 
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):
@@ -258,13 +275,16 @@ async def test_a_user_who_may_declare_nothing(server: RabbitServer, queue: str):
 
 
 async def test_pause_hands_back_and_keeps_the_order(server: RabbitServer, queue: str):
-    async with opened(server.url) as first, opened(server.url) as second:
+    async with opened(server.url) as first:
         await first.publish(queue, messages(50))
         mine = await source_of(first, queue)
         head = await receive(mine, 10)
         await ack(mine, head)
         await mine.pause()
+        second = RabbitBroker(server.url)
+        await second.open()
         theirs = await receive(await source_of(second, queue), 40)
+        await second.close()
         assert [int(each.body) for each in theirs] == list(range(10, 50))
 
 

@@ -89,7 +89,8 @@ async def _of_broker(config: Config) -> Sequence[Check]:
             found += use.check_problems(error.problems)
             continue
         if isinstance(broker, Examinable):
-            found += await broker.examine()
+            queues = [name for name in config.queues if config.endpoint(name).name == endpoint.name]
+            found += await broker.examine(queues)
     return found
 
 
