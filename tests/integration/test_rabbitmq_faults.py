@@ -11,6 +11,7 @@ from typing import Any
 import aiormq
 import pytest
 from pamqp import commands as spec
+from pamqp import decode
 
 from ackbone.brokers.rabbitmq import RabbitBroker
 from ackbone.brokers.rabbitmq.source import RabbitSource
@@ -94,9 +95,9 @@ async def ack(source: RabbitSource, batch: list[Delivery]) -> None:
     await source.settle([Settlement(delivery=each, verb=Verb.ACK) for each in batch])
 
 
-def publish_without_id(server: RabbitServer, queue: str, body: str) -> None:
+def publish_without_id(server: RabbitServer, queue: str, body: str, **properties: Any) -> None:
     letter = {
-        "properties": {},
+        "properties": properties,
         "routing_key": queue,
         "payload": body,
         "payload_encoding": "string",
@@ -176,7 +177,7 @@ async def test_bad_messages_fail_alone(server: RabbitServer, queue: str):
 
 
 async def test_a_message_of_another_program(server: RabbitServer, queue: str):
-    headers = {
+    headers: Any = {
         "text": "t",
         "n": 5,
         "on": True,
@@ -203,6 +204,19 @@ async def test_a_message_of_another_program(server: RabbitServer, queue: str):
     }
     assert first.identity == same.identity != different.identity
     assert (nameless.identity, nameless.body) == (None, b"three")
+
+
+async def test_what_the_decoder_of_the_driver_refuses(server: RabbitServer, queue: str):
+    """A time in microseconds: the message comes, and so do those behind it."""
+    async with opened(server.url) as broker:
+        await broker.publish(queue, messages(1))
+        micros = 1_763_500_000_000_000
+        await asyncio.to_thread(publish_without_id, server, queue, "odd", timestamp=micros)
+        await broker.publish(queue, messages(1))
+        source = await source_of(broker, queue)
+        assert [each.body for each in await receive(source, 3)] == [b"0", b"odd", b"0"]
+    assert decode.by_type(b"\x02\xffa", "shortstr") == (3, "\\xffa")
+    assert decode.by_type(b"\x00\x00\x00\x04\x01\xff\x01\x00", "table") == (8, {})
 
 
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):

@@ -24,10 +24,12 @@ from aiormq.exceptions import (
 from ackbone.core.errors import BrokerDenied, BrokerError, BrokerUnavailable, ConfigError
 
 from .address import Address
+from .decoding import accept_everything
 
 log = logging.getLogger("ackbone.brokers.rabbitmq")
 for _name in ("aiormq.connection", "aiormq.channel"):  # a traceback for each lost connection
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+accept_everything()
 
 T = TypeVar("T")
 FAULTS = (AMQPError, ConnectionError, OSError, RuntimeError, TimeoutError)
