@@ -20,7 +20,7 @@ from ackbone.core.errors import InvalidMessage
 
 NORMAL = 1
 LEVELS = (3, 2, NORMAL, 0)
-"""Priorities, the highest first. Each has a queue of its own: quorum queues have no priorities."""
+"""Priorities, the highest first. Each has its own queue: quorum queues have none before 4.0."""
 LONGEST_NAME = 128
 """Characters of a header's name. The driver cuts longer ones off without a word."""
 _OURS = "x-ackbone"
@@ -36,6 +36,9 @@ def key_of(queue: str, level: int) -> str:
 
 def properties_of(out: Outgoing, now_us: int, *, again: str | None) -> spec.Basic.Properties:
     """Return the properties of a message. Raises InvalidMessage.
+
+    There is no `priority` among them. Quorum queues have priorities since 4.0, and a message
+    without one, as other programs send it, would overtake ours.
 
     `again`: a message_id of its own for a second copy of a message whose first copy is not yet
     confirmed. The driver finds a returned message by its message_id.
@@ -60,7 +63,6 @@ def properties_of(out: Outgoing, now_us: int, *, again: str | None) -> spec.Basi
         delivery_mode=2,
         message_id=again or out.id,
         timestamp=datetime.fromtimestamp(now_us // 1_000_000, UTC),
-        priority=out.priority if out.priority in LEVELS else NORMAL,
         headers=headers,
     )
 
