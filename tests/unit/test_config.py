@@ -420,7 +420,7 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: unix://redis.sock", "a socket's path is absolute: unix:///run/redis.sock"),
         ("broker: redsi://u:hunter2@h/0", "did you mean redis?"),
         ("store: redis://u:hunter2@h/0", "'redis://***@h/0' is not a known store"),
-        ("broker: amqp://h", "has no RabbitMQ adapter yet; it has: sqlite, memory://"),
+        ("broker: amqp://", "amqp:// names no server; write amqp://user@host:5672/vhost"),
         ("broker: kafka://h", "no Kafka adapter"),
         ("broker: sqs://h", "no Amazon SQS adapter"),
         ("broker: servicebus://h", "no Azure Service Bus adapter"),

@@ -311,6 +311,18 @@ class DropsExpired(OnReceive):
         return [d for d in got if d.expires_at_us is None or d.expires_at_us > now]
 
 
+class KeepsWhatItRead(MemoryBroker):
+    """It reads more than it was asked for, and a pause does not return the rest."""
+
+    _rest: Sequence[Delivery] = ()
+
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
+        if not self._rest:
+            self._rest = await super()._receive(sub, 100, wait)
+        taken, self._rest = self._rest[:limit], self._rest[limit:]
+        return taken
+
+
 class OnSettle(MemoryBroker):
     def twist(self, batch: Sequence[Settlement]) -> Sequence[Settlement]:
         return batch
@@ -492,6 +504,7 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (NoAge, {}, lifecycle.stats, "oldest_age_s"),
     (ForgetsOnClose, {}, lifecycle.second_client, "lost"),
     (HandsOutTwice, {}, lifecycle.second_client, "lost|other client"),
+    (KeepsWhatItRead, {}, lifecycle.pause_hands_back, "6 messages were due"),
     (AcksDoNotStick, {}, settling.ack_is_final, "acknowledged before the reopening"),
     (AckMeansRelease, {}, settling.ack_is_final, "everything was acknowledged"),
     (HandsOutTwice, {}, settling.unsettled_comes_back, "lost|in our hands"),
@@ -512,7 +525,7 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (TagsByPosition, {}, settling.settle_stale, "lost"),
     (FirstVerbForAll, {}, settling.mixed_settlements, "lost"),
     (NewNames, {}, settling.identity, "another name"),
-    (MemoryBroker, {"identity": Identity.NONE}, settling.identity, "`none` is claimed"),
+    (NewNames, {"identity": Identity.NONE}, settling.identity, "another name"),
     (IgnoresDelay, {}, capabilities.delay, "came first"),
     (DelaysTooShort, {}, capabilities.delay, "nine tenths"),
     (NeverDue, {}, capabilities.delay, "delay is over"),

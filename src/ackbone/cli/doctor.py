@@ -88,7 +88,8 @@ async def _of_broker(config: Config) -> Sequence[Check]:
             found += use.check_problems(map(endpoint.named, error.problems))
             continue
         if isinstance(broker, Examinable):
-            found += [_named(endpoint, check) for check in await broker.examine()]
+            queues = [name for name in config.queues if config.endpoint(name) == endpoint]
+            found += [_named(endpoint, check) for check in await broker.examine(queues)]
     return found
 
 

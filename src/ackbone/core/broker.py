@@ -47,6 +47,7 @@ class Identity(StrEnum):
 
     BROKER = "broker"
     NONE = "none"
+    """Messages may have none: those of other programs, or all."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,9 +299,9 @@ class Inspectable(Protocol):
 class Examinable(Protocol):
     """Optional role: it can check whether its server would lose messages, for `ackbone doctor`."""
 
-    async def examine(self) -> Sequence[Check]:
-        """Return the findings. A server that does not answer is one. The broker need not be
-        open."""
+    async def examine(self, queues: Collection[str] = ()) -> Sequence[Check]:
+        """Return the findings about the server and these queues. A server that does not answer is
+        one. The broker need not be open."""
         ...
 
 

@@ -100,6 +100,7 @@ class PublishUnknown(BrokerError):
 
     def __init__(self, message_ids: Sequence[str], detail: str) -> None:
         self.message_ids = list(message_ids)
+        self.detail = detail
         super().__init__(
             f"{detail}; it is not known whether {', '.join(self.message_ids[:3])} was stored. "
             "Send it again with the same id: a second copy does no harm."

@@ -232,7 +232,7 @@ class RedisBroker:
 
     # -- health and statistics -----------------------------------------------------------------
 
-    async def examine(self) -> list[Check]:
+    async def examine(self, queues: Collection[str] = ()) -> list[Check]:
         wire = Wire(self._url, timeout_s=self._timeout_s)
         try:
             return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)

@@ -169,11 +169,13 @@ async def settle_foreign(trial: Trial) -> None:
     sub = await trial.queue(first)
     await trial.publish(first, sub, outgoing(4))
     mine = await trial.receive(first, sub, 2)
+    await (await trial.source(first, sub)).pause()  # it may have read more than it received
     theirs = await trial.receive(other, sub, 2)
     await _settle_harmlessly(trial, first, sub, Settlement(delivery=theirs[0], verb=Verb.ACK))
     await trial.settle(first, sub, mine, Verb.ACK)
     await trial.settle(other, sub, theirs, Verb.ACK)
     await trial.expect_silence(first, sub, "everything was acknowledged")
+    await (await trial.source(first, sub)).pause()
     await trial.publish(first, sub, outgoing(1, prefix="next"))
     (came,) = await trial.receive(other, sub, 1, ack=True)
     expect(came.body.startswith(b"next"), f"the next message is {came.body!r}")
@@ -198,7 +200,8 @@ async def mixed_settlements(trial: Trial) -> None:
 
 
 async def identity(trial: Trial) -> None:
-    """The identity of a message is the same on each redelivery and unique, or None."""
+    """The identity of a message is the same on each redelivery and unique. With identity `none`,
+    some or all messages have None instead."""
     broker = await trial.broker()
     sub = await trial.queue(broker)
     twin = outgoing(1)[0]
@@ -206,15 +209,15 @@ async def identity(trial: Trial) -> None:
     await trial.publish(broker, sub, batch)
     first = await trial.receive(broker, sub, 5)
     names = [d.identity for d in first]
-    if broker.capabilities.identity is Identity.NONE:
-        expect(set(names) == {None}, f"identity `none` is claimed, and yet there is {names}")
-        return
-    expect(all(names), f"identity `broker` is claimed, and yet there is {names}")
-    expect(len(set(names)) == 5, f"two messages share a name: {names}")
+    given = [name for name in names if name is not None]
+    if broker.capabilities.identity is not Identity.NONE:
+        expect(all(names), f"identity `broker` is claimed, and yet there is {names}")
+    expect(len(set(given)) == len(given), f"two messages share a name: {names}")
     await trial.reopen(broker)
     await _let_leases_end(trial, broker)
-    again = {d.identity: d.body for d in await trial.receive(broker, sub, 5)}
-    expect(again == {d.identity: d.body for d in first}, "a redelivery has another name")
+    again = {d.identity: d.body for d in await trial.receive(broker, sub, 5) if d.identity}
+    named = {d.identity: d.body for d in first if d.identity}
+    expect(again == named, "a redelivery has another name")
 
 
 async def _settle_harmlessly(

@@ -1,0 +1,104 @@
+"""A RabbitMQ broker's URL: where the server is, and how it is used."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from ackbone.core.errors import ConfigError
+
+TIMEOUT_S = 5.0
+HEARTBEAT_S = 10.0
+HOLD_LIMIT_S = 600.0
+"""The server's own limit (consumer_timeout) is 30 minutes, and a client cannot ask for it."""
+
+_OURS = ("timeout_s", "heartbeat_s", "hold_limit_s", "queue_type")
+_DRIVERS = ("cafile", "capath", "certfile", "keyfile", "no_verify_ssl")
+"""Parameters that are passed to the driver. All but the last one name files or a folder."""
+TYPES = ("quorum", "classic")
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """The URL of a RabbitMQ broker, parsed."""
+
+    url: str
+    """The URL for the driver, without our parameters."""
+    where: str
+    """The server and its vhost, without credentials, for people."""
+    timeout_s: float = TIMEOUT_S
+    hold_limit_s: float = HOLD_LIMIT_S
+    queue_type: str = TYPES[0]
+
+
+def read_address(url: str) -> Address:
+    """Parse a URL. Raises ConfigError with every mistake, without text that may be a password."""
+    parts = urlsplit(url)
+    try:
+        _ = parts.port
+        if parts.fragment or not parts.hostname:  # a password that contains a # was cut there
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            [
+                f"broker: {parts.scheme}: host and port cannot be read. In a password write "
+                "% : / ? # [ ] @ as %25 %3A %2F %3F %23 %5B %5D %40"
+            ]
+        ) from None
+    found = dict(parse_qsl(parts.query, keep_blank_values=True))
+    problems = [_unknown(name) for name in found if name not in (*_OURS, *_DRIVERS)]
+    if "/" in parts.path[1:]:
+        problems.append("a vhost whose name contains a / is written with %2F")
+    numbers = {
+        name: _seconds(name, found.get(name), default, problems)
+        for name, default in (
+            ("timeout_s", TIMEOUT_S),
+            ("heartbeat_s", HEARTBEAT_S),
+            ("hold_limit_s", HOLD_LIMIT_S),
+        )
+    }
+    queue_type = found.get("queue_type", TYPES[0])
+    if queue_type not in TYPES:
+        problems.append(f"queue_type must be one of {', '.join(TYPES)}")
+    problems += [
+        f"{name}: there is no such file or folder"
+        for name in _DRIVERS[:-1]
+        if name in found and not Path(found[name]).exists()
+    ]
+    if problems:
+        raise ConfigError([f"broker: {parts.scheme}: {problem}" for problem in problems])
+    rest = {name: value for name, value in found.items() if name in _DRIVERS}
+    rest["heartbeat"] = str(max(1, round(numbers["heartbeat_s"])))
+    return Address(
+        url=urlunsplit(parts._replace(query=urlencode(rest))),
+        where=_where(parts),
+        timeout_s=numbers["timeout_s"],
+        hold_limit_s=numbers["hold_limit_s"],
+        queue_type=queue_type,
+    )
+
+
+def _where(parts: SplitResult) -> str:
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}/{unquote(parts.path[1:]) or '/'}"
+
+
+def _seconds(name: str, written: str | None, default: float, problems: list[str]) -> float:
+    if not written:
+        return default
+    try:
+        value = float(written)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        problems.append(f"{name} must be a number of seconds above 0")
+    return value
+
+
+def _unknown(name: str) -> str:
+    """Describe an unknown parameter without quoting it: it may be part of a password with a `?`."""
+    near = difflib.get_close_matches(name, [*_OURS, *_DRIVERS], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown parameter after the ?{hint} Known: {', '.join((*_OURS, *_DRIVERS))}"

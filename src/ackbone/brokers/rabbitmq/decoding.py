@@ -1,0 +1,51 @@
+"""Messages of other programs that the driver's decoder refuses: it is made to accept them.
+
+A time in microseconds or a text that is not UTF-8 is an exception in the decoder, which ends the
+connection. The server would deliver the message again and again, and stop every queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pamqp import decode
+
+_TIME_BYTES = 8
+Decoder = Callable[[bytes], tuple[int, Any]]
+
+
+def accept_everything() -> None:
+    """Replace the decoders of times, short texts and tables. Calling it twice does no harm."""
+    for name, code, instead in (
+        ("timestamp", b"T", _no_time),
+        ("shortstr", None, _escaped),
+        ("table", b"F", _no_table),
+    ):
+        tolerant = _tolerant(decode.METHODS[name], instead)
+        decode.METHODS[name] = tolerant
+        if code is not None:
+            decode.TABLE_MAPPING[code] = tolerant
+
+
+def _tolerant(strict: Decoder, instead: Decoder) -> Decoder:
+    def read(value: bytes) -> tuple[int, Any]:
+        try:
+            return strict(value)
+        except (ValueError, OverflowError, OSError):
+            return instead(value)
+
+    return read
+
+
+def _no_time(value: bytes) -> tuple[int, None]:
+    return _TIME_BYTES, None
+
+
+def _escaped(value: bytes) -> tuple[int, str]:
+    end = 1 + value[0]
+    return end, value[1:end].decode("utf-8", "backslashreplace")
+
+
+def _no_table(value: bytes) -> tuple[int, dict[str, Any]]:
+    return 4 + int.from_bytes(value[:4]), {}

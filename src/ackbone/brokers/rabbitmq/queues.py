@@ -1,0 +1,104 @@
+"""The queues on the server: declaring them, counting them, and how they differ from ours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiormq.exceptions import (
+    AMQPChannelError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+
+from ackbone.core.errors import BrokerError
+
+from .wire import Link
+
+UNLIMITED_SINCE = (4, 0)
+"""Servers from this version on drop a message after 20 returns unless the queue says otherwise.
+For older ones the same argument means "drop at the first return"."""
+_LONGEST = 255
+
+
+class Queues:
+    """Declares queues when they are first used. A queue that exists is used as it is."""
+
+    def __init__(self, queue_type: str) -> None:
+        self._type = queue_type
+        self._declared: set[str] = set()
+        self._lock = asyncio.Lock()
+        self.different: dict[str, str] = {}
+        """Queues that exist with other arguments, and what the server says about them."""
+
+    def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {"x-queue-type": self._type}
+        if self._type == "quorum" and version >= UNLIMITED_SINCE:
+            found["x-delivery-limit"] = -1
+        return found
+
+    async def ensure(self, link: Link, name: str) -> None:
+        """Declare the queue unless this was done before."""
+        if name in self._declared:
+            return
+        async with self._lock:
+            if name not in self._declared:
+                await self.declare(link, name)
+
+    def forget(self, name: str) -> None:
+        """Declare the queue again when it is next used: somebody may have deleted it."""
+        self._declared.discard(name)
+
+    async def declare(self, link: Link, name: str) -> int | None:
+        """Declare the queue. Returns how many messages wait in it, or None if that is not known:
+        the queue exists with other arguments, or this user may declare nothing.
+
+        Raises BrokerError if the queue cannot be used.
+        """
+        if len(name.encode("utf-8", "replace")) > _LONGEST:
+            raise BrokerError(f"{link.where}: queue {name[:40]}…: longer than {_LONGEST} bytes")
+        channel = await link.channel()
+        waiting: int | None = None
+        try:
+            answer = await link.call(
+                channel.queue_declare(name, durable=True, arguments=self.arguments(link.version))
+            )
+        except ChannelPreconditionFailed as error:
+            self.different[name] = str(error)
+        except ChannelAccessRefused:  # nobody but an administrator may declare queues here
+            pass
+        except AMQPChannelError as error:
+            raise BrokerError(f"{link.where}: queue {name}: {error}") from error
+        else:
+            waiting = int(answer.message_count)
+            self.different.pop(name, None)
+            await link.call(channel.close())
+        self._declared.add(name)
+        return waiting
+
+    async def count(self, link: Link, name: str) -> int | None:
+        """Return how many messages are ready. None: there is no such queue, or no right to ask."""
+        channel = await link.channel()
+        try:
+            answer = await link.call(channel.queue_declare(name, passive=True))
+        except (ChannelNotFoundEntity, ChannelAccessRefused):
+            return None
+        except AMQPChannelError as error:
+            raise BrokerError(f"{link.where}: queue {name}: {error}") from error
+        await link.call(channel.close())
+        return int(answer.message_count)
+
+    async def difference(self, link: Link, name: str) -> str | None:
+        """Return what the server says against our arguments. None: nothing, or no such queue."""
+        if await self.count(link, name) is None:  # declaring it would create it
+            return None
+        channel = await link.channel()
+        try:
+            await link.call(
+                channel.queue_declare(name, durable=True, arguments=self.arguments(link.version))
+            )
+        except AMQPChannelError as error:
+            return str(error)
+        await link.call(channel.close())
+        return None
