@@ -9,22 +9,32 @@ import pytest
 
 from tests.faults.harness import Fleet
 from tests.servers.postgres import PostgresServer
+from tests.servers.rabbitmq import RabbitServer
 from tests.servers.redis import RedisServer
 
 MakeFleet = Callable[..., Fleet]
 
 VISIBILITY_S = 2
 """A visibility timeout for tests that wait for it. The default is 300."""
-on_each_broker = pytest.mark.parametrize(
+_BROKERS = [
+    "embedded",
+    pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis")),
+    pytest.param("redis+postgres", marks=pytest.mark.xdist_group("faults-postgres")),
+]
+on_each_broker = pytest.mark.parametrize("broker", _BROKERS, indirect=True)
+"""Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
+on_every_broker = pytest.mark.parametrize(
     "broker",
     [
-        "embedded",
-        pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis")),
-        pytest.param("redis+postgres", marks=pytest.mark.xdist_group("faults-postgres")),
+        *_BROKERS,
+        pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq")),
+        pytest.param(
+            "rabbitmq+postgres", marks=[pytest.mark.xdist_group("rabbitmq"), pytest.mark.soak]
+        ),
     ],
     indirect=True,
 )
-"""Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
+"""As `on_each_broker`, and the queue on a RabbitMQ server."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +71,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def broker(request: pytest.FixtureRequest) -> str:
-    """The broker of this test's fleets: `embedded`, `redis` or `redis+postgres`."""
+    """The broker of this test's fleets, and its store if that is PostgreSQL."""
     return str(getattr(request, "param", "embedded"))
 
 
@@ -71,7 +81,7 @@ def make_fleet(
 ) -> Iterator[MakeFleet]:
     fleets: list[Fleet] = []
     settings_of: dict[str, object] = {}
-    if broker != "embedded":
+    if broker.startswith("redis"):
         server: RedisServer = request.getfixturevalue("redis_server")
         settings_of = {
             "BROKER": server.url,
@@ -79,7 +89,11 @@ def make_fleet(
             "TASKS__RETRY_DELAYS_S": "[0.01, 0.05, 0.1]",
         }
 
-    if broker == "redis+postgres":
+    if broker.startswith("rabbitmq"):
+        rabbitmq: RabbitServer = request.getfixturevalue("rabbitmq")
+        rabbitmq.forget("default")
+        settings_of = {"BROKER": rabbitmq.url, "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
+    if broker.endswith("+postgres"):
         database: PostgresServer = request.getfixturevalue("postgres_server")
         settings_of["STORE"] = database.url(database.new_database())
 

@@ -7,13 +7,14 @@ import pytest
 
 from ackbone.core.events import CLAIMED
 from tests.conftest import ALLOWANCE
-from tests.faults.conftest import MakeFleet, on_each_broker
+from tests.faults.conftest import MakeFleet, on_each_broker, on_every_broker
 from tests.faults.harness import LEASE_S, Fleet
 from tests.faults.history import History
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
-RECLAIM_S = {"embedded": 2.0, "redis": 2.0, "redis+postgres": 2.0 + 2.0}
+RECLAIM_S = {"embedded": 2.0, "redis": 2.0, "rabbitmq": 2.0}
+RECLAIM_S |= {f"{broker}+postgres": 2.0 + 2.0 for broker in ("redis", "rabbitmq")}
 """By the store: a file's lock is free at once, a server waits for the lease, too."""
 LONGEST_RUN_S = 2.0
 
@@ -35,10 +36,10 @@ def kill_at_random(fleet: Fleet, kills: int, total: int, *, last: float = 0.75) 
         fleet.start()
 
 
-@on_each_broker
+@on_every_broker
 def test_kill(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
-    counts = {"embedded": (3_000, 15), "redis": (1_000, 5), "redis+postgres": (2_000, 10)}
-    total, kills = (10_000, 50) if soak else counts[broker]
+    counts = {"embedded": (3_000, 15), "redis+postgres": (2_000, 10)}
+    total, kills = (10_000, 50) if soak else counts.get(broker, (1_000, 5))
     fleet = make_fleet(WORKER__SLOTS=35)
     fleet.send(
         {

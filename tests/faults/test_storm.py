@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.faults.checker import Sent
-from tests.faults.conftest import MakeFleet, on_each_broker
+from tests.faults.conftest import MakeFleet, on_every_broker
 
 pytestmark = pytest.mark.xdist_group("faults-2")
 
@@ -30,7 +30,7 @@ asyncio.run(main(*map(int, sys.argv[1:])))
 """
 
 
-@on_each_broker
+@on_every_broker
 def test_duplicate_storm(make_fleet: MakeFleet, soak: bool) -> None:
     fleet = make_fleet(WORKER__SLOTS=50)
     keys, copies, producers = 2_000 if soak else 300, 20, 10
