@@ -1,4 +1,4 @@
-"""The engine on brokers with other capabilities. A memory broker pretends to have them."""
+"""The engine on brokers with other capabilities: a memory broker pretends to have them."""
 
 from __future__ import annotations
 

@@ -384,6 +384,30 @@ async def test_a_server_that_stands_still(server: RabbitServer, queue: str):
         assert (await broker.publish(queue, messages(1)))[0].ok
 
 
+async def test_a_queue_that_stands_still_stops_no_other(server: RabbitServer, queue: str):
+    """As one without a majority of its replicas."""
+    async with opened(f"{server.url}?timeout_s=1") as broker:
+        still, lively = await source_of(broker, f"{queue}-still"), await source_of(broker, queue)
+        for name, source in ((f"{queue}-still", still), (queue, lively)):
+            await broker.publish(name, messages(2))
+            assert len(await receive(source, 1)) == 1
+        process = f'list_to_existing_atom("%2F_{queue}-still")'
+        await asyncio.to_thread(server.ctl, "eval", f"sys:suspend({process}).")
+        try:
+            before = lively._channel
+            for _ in range(2):
+                with pytest.raises(PublishUnknown, match="no confirmation"):
+                    await broker.publish(f"{queue}-still", messages(1))
+                assert (await broker.publish(queue, messages(1)))[0].ok
+            held = await receive(lively, 3)
+            await ack(lively, held)
+            assert lively._channel is before, "its connection was not touched"
+        finally:
+            await asyncio.to_thread(server.ctl, "eval", f"sys:resume({process}).")
+        assert (await broker.publish(f"{queue}-still", messages(1)))[0].ok
+        assert len(await receive(still, 3)) == 3
+
+
 async def test_a_network_that_holds_and_flaps(server: RabbitServer, queue: str):
     with Proxy(server.port) as proxy:
         url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/?timeout_s=1"

@@ -39,11 +39,16 @@ class Brokers:
                 problems += [endpoint.named(problem) for problem in error.problems]
         if problems:
             raise ConfigError(problems)
+        self._places: dict[str, str] = {}
+        """The names of the brokers of queues that were asked for: every send asks."""
         self._opening: list[asyncio.Task[None]] = []
 
     def of(self, queue: str) -> Broker:
         """Return the broker that the queue is on."""
-        return self.by_name[self._config.endpoint(queue).name]
+        name = self._places.get(queue)
+        if name is None:
+            name = self._places[queue] = self._config.endpoint(queue).name
+        return self.by_name[name]
 
     def explained(self, queue: str, error: BrokerUnavailable) -> BrokerUnavailable:
         """Return the error with the names of the queue and of its broker, if there are several."""

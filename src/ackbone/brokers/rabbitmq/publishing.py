@@ -42,7 +42,7 @@ Confirmation = asyncio.Future[Any]
 
 
 class Publisher:
-    """Publishes on one channel of one connection, which does nothing else."""
+    """Publishes on a connection that does nothing else."""
 
     def __init__(
         self, link: Link, queues: Queues, *, now_us: Callable[[], int], max_body: int
@@ -51,8 +51,9 @@ class Publisher:
         self._link = link
         self._queues = queues
         self._now_us = now_us
-        self._channel: Any = None
-        self._opening = asyncio.Lock()
+        self._channels: dict[str, Any] = {}
+        """One for each queue: a queue that stands still also stops the channel."""
+        self._opening: dict[str, asyncio.Lock] = {}
 
     async def publish(
         self, queue: str, batch: Sequence[Outgoing], *, within_s: float
@@ -63,7 +64,7 @@ class Publisher:
         await self._link.connection()
         await self._link.unblocked(within_s)
         await self._queues.ensure(self._link, queue)
-        channel = await self._open_channel()
+        channel = await self._channel_of(queue)
         asked: list[Confirmation | AckboneError] = []
         try:
             await self._link.call(
@@ -79,7 +80,7 @@ class Publisher:
             left = max(0.001, deadline - loop.time())
             _, late = await asyncio.wait(waiting, timeout=left)
             if late and not self._link.blocked:
-                self._link.abort()
+                self._link.doubt()
         results = [
             Result(id=out.id, error=self._error_of(queue, out, each))
             for out, each in zip(batch, asked, strict=True)
@@ -87,11 +88,12 @@ class Publisher:
         _raise_common(results)
         return results
 
-    async def _open_channel(self) -> Any:
-        async with self._opening:
-            if self._channel is None or self._channel.is_closed:
-                self._channel = await self._link.channel(confirms=True)
-            return self._channel
+    async def _channel_of(self, queue: str) -> Any:
+        async with self._opening.setdefault(queue, asyncio.Lock()):
+            channel = self._channels.get(queue)
+            if channel is None or channel.is_closed:
+                channel = self._channels[queue] = await self._link.channel(confirms=True)
+            return channel
 
     async def _write(
         self,

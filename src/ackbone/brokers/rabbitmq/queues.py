@@ -28,7 +28,7 @@ class Queues:
     def __init__(self, queue_type: str) -> None:
         self._type = queue_type
         self._declared: set[str] = set()
-        self._lock = asyncio.Lock()
+        self._locks: dict[str, asyncio.Lock] = {}
         self.different: dict[str, str] = {}
         """Queues that exist with other arguments, and what the server says about them."""
 
@@ -42,7 +42,7 @@ class Queues:
         """Declare the queue unless this was done before."""
         if name in self._declared:
             return
-        async with self._lock:
+        async with self._locks.setdefault(name, asyncio.Lock()):
             if name not in self._declared:
                 await self.declare(link, name)
 

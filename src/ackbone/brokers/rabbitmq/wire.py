@@ -1,8 +1,8 @@
 """A connection that is made again when it is lost, and a deadline for every call on it.
 
 A call of the driver may hang without end: on a silent network, behind a full socket, and in a
-server that stands still. After the deadline the connection is aborted. That ends every call that
-waits on it.
+server that stands still. After its deadline the connection has to open another channel. If it does,
+only one queue stands still. Otherwise it is aborted, which ends every call that waits on it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ FRAMES = 1000
 _GRACE_S = 1.0
 """After a connection was aborted, its calls end within this time."""
 _CLOSE_S = 2.0
+_PROOF_S = 2.0
+"""How long a connection in doubt has to open a channel."""
 
 
 class _Transports(TransportFactory):
@@ -69,6 +71,7 @@ class Link:
         self._connection: aiormq.Connection | None = None
         self._transports = _Transports()
         self._opening: asyncio.Task[aiormq.Connection] | None = None
+        self._proving: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -123,6 +126,8 @@ class Link:
         """Return an open connection. Raises BrokerUnavailable and BrokerDenied."""
         if self._closed:
             raise BrokerUnavailable(f"{self.where}: the broker is not open")
+        if self._proving is not None:
+            await asyncio.wait({self._proving})
         found = self._connection
         if found is not None and found.is_opened:
             return found
@@ -209,15 +214,14 @@ class Link:
         return await self.call(opening)
 
     async def call(self, work: Coroutine[Any, Any, T], *, within_s: float | None = None) -> T:
-        """Return the result of a call of the driver. After the deadline the connection is aborted.
+        """Return the result of a call of the driver. After the deadline the connection is in doubt.
 
         A caller that is cancelled leaves the call to its deadline: cancelled itself, it would
         close its channel. Raises BrokerUnavailable, and AMQPChannelError if the server refused it.
         """
         limit = self.timeout_s if within_s is None else within_s
-        transports = self._transports
         task = asyncio.create_task(work)
-        timer = asyncio.get_running_loop().call_later(limit, self._late, transports)
+        timer = asyncio.get_running_loop().call_later(limit, self.doubt, self._connection)
         task.add_done_callback(_retrieve)
         task.add_done_callback(lambda _: timer.cancel())
         await asyncio.wait({task}, timeout=limit + _GRACE_S)
@@ -235,10 +239,34 @@ class Link:
             raise BrokerUnavailable(f"{self.where}: {_words(error)}") from error
         return task.result()
 
-    def _late(self, transports: _Transports) -> None:
-        if not self.blocked:  # a blocked connection lives, and its messages are still stored
-            log.warning("%s: no answer within the deadline; connecting again", self.where)
-            transports.abort()
+    def doubt(self, connection: aiormq.Connection | None = None) -> None:
+        """Check the connection: it missed a deadline. `connection`: nothing to do if it is another
+        one by now."""
+        current = self._connection
+        if current is None or (connection is not None and connection is not current):
+            return
+        # A blocked connection lives, and what was written to it is stored later.
+        if self._proving is None and not self._closed and not self.blocked:
+            self._proving = asyncio.create_task(self._prove(current, self._transports))
+            self._proving.add_done_callback(self._proven)
+
+    async def _prove(self, connection: aiormq.Connection, transports: _Transports) -> None:
+        opening = asyncio.create_task(connection.channel(publisher_confirms=False))
+        opening.add_done_callback(_retrieve)
+        await asyncio.wait({opening}, timeout=min(_PROOF_S, self.timeout_s))
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            closing = asyncio.create_task(opening.result().close())
+            closing.add_done_callback(_retrieve)
+            await asyncio.wait({closing}, timeout=_GRACE_S)
+            return
+        log.warning("%s: the server does not answer; connecting again", self.where)
+        transports.abort()
+        # The end of the connection is known before anybody asks for it.
+        await asyncio.wait({opening}, timeout=_GRACE_S)
+
+    def _proven(self, proving: asyncio.Task[None]) -> None:
+        self._proving = None
+        _retrieve(proving)
 
     def abort(self) -> None:
         """End the connection, and with it every call that waits on it."""
@@ -246,9 +274,10 @@ class Link:
 
     async def close(self) -> None:
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
+        for task in (self._opening, self._proving):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         connection, self._connection = self._connection, None
         if connection is None:
             return
