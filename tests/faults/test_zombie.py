@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import MakeFleet, on_every_broker
+from tests.faults.conftest import MakeFleet, on_each_broker
 from tests.faults.harness import Fleet
 
 pytestmark = pytest.mark.xdist_group("faults-1")
 
 
-@on_every_broker
+@on_each_broker
 def test_zombie(make_fleet: MakeFleet, soak: bool) -> None:
     """SIGSTOP past the lease, another finishes, SIGCONT: the other one's result is committed."""
     fleet = make_fleet(WORKER__SLOTS=10)
