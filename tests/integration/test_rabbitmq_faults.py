@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiormq
@@ -27,6 +30,7 @@ from ackbone.core.errors import (
 )
 from ackbone.core.findings import Finding
 from ackbone.core.ids import new_id
+from tests.servers.certificates import Authority
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import DEBIAN, NEWEST, RabbitServer
 
@@ -452,3 +456,34 @@ async def test_a_blocked_connection_is_back_pressure(server: RabbitServer, queue
                 except BrokerUnavailable:
                     await asyncio.sleep(0.1)
         assert (await broker.health()).ok
+
+
+# -- TLS ----------------------------------------------------------------------------------------
+
+
+async def test_tls(queue: str):
+    with socket.socket() as free, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        authority, other = Authority(Path(folder) / "a"), Authority(Path(folder) / "b")
+        certificate, key = authority.sign("server")
+        free.close()
+        server = RabbitServer(
+            NEWEST,
+            f"listeners.ssl.default = 127.0.0.1:{port}",
+            f"ssl_options.cacertfile = {authority.certificate}",
+            f"ssl_options.certfile = {certificate}",
+            f"ssl_options.keyfile = {key}",
+        )
+        try:
+            await asyncio.to_thread(server.start)
+            url = f"amqps://guest:guest@localhost:{port}/?cafile="
+            async with opened(f"{url}{authority.certificate}") as broker:
+                await broker.publish(queue, messages(2))
+                assert len(await receive(await source_of(broker, queue), 2)) == 2
+            with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await RabbitBroker(f"{url}{other.certificate}").open()
+            with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1"):
+                await RabbitBroker(f"amqp://guest:guest@127.0.0.1:{port}/").open()
+        finally:
+            server.remove()
