@@ -455,20 +455,6 @@ class NoAge(MemoryBroker):
         return [msgspec.structs.replace(entry, oldest_age_s=0.0) for entry in await super().stats()]
 
 
-class ReadsAhead(OnReceive):
-    """Reads more than it is asked for, and keeps the rest when it is paused."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.rest: list[Delivery] = []
-
-    async def twist(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
-        if not self.rest:
-            self.rest = list(await super().twist(sub, limit + 3, wait))
-        taken, self.rest = self.rest[:limit], self.rest[limit:]
-        return taken
-
-
 PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (LosesOneInAHundred, {}, transport.many_consumers, "lost"),
     (LosesOneInAHundred, {}, transport.whole_batch, "lost"),
@@ -497,7 +483,6 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (LosesOnCancel, {}, lifecycle.cancelled_receive_loses_nothing, "lost"),
     (CannotReopen, {}, lifecycle.open_and_close_again, "already used"),
     (CloseOnce, {}, lifecycle.open_and_close_again, "not open"),
-    (ReadsAhead, {}, lifecycle.pause_hands_back, "lost"),
     (AlwaysHealthy, {}, lifecycle.health, "can be used"),
     (YesWhileClosed, {}, lifecycle.closed_broker_never_lies, "lost"),
     (StatsOfTheDay, {}, lifecycle.stats, "stats: "),

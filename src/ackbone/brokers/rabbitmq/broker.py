@@ -46,6 +46,7 @@ class RabbitBroker:
         self._address = read_address(url)
         self._clock = clock or SystemClock()
         self._url_now: Callable[[], str] | None = None
+        self._why_closed = f"{self._address.where}: the broker is not open"
         self._queues = Queues(self._address.queue_type)
         self._used: set[str] = set()
         self._sources: dict[tuple[str, str], RabbitSource] = {}
@@ -89,7 +90,9 @@ class RabbitBroker:
         link = self._link()
         try:
             await link.connection()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BrokerUnavailable):
+                self._why_closed = str(error)
             await link.close()
             raise
         old = link.version < UNLIMITED_SINCE
@@ -110,7 +113,7 @@ class RabbitBroker:
 
     @property
     def _closed(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self._address.where}: the broker is not open")
+        return BrokerUnavailable(self._why_closed)
 
     # -- publish and read -------------------------------------------------------------------------
 
