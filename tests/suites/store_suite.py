@@ -153,6 +153,9 @@ class StoreConformance(StoreHarness):
     async def test_a_key_is_free_after_its_window(self) -> None:
         await self.check(store_waiting.a_key_is_free_after_its_window)
 
+    async def test_a_key_belongs_to_the_one_that_took_it_over(self) -> None:
+        await self.check(store_waiting.a_key_belongs_to_the_one_that_took_it_over)
+
     async def test_a_dead_workers_key_goes_with_its_message(self) -> None:
         await self.check(store_waiting.a_dead_workers_key_goes_with_its_message)
 

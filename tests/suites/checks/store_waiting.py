@@ -135,6 +135,30 @@ async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:
     expect_answers(await trial.claim(worker, trial.candidate("d", idempotency_key="k")), Answer.RUN)
 
 
+async def a_key_belongs_to_the_one_that_took_it_over(trial: StoreTrial) -> None:
+    """After its window: it is kept with the second success, and given back by a failure."""
+    worker = await trial.worker()
+    await trial.committed(
+        worker, await trial.run(worker, "a", idempotency_key="k"), Done(), dedup_window_s=60.0
+    )
+    trial.clock.advance(61)
+    run = await trial.run(worker, "b", idempotency_key="k")
+    expect_answers(
+        await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.WAITING
+    )
+    await trial.committed(worker, run, Dead(reason="r"))
+    run = await trial.one_ready(worker)
+    await trial.committed(worker, run, Done(), dedup_window_s=60.0)
+    trial.clock.advance(61)
+    run = await trial.run(worker, "d", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("e", idempotency_key="k"))
+    await trial.committed(worker, run, Done(), dedup_window_s=60.0)
+    expect(trial.finals("e") == [DUPLICATE], f"{trial.finals('e')}")
+    expect_answers(
+        await trial.claim(worker, trial.candidate("f", idempotency_key="k")), Answer.DUPLICATE
+    )
+
+
 async def a_dead_workers_key_goes_with_its_message(trial: StoreTrial) -> None:
     late, worker = await trial.worker(), await trial.worker()
     await trial.run(late, "a", idempotency_key="k")
