@@ -76,6 +76,9 @@ class GovernanceConformance(StoreHarness):
     async def test_waiting_spends_nothing(self) -> None:
         await self.check(checks.waiting_spends_nothing)
 
+    async def test_what_waits_for_a_quota_expires_in_time(self) -> None:
+        await self.check(checks.what_waits_for_a_quota_expires_in_time)
+
     async def test_a_backlog_is_spread(self) -> None:
         await self.check(checks.a_backlog_is_spread)
 

@@ -54,6 +54,9 @@ class StoreConformance(StoreHarness):
     async def test_one_id_two_types(self) -> None:
         await self.check(store_claims.one_id_two_types)
 
+    async def test_one_id_two_messages_while_nobody_runs_it(self) -> None:
+        await self.check(store_claims.one_id_two_messages_while_nobody_runs_it)
+
     async def test_a_copy_after_the_default_type_was_changed(self) -> None:
         await self.check(store_claims.a_copy_after_the_default_type_was_changed)
 
@@ -95,6 +98,9 @@ class StoreConformance(StoreHarness):
 
     async def test_an_old_claim_of_the_same_worker_is_fenced(self) -> None:
         await self.check(store_finish.an_old_claim_of_the_same_worker_is_fenced)
+
+    async def test_an_old_claim_of_what_stayed_where_it_was_is_fenced(self) -> None:
+        await self.check(store_finish.an_old_claim_of_what_stayed_where_it_was_is_fenced)
 
     async def test_one_fenced_item_harms_no_other(self) -> None:
         await self.check(store_finish.one_fenced_item_harms_no_other)
@@ -141,8 +147,14 @@ class StoreConformance(StoreHarness):
     async def test_keys_are_of_one_tenant_and_subscription(self) -> None:
         await self.check(store_waiting.keys_are_of_one_tenant_and_subscription)
 
+    async def test_a_key_elsewhere_ends_nobody_who_waits(self) -> None:
+        await self.check(store_waiting.a_key_elsewhere_ends_nobody_who_waits)
+
     async def test_a_key_is_free_after_its_window(self) -> None:
         await self.check(store_waiting.a_key_is_free_after_its_window)
+
+    async def test_a_key_belongs_to_the_one_that_took_it_over(self) -> None:
+        await self.check(store_waiting.a_key_belongs_to_the_one_that_took_it_over)
 
     async def test_a_dead_workers_key_goes_with_its_message(self) -> None:
         await self.check(store_waiting.a_dead_workers_key_goes_with_its_message)
@@ -159,8 +171,17 @@ class StoreConformance(StoreHarness):
     async def test_ends_at_the_claim_let_a_lane_go(self) -> None:
         await self.check(store_waiting.ends_at_the_claim_let_a_lane_go)
 
+    async def test_a_duplicate_that_waited_lets_its_lane_go(self) -> None:
+        await self.check(store_waiting.a_duplicate_that_waited_lets_its_lane_go)
+
+    async def test_lanes_are_of_one_tenant_and_subscription(self) -> None:
+        await self.check(store_waiting.lanes_are_of_one_tenant_and_subscription)
+
     async def test_copies_of_what_is_in_a_lane(self) -> None:
         await self.check(store_waiting.copies_of_what_is_in_a_lane)
+
+    async def test_a_copy_of_what_is_over_heads_no_lane(self) -> None:
+        await self.check(store_waiting.a_copy_of_what_is_over_heads_no_lane)
 
     async def test_what_came_before_there_were_lanes(self) -> None:
         await self.check(store_waiting.what_came_before_there_were_lanes)

@@ -99,6 +99,20 @@ async def one_id_two_types(trial: StoreTrial) -> None:
     expect(len({e.task_id for e in others} - {"m"}) == len(others) == 2, f"one end each: {others}")
 
 
+async def one_id_two_messages_while_nobody_runs_it(trial: StoreTrial) -> None:
+    """It was handed back to the broker. What comes then under its id does not take its place."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "m", payload=1, type="create")
+    await trial.committed(worker, run, Released())
+    for payload, kind in ((2, "create"), (1, "cancel")):
+        other = trial.candidate("m", payload=payload, type=kind)
+        expect_answers(await trial.claim(worker, other), Answer.DEAD)
+    (verdict,) = await trial.claim(worker, trial.candidate("m", payload=1, type="create"))
+    run = trial.granted(verdict)
+    expect((run.message.payload, run.message.type, run.attempt) == (1, "create", 1), f"{run}")
+    await trial.committed(worker, run, Done())
+
+
 async def a_copy_after_the_default_type_was_changed(trial: StoreTrial) -> None:
     """It brings no type of its own, so it is the same message, and runs again."""
     worker = await trial.worker()

@@ -110,6 +110,27 @@ async def an_old_claim_of_the_same_worker_is_fenced(trial: StoreTrial) -> None:
     await trial.committed(worker, new, Done())
 
 
+async def an_old_claim_of_what_stayed_where_it_was_is_fenced(trial: StoreTrial) -> None:
+    """Only the token differs: worker, row and holder of the message are the same for both."""
+    worker = await trial.worker()
+    old = await trial.run(worker, "broker")
+    await trial.committed(worker, old, Released())
+    (verdict,) = await trial.claim(worker, trial.candidate("broker"))
+    pairs = [(old, trial.granted(verdict))]
+    first = await trial.run(worker, "store")
+    await trial.committed(worker, first, Retry(0.0, "into the store"))
+    old = await trial.one_ready(worker)
+    await trial.committed(worker, old, Retry(0.0, "again"))
+    pairs.append((old, await trial.one_ready(worker)))
+    for old, new in pairs:
+        name = new.message.id
+        for outcome in (Done(), Dead(reason="r")):
+            (commit,) = await trial.finish(worker, (old, outcome))
+            expect(commit is Commit.FENCED, f"{name}, {outcome}: {commit}")
+        expect(trial.finals(name) == [], f"{name}: {trial.finals(name)}")
+        await trial.committed(worker, new, Done())
+
+
 async def one_fenced_item_harms_no_other(trial: StoreTrial) -> None:
     late, worker = await trial.worker(), await trial.worker()
     gone = await trial.run(late, "gone")

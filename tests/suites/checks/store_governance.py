@@ -17,6 +17,7 @@ from ackbone.core.approvals import (
 )
 from ackbone.core.codecs.values import hash_payload
 from ackbone.core.errors import Conflict, NotFound
+from ackbone.core.events import EXPIRED
 from ackbone.core.outcome import Done, Park, ParkKind, Question, Rejected, Released, Retry
 from ackbone.core.quota import Limits, Quota, QuotaRecords, QuotaUse
 from ackbone.core.store import Answer, Commit, Run, Usage, Worker
@@ -248,6 +249,19 @@ async def waiting_spends_nothing(trial: StoreTrial, office: Office) -> None:
     expect((run.message.id, run.attempt, run.failures) == ("a", 1, 0), f"{run}")
     await trial.committed(worker, run, Done())
     trial.expect_one_final_each()
+
+
+async def what_waits_for_a_quota_expires_in_time(trial: StoreTrial, office: Office) -> None:
+    """Not when the next window begins."""
+    worker = await trial.worker()
+    _count(trial, runs=1)
+    await trial.run(worker, "first")
+    waits = await trial.claim(worker, trial.candidate("a", ttl_s=60))
+    expect(answers(waits) == [Answer.WAITING], f"{answers(waits)}")
+    trial.clock.advance(61)
+    verdicts = await trial.store.claim_ready(trial.sub, limit=100, worker=worker)
+    expect(answers(verdicts) == [Answer.EXPIRED], f"{answers(verdicts)}")
+    expect(trial.finals("a") == [EXPIRED], f"{trial.finals('a')}")
 
 
 async def a_backlog_is_spread(trial: StoreTrial, office: Office) -> None:

@@ -102,6 +102,22 @@ async def keys_are_of_one_tenant_and_subscription(trial: StoreTrial) -> None:
             expect_answers(await trial.claim(worker, candidate, sub=sub), Answer.RUN)
 
 
+async def a_key_elsewhere_ends_nobody_who_waits(trial: StoreTrial) -> None:
+    """Another subscription and another tenant are done with a key of that name."""
+    worker = await trial.worker()
+    run = await trial.run(worker, "a", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("b", idempotency_key="k"))
+    other = msgspec.structs.replace(trial.sub, name="other")
+    for sub, tenant in ((other, run.message.tenant_id), (trial.sub, "another")):
+        candidate = trial.candidate(tenant_id=tenant, idempotency_key="k")
+        (verdict,) = await trial.claim(worker, candidate, sub=sub)
+        await trial.committed(worker, trial.granted(verdict), Done())
+    expect(await trial.ready(worker) == [], "b waits for its own key")
+    await trial.committed(worker, run, Dead(reason="r"))
+    second = await trial.one_ready(worker)
+    expect(second.message.id == "b", f"{second.message.id}, not b")
+
+
 async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:
     worker = await trial.worker()
     run = await trial.run(worker, "a", idempotency_key="k")
@@ -117,6 +133,30 @@ async def a_key_is_free_after_its_window(trial: StoreTrial) -> None:
     )
     trial.store.expiry_paused = False
     expect_answers(await trial.claim(worker, trial.candidate("d", idempotency_key="k")), Answer.RUN)
+
+
+async def a_key_belongs_to_the_one_that_took_it_over(trial: StoreTrial) -> None:
+    """After its window: it is kept with the second success, and given back by a failure."""
+    worker = await trial.worker()
+    await trial.committed(
+        worker, await trial.run(worker, "a", idempotency_key="k"), Done(), dedup_window_s=60.0
+    )
+    trial.clock.advance(61)
+    run = await trial.run(worker, "b", idempotency_key="k")
+    expect_answers(
+        await trial.claim(worker, trial.candidate("c", idempotency_key="k")), Answer.WAITING
+    )
+    await trial.committed(worker, run, Dead(reason="r"))
+    run = await trial.one_ready(worker)
+    await trial.committed(worker, run, Done(), dedup_window_s=60.0)
+    trial.clock.advance(61)
+    run = await trial.run(worker, "d", idempotency_key="k")
+    await trial.claim(worker, trial.candidate("e", idempotency_key="k"))
+    await trial.committed(worker, run, Done(), dedup_window_s=60.0)
+    expect(trial.finals("e") == [DUPLICATE], f"{trial.finals('e')}")
+    expect_answers(
+        await trial.claim(worker, trial.candidate("f", idempotency_key="k")), Answer.DUPLICATE
+    )
 
 
 async def a_dead_workers_key_goes_with_its_message(trial: StoreTrial) -> None:
@@ -205,6 +245,40 @@ async def ends_at_the_claim_let_a_lane_go(trial: StoreTrial) -> None:
     expect(set(await _heads(trial, worker)) == {"a4"}, "and so on")
 
 
+async def a_duplicate_that_waited_lets_its_lane_go(trial: StoreTrial) -> None:
+    """It was the head of its conversation, and waited for a key when that was done."""
+    worker = await trial.worker()
+    (verdict,) = await trial.claim(
+        worker, trial.candidate("holder", idempotency_key="k"), sub=trial.lanes
+    )
+    batch = [
+        trial.candidate("a1", ordering_key="a", idempotency_key="k"),
+        trial.candidate("a2", ordering_key="a"),
+    ]
+    await trial.store.adopt_in_order(trial.lanes, batch, worker=worker)
+    expect(await _heads(trial, worker) == {}, "a1 waits for the key, a2 for a1")
+    await trial.committed(worker, trial.granted(verdict), Done())
+    expect(trial.finals("a1") == [DUPLICATE], f"{trial.finals('a1')}")
+    expect(set(await _heads(trial, worker)) == {"a2"}, "a1 has ended, it is the turn of a2")
+
+
+async def lanes_are_of_one_tenant_and_subscription(trial: StoreTrial) -> None:
+    """The same ordering key elsewhere is another conversation: none waits for another one."""
+    worker = await trial.worker()
+    other = msgspec.structs.replace(trial.lanes, name="other")
+    places = [(sub, tenant) for sub in (trial.lanes, other) for tenant in ("x", "y")]
+    for sub, tenant in places:
+        batch = [trial.candidate(m, ordering_key="a", tenant_id=tenant) for m in ("a1", "a2")]
+        await trial.store.adopt_in_order(sub, batch, worker=worker)
+    for name in ("a1", "a2"):
+        for sub in (trial.lanes, other):
+            runs = await trial.ready(worker, sub=sub)
+            heads = sorted((run.message.tenant_id, run.message.id) for run in runs)
+            expect(heads == [("x", name), ("y", name)], f"{sub.name}: {heads}")
+            for run in runs:
+                await trial.committed(worker, run, Done())
+
+
 async def copies_of_what_is_in_a_lane(trial: StoreTrial) -> None:
     worker = await trial.worker()
     await _sent(trial, worker, "a1", "a2")
@@ -216,6 +290,15 @@ async def copies_of_what_is_in_a_lane(trial: StoreTrial) -> None:
         seen.append(name)
     expect(seen == ["a1", "a2", "a3"], f"{seen}")
     expect(await _heads(trial, worker) == {}, "a copy ran again")
+
+
+async def a_copy_of_what_is_over_heads_no_lane(trial: StoreTrial) -> None:
+    """It comes in one batch with the next one of its conversation, which must run."""
+    worker = await trial.worker()
+    await _sent(trial, worker, "a1")
+    await trial.committed(worker, (await _heads(trial, worker))["a1"], Done())
+    await _sent(trial, worker, "a1", "a2")
+    expect(set(await _heads(trial, worker)) == {"a2"}, "a2 waits for what is over")
 
 
 async def what_came_before_there_were_lanes(trial: StoreTrial) -> None:
