@@ -148,7 +148,7 @@ def test_a_time_to_live_goes_by_one_clock(
     """The store's server is two minutes ahead of the broker's, or behind it. Entries of tasks say
     when they expire, others for how long they live."""
     clock.set(skew)
-    fleet = make(make_fleet, TASKS__STREAM=stream)
+    fleet = make(make_fleet, DEFAULT_QUEUE=stream, TASKS__STREAM=stream)
     send(fleet, {"type": "work", "id": "short", "ttl_s": 0.5})
     time.sleep(1.0)  # its time to live passes
     send(fleet, {"type": "work", "id": "long", "ttl_s": 60.0})

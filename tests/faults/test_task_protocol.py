@@ -28,7 +28,7 @@ MAX_RETRIES = 3
 @pytest.fixture
 def fleet(make_fleet: MakeFleet, redis_server: RedisServer) -> Fleet:
     broker = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
-    return make_fleet(TASKS__STREAM=TASKS, BROKER=broker)
+    return make_fleet(DEFAULT_QUEUE=TASKS, TASKS__STREAM=TASKS, BROKER=broker)
 
 
 @pytest.fixture
