@@ -44,7 +44,7 @@ def test_a_full_server_is_worked_empty_by_workers_that_were_away(
 ) -> None:
     """Neither the group nor the key that says whose it is may need memory that is not there."""
     url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
-    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url, DEFAULT_QUEUE="stream:task")
+    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url)
     with Redis.from_url(redis_server.url) as client:
         client.config_set("maxmemory", LIMIT)
         if group:

@@ -18,9 +18,7 @@ def test_messages_that_redis_lost_are_dead_letters_and_others_go_on(
     make_fleet: MakeFleet, redis_server: RedisServer, home: Path
 ) -> None:
     url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}"
-    fleet = make_fleet(
-        WORKER__SLOTS=MANY, WORKER__COPY_LOST_AFTER_S=1, BROKER=url, DEFAULT_QUEUE="stream:task"
-    )
+    fleet = make_fleet(WORKER__SLOTS=MANY, WORKER__COPY_LOST_AFTER_S=1, BROKER=url)
     (victim,) = fleet.start()
     until = {"until": str(home / "never")}
     fleet.send([{"type": "late", "payload": until, "id": f"lost-{n}"} for n in range(MANY)])

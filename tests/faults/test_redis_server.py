@@ -209,7 +209,7 @@ def test_workers_outlast_a_server_that_stands_still(
 ) -> None:
     """They go on when it does; told to stop meanwhile, one does not wait for it."""
     url = f"{redis_server.url}?visibility_timeout_s={VISIBILITY_S}&timeout_s=1"
-    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url, DEFAULT_QUEUE="stream:task")
+    fleet = make_fleet(WORKER__SLOTS=20, BROKER=url)
     leaving, staying = fleet.start(2)
     work = {"type": "work", "payload": {"seconds": 0.1}}
     fleet.send([work] * 400)
@@ -236,7 +236,7 @@ async def test_connections_are_cut_under_load(
 ) -> None:
     """The worker lives: nothing waits for the visibility timeout, which is longer than the test."""
     url = f"{redis_server.url}?visibility_timeout_s=3600"
-    fleet = make_fleet(WORKER__SLOTS=50, BROKER=url, DEFAULT_QUEUE="stream:task")
+    fleet = make_fleet(WORKER__SLOTS=50, BROKER=url)
     await asyncio.to_thread(fleet.start, 2)
     publishers = Publishers(fleet, 10_000 if soak else 3_000)
     sending = asyncio.create_task(publishers.run())
