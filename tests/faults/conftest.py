@@ -23,18 +23,21 @@ _BROKERS = [
 ]
 on_each_broker = pytest.mark.parametrize("broker", _BROKERS, indirect=True)
 """Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
-on_every_broker = pytest.mark.parametrize(
-    "broker",
-    [
-        *_BROKERS,
-        pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq")),
-        pytest.param(
-            "rabbitmq+postgres", marks=[pytest.mark.xdist_group("rabbitmq"), pytest.mark.soak]
-        ),
-    ],
-    indirect=True,
-)
-"""As `on_each_broker`, and the queue on a RabbitMQ server."""
+
+
+def on_every_broker(*, soak: bool = False) -> pytest.MarkDecorator:
+    """As `on_each_broker`, and the queue on a RabbitMQ server. `soak`: that only in `make soak`, as
+    it always is with the store on PostgreSQL."""
+    group, full = pytest.mark.xdist_group("rabbitmq"), pytest.mark.soak
+    return pytest.mark.parametrize(
+        "broker",
+        [
+            *_BROKERS,
+            pytest.param("rabbitmq", marks=[group, full] if soak else [group]),
+            pytest.param("rabbitmq+postgres", marks=[group, full]),
+        ],
+        indirect=True,
+    )
 
 
 @pytest.fixture(autouse=True)

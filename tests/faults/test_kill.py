@@ -36,7 +36,7 @@ def kill_at_random(fleet: Fleet, kills: int, total: int, *, last: float = 0.75) 
         fleet.start()
 
 
-@on_every_broker
+@on_every_broker()
 def test_kill(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
     counts = {"embedded": (3_000, 15), "redis+postgres": (2_000, 10)}
     total, kills = (10_000, 50) if soak else counts.get(broker, (1_000, 5))

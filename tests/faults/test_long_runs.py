@@ -9,7 +9,7 @@ from tests.faults.conftest import MakeFleet, on_each_broker, on_every_broker
 pytestmark = pytest.mark.xdist_group("faults-1")
 
 
-@on_every_broker
+@on_every_broker(soak=True)
 def test_long_run(make_fleet: MakeFleet, broker: str, soak: bool) -> None:
     """Many leases long: a coroutine, a thread and a blocked loop, while another worker looks on."""
     lease = 10 if soak else 2

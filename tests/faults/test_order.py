@@ -8,7 +8,7 @@ from tests.faults.test_kill import kill_at_random
 pytestmark = pytest.mark.xdist_group("faults-2")
 
 
-@on_every_broker
+@on_every_broker()
 @pytest.mark.parametrize("kills", [0, 4], ids=["failures", "failures and kills"])
 def test_order(make_fleet: MakeFleet, soak: bool, kills: int) -> None:
     """Messages of one conversation commit in the order sent; a fifth of them fails at first."""

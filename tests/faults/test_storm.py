@@ -30,7 +30,7 @@ asyncio.run(main(*map(int, sys.argv[1:])))
 """
 
 
-@on_every_broker
+@on_every_broker(soak=True)
 def test_duplicate_storm(make_fleet: MakeFleet, soak: bool) -> None:
     fleet = make_fleet(WORKER__SLOTS=50)
     keys, copies, producers = 2_000 if soak else 300, 20, 10
