@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from ackbone.brokers.parameters import seconds, unknown
 from ackbone.core.errors import ConfigError
 
 TIMEOUT_S = 5.0
@@ -48,11 +48,13 @@ def read_address(url: str) -> Address:
             ]
         ) from None
     found = dict(parse_qsl(parts.query, keep_blank_values=True))
-    problems = [_unknown(name) for name in found if name not in (*_OURS, *_DRIVERS)]
+    problems = [
+        unknown(name, (*_OURS, *_DRIVERS)) for name in found if name not in (*_OURS, *_DRIVERS)
+    ]
     if "/" in parts.path[1:]:
         problems.append("a vhost whose name contains a / is written with %2F")
     numbers = {
-        name: _seconds(name, found.get(name), default, problems)
+        name: seconds(name, found.get(name), default, problems)
         for name, default in (
             ("timeout_s", TIMEOUT_S),
             ("heartbeat_s", HEARTBEAT_S),
@@ -83,22 +85,3 @@ def read_address(url: str) -> Address:
 def _where(parts: SplitResult) -> str:
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}/{unquote(parts.path[1:]) or '/'}"
-
-
-def _seconds(name: str, written: str | None, default: float, problems: list[str]) -> float:
-    if not written:
-        return default
-    try:
-        value = float(written)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        problems.append(f"{name} must be a number of seconds above 0")
-    return value
-
-
-def _unknown(name: str) -> str:
-    """Describe an unknown parameter without quoting it: it may be part of a password with a `?`."""
-    near = difflib.get_close_matches(name, [*_OURS, *_DRIVERS], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown parameter after the ?{hint} Known: {', '.join((*_OURS, *_DRIVERS))}"

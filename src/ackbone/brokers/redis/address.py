@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from ackbone.brokers.parameters import seconds, unknown
 from ackbone.core.errors import ConfigError
 
 VISIBILITY_TIMEOUT_S = 300.0
@@ -50,11 +50,13 @@ def read_address(url: str) -> Address:
             ]
         ) from None
     found = dict(parse_qsl(parts.query, keep_blank_values=True))
-    problems = [_unknown(name) for name in found if name not in (*_OURS, *_DRIVERS)]
+    problems = [
+        unknown(name, (*_OURS, *_DRIVERS)) for name in found if name not in (*_OURS, *_DRIVERS)
+    ]
     problems += _database(parts, found)
     lease = found.get("visibility_timeout_s") or os.environ.get("VISIBILITY_TIMEOUT_S")
-    lease_s = _seconds("visibility_timeout_s", lease, VISIBILITY_TIMEOUT_S, problems)
-    timeout_s = _seconds("timeout_s", found.get("timeout_s"), TIMEOUT_S, problems)
+    lease_s = seconds("visibility_timeout_s", lease, VISIBILITY_TIMEOUT_S, problems)
+    timeout_s = seconds("timeout_s", found.get("timeout_s"), TIMEOUT_S, problems)
     delete_acked = found.get("delete_acked", "auto")
     if delete_acked not in DELETE_ACKED:
         problems.append(f"delete_acked must be one of {', '.join(DELETE_ACKED)}")
@@ -81,22 +83,3 @@ def _database(parts: SplitResult, found: Mapping[str, str]) -> list[str]:
     if all(name.isascii() and name.isdigit() for name in named):
         return []
     return ["the database after the / must be a number, such as redis://host:6379/0"]
-
-
-def _seconds(name: str, written: str | None, default: float, problems: list[str]) -> float:
-    if not written:
-        return default
-    try:
-        value = float(written)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        problems.append(f"{name} must be a number of seconds above 0")
-    return value
-
-
-def _unknown(name: str) -> str:
-    """Describe an unknown parameter without quoting it: it may be part of a password with a `?`."""
-    near = difflib.get_close_matches(name, [*_OURS, *_DRIVERS], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown parameter after the ?{hint} Known: {', '.join((*_OURS, *_DRIVERS))}"
