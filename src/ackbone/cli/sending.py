@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from ackbone.admin.sending import (
-    Defaults,
-    Encode,
-    Item,
-    Publish,
-    encoded,
-    lines_of,
-    send_each,
-)
+from ackbone.admin.sending import Defaults, Encode, Item, Publish, encoded, lines_of, send_each
 from ackbone.core.broker import Durability, Result
 from ackbone.core.errors import AckboneError, BrokerUnavailable
 from ackbone.core.store import Send

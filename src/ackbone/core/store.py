@@ -290,7 +290,6 @@ class Claims(Protocol):
     def forgets_claims(self) -> bool:
         """True if a crash of the database server can undo a claim while its worker lives on. The
         same worker may then get the claim again, under the same token."""
-        ...
 
     async def register(
         self, name: str, offers: Offers | None = None, *, parent: str | None = None
@@ -300,11 +299,9 @@ class Claims(Protocol):
         `parent` names the process that started it: the unique name of a supervisor, or `as_parent`
         of a worker. The store uses it to decide whether a death counts as a crash.
         """
-        ...
 
     async def announce(self, worker: Worker, offers: Offers) -> Worker:
         """Replace the offers of a worker whose handlers or channels have changed."""
-        ...
 
     async def leave(self, worker: Worker, *, running: bool = False) -> None:
         """End a worker in an orderly way. It claims nothing more.
@@ -313,11 +310,9 @@ class Claims(Protocol):
         that the end of the process interrupts are given back without using up an attempt or crash
         budget.
         """
-        ...
 
     async def identity(self) -> str:
         """Return the unique name of this store. It was made with the database."""
-        ...
 
     async def claim(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
@@ -329,7 +324,6 @@ class Claims(Protocol):
         granted run, too. The transaction is synced before this returns if `adopt` or
         `lets_go(verdicts)`.
         """
-        ...
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY
@@ -339,7 +333,6 @@ class Claims(Protocol):
 
         Only messages with this `company` are claimed.
         """
-        ...
 
     async def finish(self, batch: Sequence[Finished], *, worker: Worker) -> Sequence[Commit]:
         """Store the outcomes of runs, with their replies and follow-ups, in one transaction.
@@ -347,11 +340,9 @@ class Claims(Protocol):
         Returns one decision for each run, in order. A run whose token is stale is left out of the
         transaction (FENCED). Repeating a call whose answer was lost does no harm (ALREADY).
         """
-        ...
 
     async def adopt(self, batch: Sequence[Run], *, worker: Worker) -> Sequence[bool]:
         """Store the whole messages, so that their broker copies can be acknowledged."""
-        ...
 
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
@@ -360,12 +351,10 @@ class Claims(Protocol):
 
         Returns None if another worker reads this queue.
         """
-        ...
 
     async def next_due_s(self, sub: Subscription) -> float | None:
         """Return the seconds until the subscription's next waiting task is due. None: no task
         waits."""
-        ...
 
     expiry_paused: bool
     """True after a jump of the clock, while times to live are doubtful. No message expires."""
@@ -373,7 +362,6 @@ class Claims(Protocol):
     @property
     def clock_jumps(self) -> int:
         """How often somebody set the store's clock, if that is not this machine's clock."""
-        ...
 
     governed: bool
     """True: `Run.approvals` is filled in."""
@@ -391,11 +379,9 @@ class Claims(Protocol):
 
         Called from the lease's own thread, so it may block, but not for long.
         """
-        ...
 
     def is_registered(self, worker: Worker) -> bool:
         """Return False if the worker was declared dead. Called from the lease's own thread."""
-        ...
 
     async def reap(
         self,
@@ -410,50 +396,40 @@ class Claims(Protocol):
         `ended`: child processes of this worker that have ended, by name, with their exit codes (a
         signal as a negative number).
         """
-        ...
 
     async def ended(self, names: Collection[str]) -> frozenset[str]:
         """Return those of the names whose workers have died or left. A name that no worker of this
         store has had, or had too long ago, is not among them."""
-        ...
 
     async def resolve(self, *, worker: Worker) -> int:
         """End or wake messages that wait for a key or a conversation that is free.
 
         This is a safety net: normally the commit that frees them does it. Returns how many.
         """
-        ...
 
     async def to_cancel(self, *, worker: Worker) -> Sequence[tuple[str, str, str]]:
         """Return this worker's runs that somebody wants to cancel: tenant, subscription and id."""
-        ...
 
     async def resume_parked(
         self, kind: str, types: Sequence[str], *, subscription: str, worker: Worker
     ) -> int:
         """Make messages of these types ready that were parked because no worker had a handler."""
-        ...
 
     async def suspects(self, subscriptions: Sequence[str], *, worker: Worker) -> Suspects:
         """Count the due suspects that workers with the same offers as this one would claim."""
-        ...
 
     async def paused(self) -> frozenset[str]:
         """Return the names of paused subscriptions."""
-        ...
 
     async def hold_role(self, role: str, *, worker: Worker) -> bool:
         """Take or keep a role that only one worker of the fleet has at a time. Returns False if
         another worker has it."""
-        ...
 
     def on_events(self, listener: Listener) -> None:
         """Call `listener`, on the event loop, with the events that calls of this process wrote."""
-        ...
 
     def subscribe(self) -> asyncio.Event:
         """Return an event that is set whenever there may be new work, until `unsubscribe`."""
-        ...
 
     def unsubscribe(self, event: asyncio.Event) -> None: ...
 
@@ -463,7 +439,6 @@ class Fused(Protocol):
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
         """Claim due messages of the store and new messages of the queue, by priority."""
-        ...
 
 
 class Copies(Protocol):
@@ -474,13 +449,11 @@ class Copies(Protocol):
     ) -> Sequence[tuple[str, str]]:
         """Return tenant and id of messages that have waited this long for their copy, oldest
         first."""
-        ...
 
     async def end(
         self, subscription: str, lost: Sequence[tuple[str, str]], *, for_s: float, worker: Worker
     ) -> int:
         """End messages that still wait as dead letters (`copy_lost`). Returns how many."""
-        ...
 
 
 class EffectState(StrEnum):
@@ -504,19 +477,15 @@ class Effects(Protocol):
 
         `again`: this call repeats one whose answer was lost, so an intent of the same run is NEW.
         """
-        ...
 
     async def effect_done(self, run: Run, name: str, result: bytes, *, again: bool = False) -> None:
         """Store the result of the effect (fenced)."""
-        ...
 
     async def effect_raised(self, run: Run, name: str, error: str) -> None:
         """Store the error of an effect that may or may not have happened, for the operator."""
-        ...
 
     async def effect_clear(self, run: Run, name: str) -> None:
         """Delete the intent of an effect that certainly did not happen."""
-        ...
 
 
 class RunWrites(Protocol):
@@ -524,11 +493,9 @@ class RunWrites(Protocol):
 
     async def heartbeat(self, run: Run, data: Mapping[str, Any]) -> None:
         """Store the progress that the handler reports."""
-        ...
 
     async def reply_now(self, run: Run, reply: Reply, n: int) -> str:
         """Queue a reply before the run ends. `n` numbers the run's replies. Returns its id."""
-        ...
 
 
 class Store(Claims, Effects, RunWrites, Protocol):
@@ -536,7 +503,6 @@ class Store(Claims, Effects, RunWrites, Protocol):
 
     def holds(self, queue: str) -> bool:
         """Return True if the queue is in the same database."""
-        ...
 
     async def open(self) -> None: ...
 
@@ -544,11 +510,9 @@ class Store(Claims, Effects, RunWrites, Protocol):
 
     async def hold_back(self, send: Send) -> None:
         """Keep a delayed message. The outbox publishes it when it is due."""
-        ...
 
     async def is_empty(self, subscriptions: Sequence[str]) -> bool:
         """Return True if no message waits, runs or is due later. Parked messages do not count."""
-        ...
 
     async def stuck(self, subscriptions: Sequence[str]) -> int:
         """Return how many messages are left, if no worker can make progress with any of them.
@@ -556,8 +520,6 @@ class Store(Claims, Effects, RunWrites, Protocol):
         They wait behind a parked message, or for a copy that the broker would have to redeliver.
         Returns 0 if a message runs or will run, and if no message is left.
         """
-        ...
 
     def look_again(self) -> None:
         """Wake everyone who waits for due work, because the clock was moved."""
-        ...

@@ -15,14 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from ackbone.core.secret import (
-    MASK,
-    Secret,
-    is_count,
-    is_secret_name,
-    known_secrets,
-    mask_line,
-)
+from ackbone.core.secret import MASK, Secret, is_count, is_secret_name, known_secrets, mask_line
 
 _DEPTH = 8
 _SEQUENCES = (list, tuple, set, frozenset)

@@ -53,7 +53,6 @@ class Process(Protocol):
 
     def poll(self) -> int | None:
         """Return its exit code, a signal as a negative number; None while it runs."""
-        ...
 
     def send_signal(self, sig: int) -> None: ...
 

@@ -22,16 +22,7 @@ from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import Worker
 
 from .base import BaseStore
-from .ledger import (
-    ANCHOR_TASK,
-    Anchor,
-    Chain,
-    Tip,
-    heads_of,
-    next_anchor,
-    read_anchor,
-    readable,
-)
+from .ledger import ANCHOR_TASK, Anchor, Chain, Tip, heads_of, next_anchor, read_anchor, readable
 from .unit import Change, Row, Tx
 
 log = logging.getLogger("ackbone.ledger")
@@ -147,16 +138,13 @@ class ChainEnds(Protocol):
     async def look(self) -> bool:
         """Read what can be read before the transaction. False: nothing was written since the last
         anchor."""
-        ...
 
     async def moved(self, tx: Tx) -> Moved | None:
         """The chains that moved since the last anchor; None if there is nothing to sign, or if
         another process signed meanwhile. No other process can sign until the transaction ends."""
-        ...
 
     def signed(self, anchor: Anchor) -> None:
         """An anchor was committed."""
-        ...
 
 
 class Anchors:

@@ -58,11 +58,9 @@ class Leases(Protocol):
 
     def beat(self, worker: Worker) -> None:
         """Renew a lease. Raises StoreUnavailable if that is not possible."""
-        ...
 
     def is_present(self, worker: Worker) -> bool:
         """Return True if the worker may write: it has not left and was not declared dead."""
-        ...
 
 
 class Waiters(Protocol):

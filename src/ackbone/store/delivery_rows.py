@@ -44,11 +44,9 @@ class DeliveryRows(Protocol):
 
     def insert(self, rows: Sequence[DeliveryRow]) -> None:
         """Write new deliveries with the commit. An id that is there already stays as it is."""
-        ...
 
     async def add(self, row: DeliveryRow) -> bool:
         """Write one delivery now. Return False if its id existed already."""
-        ...
 
     async def put_off(self, found: Sequence[PutOff]) -> None: ...
 
@@ -57,13 +55,11 @@ class DeliveryRows(Protocol):
     ) -> dict[tuple[str, int], EndedRow]:
         """Change the rows that this worker is still sending by these calls; return them by id and
         call. If the batch names a call twice, the first one counts."""
-        ...
 
     async def save_windows(self, rows: Sequence[WindowRow]) -> None: ...
 
     def publish(self, sends: Sequence[Send], now_us: int) -> bool:
         """Write messages with the commit. Return True if they wait in the outbox for a relay."""
-        ...
 
 
 # -- new deliveries -------------------------------------------------------------------------------

@@ -17,12 +17,7 @@ import msgspec
 
 from ackbone.core.broker import Broker, Outgoing
 from ackbone.core.codecs.codec import CODECS, stored_form
-from ackbone.core.errors import (
-    AckboneError,
-    BrokerUnavailable,
-    InvalidMessage,
-    StoreCorrupt,
-)
+from ackbone.core.errors import AckboneError, BrokerUnavailable, InvalidMessage, StoreCorrupt
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
 

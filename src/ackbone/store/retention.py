@@ -136,7 +136,6 @@ class OldRows(Protocol):
 
     async def delete(self, rule: Rule, keep_us: int) -> int:
         """Delete the rows that the rule lets go; returns how many."""
-        ...
 
 
 class Retention:

@@ -73,19 +73,15 @@ class TaskRows(Protocol):
         Returns the tasks that this worker runs now; for the others there was a row before. The
         returned ones know their `row`, and their epoch and history if the row was `open`.
         """
-        ...
 
     async def find(self, subscription: str, pairs: Sequence[Pair]) -> Mapping[Pair, Existing]:
         """Rows by their identity. They are locked if a claim asked for them before."""
-        ...
 
     async def lock(self, subscription: str, pairs: Sequence[Pair]) -> None:
         """Lock rows as a claim locks them."""
-        ...
 
     async def append(self, claim: Claiming, placed: Sequence[Placed]) -> Sequence[Task]:
         """Write rows that wait in their conversations; returns the tasks that had none before."""
-        ...
 
     async def claim_due(
         self,
@@ -97,7 +93,6 @@ class TaskRows(Protocol):
         limit: int,
     ) -> Sequence[Ready]:
         """Claim due rows that the store holds, by priority and due time, lane heads only."""
-        ...
 
     async def finish(self, batch: Sequence[Finished]) -> list[str | None]:
         """Write the outcomes of runs whose token is still on their row.
@@ -105,15 +100,12 @@ class TaskRows(Protocol):
         Returns who holds the message (`store` or `broker`) for each one; None: it was not written.
         If two of a batch have the same token, only the first one is written.
         """
-        ...
 
     async def tokens(self, runs: Sequence[Run]) -> Mapping[Identity, tuple[int | None, int, str]]:
         """worker_id, epoch and status of these runs' rows."""
-        ...
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         """tenant_id, message_id, approval id, rule, payload_sha256 of what people allowed."""
-        ...
 
 
 class KeyRows(Protocol):
@@ -127,30 +119,24 @@ class KeyRows(Protocol):
         A message gets a key that nobody has, that it has already, or whose window is over
         (`expiry`: windows may be over). If two of a batch ask for one, the first one gets it.
         """
-        ...
 
     def keep(self, done: Sequence[Finished]) -> None:
         """Keep the results of successes with their keys, for the window of each."""
-        ...
 
     def free(self, keys: Sequence[tuple[Key, str]]) -> None:
         """Give keys back, each with the id of the message that has it."""
-        ...
 
     async def waiting(self, keys: Collection[Key] | None) -> Sequence[Waiter]:
         """Messages that wait for these keys (None: for any) while they are free or done.
 
         The oldest comes first. Nobody else moves them until the end of the transaction.
         """
-        ...
 
     async def end_as_duplicates(self, ended: Sequence[tuple[Identity, bytes | None]]) -> None:
         """End tasks as duplicates, each with the result of the first message of its key."""
-        ...
 
     async def make_ready(self, tasks: Sequence[Identity]) -> None:
         """Tasks that waited for a key may be claimed."""
-        ...
 
 
 class LaneRows(Protocol):
@@ -158,16 +144,13 @@ class LaneRows(Protocol):
 
     async def own_source(self, subscription: str, worker_id: int) -> bool:
         """Become or stay the one fetcher of an ordered source. False: a living worker has it."""
-        ...
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         """Those of these (tenant, lane) that have a task which has not ended."""
-        ...
 
     async def advance(self, lanes: Collection[Lane]) -> int:
         """Make the first task of each lane ready if it only waited for its turn; returns how many
         were made ready."""
-        ...
 
 
 class QuotaRows(Protocol):
@@ -175,11 +158,9 @@ class QuotaRows(Protocol):
 
     async def lock(self, names: Sequence[QuotaName]) -> Mapping[QuotaName, Sequence[Any]]:
         """`quota_book.COLUMNS` of these rows; nobody else changes them until the end."""
-        ...
 
     def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows as `QuotaBook.changed` returns them."""
-        ...
 
 
 class GrantedRuns(Protocol):
@@ -187,15 +168,12 @@ class GrantedRuns(Protocol):
 
     def keep(self, verdicts: Sequence[Verdict]) -> None:
         """Remember these runs if the answer to this transaction's commit is lost."""
-        ...
 
     def of(self, claim: Claiming, message: Message, row: Existing) -> Run | None:
         """The run that an earlier call granted to this worker, if its commit was made after all."""
-        ...
 
     async def held_by_store(self, claim: Claiming) -> list[Run]:
         """Such runs of messages that the store holds; a commit in progress is waited for."""
-        ...
 
 
 class Copy(NamedTuple):

@@ -87,7 +87,6 @@ class Tx(Protocol):
     @property
     def now_us(self) -> int | None:
         """The time of this transaction (µs) if this process knows it; None: the database does."""
-        ...
 
     @property
     def tasks(self) -> TaskRows: ...
@@ -104,37 +103,29 @@ class Tx(Protocol):
     @property
     def granted(self) -> GrantedRuns | None:
         """None where every commit has an answer."""
-        ...
 
     @property
     def deliveries(self) -> DeliveryRows:
         """Writes of many deliveries, and of messages that leave."""
-        ...
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         """Run a statement and return its rows."""
-        ...
 
     async def send(self, statement: str, *values: Any) -> None:
         """Run a statement whose answer is not needed."""
-        ...
 
     def before_end(self, statement: str, *values: Any) -> None:
         """Run a statement before the commit; it may have to wait for a lock on its rows."""
-        ...
 
     def at_end(self, statement: str, *values: Any) -> None:
         """Run a statement with the commit: it writes new rows, or rows that are locked already."""
-        ...
 
     async def moment(self) -> int:
         """The time of this transaction (µs)."""
-        ...
 
     async def look_at_clock(self) -> None:
         """Move `moment` on to now: this transaction has seen what others committed since it was
         begun, and its events must not seem to be older."""
-        ...
 
     async def require_alive(self, worker_id: int, *, or_leaving: bool = False) -> None:
         """Raise StoreUnavailable if this worker was declared dead or left, or if it is leaving
@@ -142,11 +133,9 @@ class Tx(Protocol):
 
         Call it after the first statement of a claim: PostgreSQL answers both at once.
         """
-        ...
 
     async def hold_deliveries(self) -> int:
         """Wait until no other transaction moves deliveries, and return the time after that."""
-        ...
 
 
 Operation = Callable[[Tx, Change], Awaitable[T]]

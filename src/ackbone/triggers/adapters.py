@@ -7,15 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from ackbone.core.broker import (
-    Broker,
-    Delivery,
-    Outgoing,
-    Settlement,
-    Source,
-    Subscription,
-    Verb,
-)
+from ackbone.core.broker import Broker, Delivery, Outgoing, Settlement, Source, Subscription, Verb
 from ackbone.core.clock import from_us
 from ackbone.core.ids import new_id
 

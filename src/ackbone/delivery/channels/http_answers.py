@@ -7,13 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from ackbone.core.errors import (
-    FinalError,
-    RateLimited,
-    RetryableError,
-    SendUnknown,
-    TemporaryError,
-)
+from ackbone.core.errors import FinalError, RateLimited, RetryableError, SendUnknown, TemporaryError
 from ackbone.core.text import one_line
 from ackbone.delivery.backoff import LONGEST_WAIT_S
 

@@ -10,13 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ackbone.core.errors import (
-    ConfigError,
-    FinalError,
-    RateLimited,
-    SendUnknown,
-    TemporaryError,
-)
+from ackbone.core.errors import ConfigError, FinalError, RateLimited, SendUnknown, TemporaryError
 from ackbone.core.outbound.delivery import Limit, Outbound
 
 from .http_answers import IN_DOUBT, TOO_MANY, shown

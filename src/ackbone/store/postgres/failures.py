@@ -7,13 +7,7 @@ import re
 import psycopg
 from psycopg import errors
 
-from ackbone.core.errors import (
-    SchemaMismatch,
-    StoreDenied,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-)
+from ackbone.core.errors import SchemaMismatch, StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 from .address import Address
 

@@ -12,11 +12,7 @@ from ackbone.core.clock import Clock, to_us
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
-from ackbone.core.store import (
-    Candidate,
-    Verdict,
-    Worker,
-)
+from ackbone.core.store import Candidate, Verdict, Worker
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.tasks import Ahead

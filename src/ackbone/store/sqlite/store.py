@@ -15,23 +15,12 @@ from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
-from ackbone.core.store import (
-    Decode,
-    Reclaimed,
-    Taken,
-    Worker,
-)
+from ackbone.core.store import Decode, Reclaimed, Taken, Worker
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.outcomes import Letter
-from ackbone.store.tables import (
-    GrantedRuns,
-    KeyRows,
-    LaneRows,
-    QuotaRows,
-    TaskRows,
-)
+from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, TaskRows
 from ackbone.store.tasks import Ahead
 from ackbone.store.unit import Change, Row
 from ackbone.store.waiting import release_waiting

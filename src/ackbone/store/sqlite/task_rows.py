@@ -17,14 +17,7 @@ from ackbone.core.store import Finished, Run
 from ackbone.sqlitefile import rows
 from ackbone.store.claiming import Choice
 from ackbone.store.conditions import ENDED, none_of
-from ackbone.store.outcomes import (
-    HANDED_BACK,
-    Write,
-    duration_ms,
-    identity_of,
-    run_uuid,
-    write_of,
-)
+from ackbone.store.outcomes import HANDED_BACK, Write, duration_ms, identity_of, run_uuid, write_of
 from ackbone.store.record_rows import text_id
 from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info

@@ -18,15 +18,7 @@ import msgspec
 from ackbone.core import events
 from ackbone.core.errors import NotFound, StoreUnavailable
 from ackbone.store.anchors import AnchorFile
-from ackbone.store.ledger import (
-    ANCHOR_TASK,
-    NEW_CHAIN,
-    TENANT,
-    Anchor,
-    Chain,
-    End,
-    read_anchor,
-)
+from ackbone.store.ledger import ANCHOR_TASK, NEW_CHAIN, TENANT, Anchor, Chain, End, read_anchor
 from ackbone.store.ledger_verifier import PAGE, LedgerReport, LedgerVerifier, Progress
 
 from . import seals

@@ -8,15 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import SkipTest
 
-from ackbone.core.broker import (
-    Broker,
-    Durability,
-    Outgoing,
-    Result,
-    Settlement,
-    Subscription,
-    Verb,
-)
+from ackbone.core.broker import Broker, Durability, Outgoing, Result, Settlement, Subscription, Verb
 from ackbone.testing.harness import AWAY, BrokerHarness, Trial, bodies, expect, outgoing
 from ackbone.testing.signals import Signal
 
