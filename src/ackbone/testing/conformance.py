@@ -21,8 +21,20 @@ plain functions in `ackbone.testing.checks`. `run_check(harness, check)` runs on
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from .checks import capabilities, lifecycle, restarts, settling, transport
 from .harness import BrokerHarness, Check, run_check
+
+
+def _test(check: Check) -> Callable[[BrokerConformance], Awaitable[None]]:
+    """Return the test method for a check."""
+
+    async def test(self: BrokerConformance) -> None:
+        await self.check(check)
+
+    test.__doc__ = check.__doc__
+    return test
 
 
 class BrokerConformance(BrokerHarness):
@@ -32,128 +44,49 @@ class BrokerConformance(BrokerHarness):
         """Run one check. A subclass may wrap it."""
         await run_check(self, check)
 
-    async def test_round_trip(self) -> None:
-        await self.check(transport.round_trip)
+    test_round_trip = _test(transport.round_trip)
+    test_headers = _test(transport.headers)
+    test_binary_body = _test(transport.binary_body)
+    test_empty_body = _test(transport.empty_body)
+    test_large_body = _test(transport.large_body)
+    test_too_large_is_refused_alone = _test(transport.too_large_is_refused_alone)
+    test_results_in_order = _test(transport.results_in_order)
+    test_empty_batches = _test(transport.empty_batches)
+    test_whole_batch = _test(transport.whole_batch)
+    test_same_id_twice = _test(transport.same_id_twice)
+    test_limit = _test(transport.limit)
+    test_queues_do_not_mix = _test(transport.queues_do_not_mix)
+    test_many_consumers = _test(transport.many_consumers)
+    test_concurrent_publish = _test(transport.concurrent_publish)
 
-    async def test_headers(self) -> None:
-        await self.check(transport.headers)
+    test_wait_is_bounded = _test(lifecycle.wait_is_bounded)
+    test_publish_wakes_receive = _test(lifecycle.publish_wakes_receive)
+    test_cancelled_receive_loses_nothing = _test(lifecycle.cancelled_receive_loses_nothing)
+    test_close_ends_receive = _test(lifecycle.close_ends_receive)
+    test_open_and_close_again = _test(lifecycle.open_and_close_again)
+    test_closed_broker_never_lies = _test(lifecycle.closed_broker_never_lies)
+    test_second_client = _test(lifecycle.second_client)
+    test_pause_hands_back = _test(lifecycle.pause_hands_back)
+    test_health = _test(lifecycle.health)
+    test_stats = _test(lifecycle.stats)
 
-    async def test_binary_body(self) -> None:
-        await self.check(transport.binary_body)
+    test_ack_is_final = _test(settling.ack_is_final)
+    test_unsettled_comes_back = _test(settling.unsettled_comes_back)
+    test_release = _test(settling.release)
+    test_release_with_delay = _test(settling.release_with_delay)
+    test_reject = _test(settling.reject)
+    test_settle_twice = _test(settling.settle_twice)
+    test_settle_stale = _test(settling.settle_stale)
+    test_settle_foreign = _test(settling.settle_foreign)
+    test_mixed_settlements = _test(settling.mixed_settlements)
+    test_identity = _test(settling.identity)
 
-    async def test_empty_body(self) -> None:
-        await self.check(transport.empty_body)
+    test_delay = _test(capabilities.delay)
+    test_priority = _test(capabilities.priority)
+    test_ordered = _test(capabilities.ordered)
+    test_ttl = _test(capabilities.ttl)
+    test_lease = _test(capabilities.lease)
+    test_once = _test(capabilities.once)
 
-    async def test_large_body(self) -> None:
-        await self.check(transport.large_body)
-
-    async def test_too_large_is_refused_alone(self) -> None:
-        await self.check(transport.too_large_is_refused_alone)
-
-    async def test_results_in_order(self) -> None:
-        await self.check(transport.results_in_order)
-
-    async def test_empty_batches(self) -> None:
-        await self.check(transport.empty_batches)
-
-    async def test_whole_batch(self) -> None:
-        await self.check(transport.whole_batch)
-
-    async def test_same_id_twice(self) -> None:
-        await self.check(transport.same_id_twice)
-
-    async def test_limit(self) -> None:
-        await self.check(transport.limit)
-
-    async def test_queues_do_not_mix(self) -> None:
-        await self.check(transport.queues_do_not_mix)
-
-    async def test_many_consumers(self) -> None:
-        await self.check(transport.many_consumers)
-
-    async def test_concurrent_publish(self) -> None:
-        await self.check(transport.concurrent_publish)
-
-    async def test_wait_is_bounded(self) -> None:
-        await self.check(lifecycle.wait_is_bounded)
-
-    async def test_publish_wakes_receive(self) -> None:
-        await self.check(lifecycle.publish_wakes_receive)
-
-    async def test_cancelled_receive_loses_nothing(self) -> None:
-        await self.check(lifecycle.cancelled_receive_loses_nothing)
-
-    async def test_close_ends_receive(self) -> None:
-        await self.check(lifecycle.close_ends_receive)
-
-    async def test_open_and_close_again(self) -> None:
-        await self.check(lifecycle.open_and_close_again)
-
-    async def test_closed_broker_never_lies(self) -> None:
-        await self.check(lifecycle.closed_broker_never_lies)
-
-    async def test_second_client(self) -> None:
-        await self.check(lifecycle.second_client)
-
-    async def test_pause_hands_back(self) -> None:
-        await self.check(lifecycle.pause_hands_back)
-
-    async def test_health(self) -> None:
-        await self.check(lifecycle.health)
-
-    async def test_stats(self) -> None:
-        await self.check(lifecycle.stats)
-
-    async def test_ack_is_final(self) -> None:
-        await self.check(settling.ack_is_final)
-
-    async def test_unsettled_comes_back(self) -> None:
-        await self.check(settling.unsettled_comes_back)
-
-    async def test_release(self) -> None:
-        await self.check(settling.release)
-
-    async def test_release_with_delay(self) -> None:
-        await self.check(settling.release_with_delay)
-
-    async def test_reject(self) -> None:
-        await self.check(settling.reject)
-
-    async def test_settle_twice(self) -> None:
-        await self.check(settling.settle_twice)
-
-    async def test_settle_stale(self) -> None:
-        await self.check(settling.settle_stale)
-
-    async def test_settle_foreign(self) -> None:
-        await self.check(settling.settle_foreign)
-
-    async def test_mixed_settlements(self) -> None:
-        await self.check(settling.mixed_settlements)
-
-    async def test_identity(self) -> None:
-        await self.check(settling.identity)
-
-    async def test_delay(self) -> None:
-        await self.check(capabilities.delay)
-
-    async def test_priority(self) -> None:
-        await self.check(capabilities.priority)
-
-    async def test_ordered(self) -> None:
-        await self.check(capabilities.ordered)
-
-    async def test_ttl(self) -> None:
-        await self.check(capabilities.ttl)
-
-    async def test_lease(self) -> None:
-        await self.check(capabilities.lease)
-
-    async def test_once(self) -> None:
-        await self.check(capabilities.once)
-
-    async def test_restart_keeps_messages(self) -> None:
-        await self.check(restarts.restart_keeps_messages)
-
-    async def test_restart_under_load(self) -> None:
-        await self.check(restarts.restart_under_load)
+    test_restart_keeps_messages = _test(restarts.restart_keeps_messages)
+    test_restart_under_load = _test(restarts.restart_under_load)
