@@ -15,14 +15,10 @@ from .bodies import show_body
 from .many import on_each, several
 from .output import cut, plain, safe, span, when
 from .parameters import any_of, filter_options, one_id, page_limit, some_ids
-from .root import Group, examples
-from .session import Session, command_options, operator_name
+from .session import Session, command, group, operator_name
 
 
-@click.group(
-    cls=Group,
-    epilog=examples("ackbone approvals list", "ackbone approvals approve ID --by anna"),
-)
+@group("ackbone approvals list", "ackbone approvals approve ID --by anna")
 def approvals() -> None:
     """List messages that wait for approval; approve or reject them.
 
@@ -31,11 +27,10 @@ def approvals() -> None:
     """
 
 
-@approvals.command(
-    "list",
-    epilog=examples(
-        "ackbone approvals list", "ackbone approvals list --state all --queue orders --json"
-    ),
+@command(
+    "ackbone approvals list",
+    "ackbone approvals list --state all --queue orders --json",
+    of=approvals,
 )
 @filter_options(
     ApprovalFilter,
@@ -50,7 +45,6 @@ def approvals() -> None:
 )
 @page_limit
 @click.option("--cursor", help="Continue after this approval.")
-@command_options
 async def list_(session: Session, where: ApprovalFilter, limit: int, cursor: str | None) -> None:
     """List approvals, oldest first."""
     out = session.out
@@ -82,11 +76,10 @@ def _state(approval: Approval) -> str:
     return f"1 of 2, {waits}" if approval.first_by else waits
 
 
-@approvals.command(
-    epilog=examples("ackbone approvals show 0199a1e1", "ackbone approvals show order-4711 --json")
+@command(
+    "ackbone approvals show 0199a1e1", "ackbone approvals show order-4711 --json", of=approvals
 )
 @one_id
-@command_options
 async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show an approval with its message.
 
@@ -124,33 +117,29 @@ async def show(session: Session, name: str, tenant: str | None) -> None:
     show_body(out, reading, None if task is None else task.body)
 
 
-@approvals.command(
-    epilog=examples(
-        "ackbone approvals approve 0199a1e1 --by anna",
-        "ackbone approvals approve 0199a1e1 0199a1e2 --note 'checked the invoices' --yes",
-    )
+@command(
+    "ackbone approvals approve 0199a1e1 --by anna",
+    "ackbone approvals approve 0199a1e1 0199a1e2 --note 'checked the invoices' --yes",
+    of=approvals,
 )
 @some_ids
 @click.option("--by", help="Who answers (default: you).")
 @click.option("--note", default="", help="A note for the ledger.")
 @several("Approve")
-@command_options
 async def approve(session: Session, **options: Any) -> None:
     """Let messages run. The first answer counts (exit code 5 if there was one before)."""
     await _answer(session, Approvals.approve, **options)
 
 
-@approvals.command(
-    epilog=examples(
-        "ackbone approvals reject 0199a1e1 --by anna --note 'wrong account'",
-        "ackbone approvals reject 0199a1e1 0199a1e2 --yes",
-    )
+@command(
+    "ackbone approvals reject 0199a1e1 --by anna --note 'wrong account'",
+    "ackbone approvals reject 0199a1e1 0199a1e2 --yes",
+    of=approvals,
 )
 @some_ids
 @click.option("--by", help="Who answers (default: you).")
 @click.option("--note", default="", help="Your reason, for the ledger.")
 @several("Reject")
-@command_options
 async def reject(session: Session, **options: Any) -> None:
     """End messages as rejected. The first answer counts (exit code 5 if there was one before)."""
     await _answer(session, Approvals.reject, **options)

@@ -20,9 +20,8 @@ from .chat_channel import AnnouncedDeliveries, ChatChannel, chat_logs
 from .chat_commands import Conversation
 from .chat_screen import PROMPT, Screen, TypedLines
 from .output import safe
-from .root import examples
 from .running import LEVELS, usual_target
-from .session import Session, command_options, operating
+from .session import Session, command, operating
 
 if TYPE_CHECKING:
     from ackbone.app import App
@@ -34,12 +33,10 @@ NEVER = 10**9
 """Failures in a row after which a destination counts as down. In a chat each failure is shown."""
 
 
-@click.command(
-    epilog=examples(
-        "ackbone chat",
-        "ackbone chat myagent:app --type question",
-        "ackbone chat --wait-scale 0.01          # do not wait minutes between attempts",
-    )
+@command(
+    "ackbone chat",
+    "ackbone chat myagent:app --type question",
+    "ackbone chat --wait-scale 0.01          # do not wait minutes between attempts",
 )
 @click.argument("target", metavar="[MODULE:APP]", required=False)
 @click.option(
@@ -58,7 +55,6 @@ NEVER = 10**9
     show_default=True,
     help="Log level for everything except deliveries (written to chat.log in ACKBONE_HOME).",
 )
-@command_options
 def chat(session: Session, target: str | None, **options: Any) -> None:
     """Talk to an app in this terminal and watch its replies.
 

@@ -7,21 +7,17 @@ import click
 from ackbone.core.errors import ConfigError
 
 from .output import dump, safe
-from .root import Group, examples
-from .session import Exit, Session, command_options, refuse, stop
+from .session import Exit, Session, command, group, refuse, stop
 
 
-@click.group(cls=Group, epilog=examples("ackbone config show", "ackbone config check"))
+@group("ackbone config show", "ackbone config check")
 def config() -> None:
     """Show and check the configuration."""
 
 
-@config.command(
-    epilog=examples("ackbone config show --origin", "ackbone config show worker --json")
-)
+@command("ackbone config show --origin", "ackbone config show worker --json", of=config)
 @click.argument("prefix", required=False)
 @click.option("--origin", is_flag=True, help="Show where each value comes from.")
-@command_options
 def show(session: Session, prefix: str | None, origin: bool) -> None:
     """Show every setting with its effective value; secrets are masked.
 
@@ -44,10 +40,7 @@ def show(session: Session, prefix: str | None, origin: bool) -> None:
         stop(Exit.NOT_FOUND)
 
 
-@config.command(
-    epilog=examples("ackbone config check", "ackbone config check --config prod.yaml --json")
-)
-@command_options
+@command("ackbone config check", "ackbone config check --config prod.yaml --json", of=config)
 def check(session: Session) -> None:
     """Check the configuration and report every mistake at once (exit code 10).
 
@@ -65,14 +58,11 @@ def check(session: Session) -> None:
     session.out.data({"ok": True, "problems": [], "file": found.file}, f"ok ({safe(where)})")
 
 
-@click.command(
-    epilog=examples(
-        'eval "$(ackbone completion bash)"',
-        "ackbone completion fish > ~/.config/fish/completions/ackbone.fish",
-    )
+@command(
+    'eval "$(ackbone completion bash)"',
+    "ackbone completion fish > ~/.config/fish/completions/ackbone.fish",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@command_options
 def completion(session: Session, shell: str) -> None:
     """Print a completion script for your shell."""
     from click.shell_completion import get_completion_class

@@ -30,8 +30,7 @@ from .parameters import (
     together,
     yes,
 )
-from .root import examples
-from .session import Exit, Session, command_options, encoder, stop
+from .session import Exit, Session, command, encoder, stop
 
 _REPLAY, _DISCARD = "would be replayed", "would be discarded"
 _FILTERS = "--queue, --type, --reason, --error, --since, --before"
@@ -96,16 +95,13 @@ replay_options = together(
 """The arguments and options that `ackbone dlq replay` and `dlq_replay` share."""
 
 
-@click.command(
-    epilog=examples(
-        "ackbone dlq replay 0199a1e1-ab12 0199a1e1-ab34",
-        "ackbone dlq replay --queue orders --reason retries_exhausted --rate 5/s",
-        "ackbone dlq replay --error 'unknown currency' --set payload.currency=EUR",
-        "ackbone dlq replay --all --dry-run",
-    )
+@command(
+    "ackbone dlq replay 0199a1e1-ab12 0199a1e1-ab34",
+    "ackbone dlq replay --queue orders --reason retries_exhausted --rate 5/s",
+    "ackbone dlq replay --error 'unknown currency' --set payload.currency=EUR",
+    "ackbone dlq replay --all --dry-run",
 )
 @replay_options
-@command_options
 async def replay(
     session: Session, names: Sequence[str], where: LetterFilter, **options: Any
 ) -> None:
@@ -239,12 +235,10 @@ def _cause_row(cause: Cause, word: str) -> tuple[dict[str, Any], Sequence[object
     )  # fmt: skip
 
 
-@click.command(
-    epilog=examples(
-        "ackbone dlq edit 0199a1e1-ab12 --payload '{\"amount\": 12}'",
-        "ackbone dlq edit 0199a1e1-ab12 --set payload.amount=12 --unset payload.total",
-        "ackbone dlq edit 0199a1e1-ab12          # opens your $EDITOR",
-    )
+@command(
+    "ackbone dlq edit 0199a1e1-ab12 --payload '{\"amount\": 12}'",
+    "ackbone dlq edit 0199a1e1-ab12 --set payload.amount=12 --unset payload.total",
+    "ackbone dlq edit 0199a1e1-ab12          # opens your $EDITOR",
 )
 @click.argument("name", metavar="ID")
 @click.option("--payload", type=JSON, help="The new payload as JSON; '-' reads standard input.")
@@ -254,7 +248,6 @@ def _cause_row(cause: Cause, word: str) -> tuple[dict[str, Any], Sequence[object
 @click.option("--to-queue", help="Send to this queue instead of the original one.")
 @in_tenant
 @click.option("--dry-run", is_flag=True, help="Show what would be sent and send nothing.")
-@command_options
 async def edit(session: Session, name: str, **options: Any) -> None:
     """Send a dead letter again with changes.
 
@@ -291,11 +284,9 @@ def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
     return loads(after.encode())
 
 
-@click.command(
-    epilog=examples(
-        "ackbone dlq discard 0199a1e1-ab12 --why 'test data'",
-        "ackbone dlq discard --queue orders --reason undecodable --yes",
-    )
+@command(
+    "ackbone dlq discard 0199a1e1-ab12 --why 'test data'",
+    "ackbone dlq discard --queue orders --reason undecodable --yes",
 )
 @click.argument("names", metavar="[ID]...", nargs=-1)
 @filter_options(LetterFilter, *filters)
@@ -303,7 +294,6 @@ def _in_editor(letters: DeadLetters, letter: DeadLetter) -> Any:
 @click.option("--why", default="", help="Your reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Show what would be discarded, grouped by cause.")
 @yes
-@command_options
 async def discard(
     session: Session, names: Sequence[str], where: LetterFilter, **options: Any
 ) -> None:
@@ -335,19 +325,15 @@ async def _discard(
         )
 
 
-@click.command(
-    "dlq_replay",
-    epilog=examples(
-        "dlq_replay --error 'unknown currency' --set payload.currency=EUR --dry-run",
-        "dlq_replay --queue stream:task --rate 5/s",
-        "dlq_replay 0199a1e1-ab12 --abandon --why 'test data'",
-    ),
+@command(
+    "dlq_replay --error 'unknown currency' --set payload.currency=EUR --dry-run",
+    "dlq_replay --queue stream:task --rate 5/s",
+    "dlq_replay 0199a1e1-ab12 --abandon --why 'test data'",
 )
 @replay_options
 @click.option("--abandon", is_flag=True, help="Send nothing; discard them.")
 @click.option("--why", default="", help="With --abandon: your reason, for the ledger.")
 @click.option("-y", "--yes", is_flag=True, help="With --abandon: do not ask for confirmation.")
-@command_options
 async def dlq_replay(
     session: Session, names: Sequence[str], where: LetterFilter, **options: Any
 ) -> None:

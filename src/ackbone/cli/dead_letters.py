@@ -13,13 +13,12 @@ from .bodies import show_body, show_history
 from .dead_letter_actions import discard, edit, filters, replay
 from .output import cut, plain, plain_without, when
 from .parameters import any_of, filter_options, one_id
-from .root import Group, examples
-from .session import Session, command_options
+from .session import Session, command, group
 
 _LEFT_OUT = ("body", "body_info", "intact", "history")
 
 
-@click.group(cls=Group, epilog=examples("ackbone dlq list", "ackbone dlq replay ID"))
+@group("ackbone dlq list", "ackbone dlq replay ID")
 def dlq() -> None:
     """List dead letters; replay, edit or discard them.
 
@@ -27,12 +26,10 @@ def dlq() -> None:
     """
 
 
-@dlq.command(
-    "list",
-    epilog=examples(
-        "ackbone dlq list --queue orders --since 1d",
-        "ackbone dlq list --state all --json",
-    ),
+@command(
+    "ackbone dlq list --queue orders --since 1d",
+    "ackbone dlq list --state all --json",
+    of=dlq,
 )
 @filter_options(
     LetterFilter,
@@ -42,7 +39,6 @@ def dlq() -> None:
     ),
 )
 @click.option("--cursor", help="Continue after this dead letter.")
-@command_options
 async def list_(
     session: Session, where: LetterFilter, limit: int | None, cursor: str | None
 ) -> None:
@@ -67,11 +63,8 @@ def _cells(letter: DeadLetter) -> Sequence[object]:
     )  # fmt: skip
 
 
-@dlq.command(
-    epilog=examples("ackbone dlq show 0199a1e1-ab12", "ackbone dlq show order-4711 --json")
-)
+@command("ackbone dlq show 0199a1e1-ab12", "ackbone dlq show order-4711 --json", of=dlq)
 @one_id
-@command_options
 async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a dead letter with its failed attempts and its body.
 

@@ -35,8 +35,7 @@ from .parameters import (
     yes,
     yes_to_several,
 )
-from .root import Group, examples
-from .session import Session, command_options
+from .session import Session, command, group
 
 STATUSES = ("pending", "queued", "sending", "sent", "failed", "unknown", "discarded")
 _CHOICE = "--status, --channel, --tenant, --since"
@@ -64,13 +63,10 @@ def _filters(
     )
 
 
-@click.group(
-    cls=Group,
-    epilog=examples(
-        "ackbone deliveries list --status failed",
-        "ackbone deliveries retry 5e0c1d2a",
-        "ackbone deliveries pause telegram",
-    ),
+@group(
+    "ackbone deliveries list --status failed",
+    "ackbone deliveries retry 5e0c1d2a",
+    "ackbone deliveries pause telegram",
 )
 def deliveries() -> None:
     """List replies; retry, edit or discard them; pause channels.
@@ -81,16 +77,13 @@ def deliveries() -> None:
     """
 
 
-@deliveries.command(
-    "list",
-    epilog=examples(
-        "ackbone deliveries list --status failed --since 1d",
-        "ackbone deliveries list --channel telegram --json",
-    ),
+@command(
+    "ackbone deliveries list --status failed --since 1d",
+    "ackbone deliveries list --channel telegram --json",
+    of=deliveries,
 )
 @_filters()
 @page_limit
-@command_options
 async def list_(session: Session, where: DeliveryFilter, limit: int) -> None:
     """List replies, newest first."""
     out = session.out
@@ -145,11 +138,10 @@ def next_attempt(record: DeliveryRecord) -> str:
     return f"in {span(wait_s)}" if wait_s > 0 else "now"
 
 
-@deliveries.command(
-    epilog=examples("ackbone deliveries show 5e0c1d2a", "ackbone deliveries show 5e0c1d2a --json")
+@command(
+    "ackbone deliveries show 5e0c1d2a", "ackbone deliveries show 5e0c1d2a --json", of=deliveries
 )
 @one_id
-@command_options
 async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a reply with its attempts, receipts and text.
 
@@ -192,21 +184,19 @@ def _show_record(out: Output, record: DeliveryRecord, *, paused: bool) -> None:
         out.line(f"    {safe(line)}")
 
 
-@deliveries.command(
-    epilog=examples("ackbone deliveries pause telegram", "ackbone deliveries pause slack --json")
+@command(
+    "ackbone deliveries pause telegram", "ackbone deliveries pause slack --json", of=deliveries
 )
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
-@command_options
 async def pause(session: Session, channels: Sequence[str]) -> None:
     """Stop sending through channels; their replies wait."""
     await _each(session, channels, paused=True)
 
 
-@deliveries.command(
-    epilog=examples("ackbone deliveries resume telegram", "ackbone deliveries resume slack email")
+@command(
+    "ackbone deliveries resume telegram", "ackbone deliveries resume slack email", of=deliveries
 )
 @click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True)
-@command_options
 async def resume(session: Session, channels: Sequence[str]) -> None:
     """Send through paused channels again."""
     await _each(session, channels, paused=False)
@@ -223,13 +213,12 @@ async def _each(session: Session, channels: Sequence[str], *, paused: bool) -> N
                 session.out.say(f"no reply was ever sent to a channel {channel!r}; check the name")
 
 
-@deliveries.command(
-    epilog=examples(
-        "ackbone deliveries retry 5e0c1d2a 77b0f3c4",
-        "ackbone deliveries retry --channel telegram --since 2h --dry-run",
-        "ackbone deliveries retry --status unknown --yes",
-        "ackbone deliveries retry --all",
-    )
+@command(
+    "ackbone deliveries retry 5e0c1d2a 77b0f3c4",
+    "ackbone deliveries retry --channel telegram --since 2h --dry-run",
+    "ackbone deliveries retry --status unknown --yes",
+    "ackbone deliveries retry --all",
+    of=deliveries,
 )
 @click.argument("names", metavar="[ID]...", nargs=-1)
 @_filters(("failed", "unknown", "pending"), help="Only replies in this state (default: failed).")
@@ -237,7 +226,6 @@ async def _each(session: Session, channels: Sequence[str], *, paused: bool) -> N
 @click.option("--all", "every", is_flag=True, help="All failed replies.")
 @_dry_run
 @yes
-@command_options
 async def retry(
     session: Session, names: Sequence[str], where: DeliveryFilter, **options: Any
 ) -> None:
@@ -299,12 +287,11 @@ async def _show_choice(
     out.say(f"{_replies(good)} would be {done}; nothing was changed")
 
 
-@deliveries.command(
-    epilog=examples(
-        "ackbone deliveries edit 5e0c1d2a --content 'The parcel comes on Tuesday.' --retry",
-        "ackbone deliveries edit 5e0c1d2a --file answer.txt",
-        "ackbone deliveries edit 5e0c1d2a          # opens your $EDITOR",
-    )
+@command(
+    "ackbone deliveries edit 5e0c1d2a --content 'The parcel comes on Tuesday.' --retry",
+    "ackbone deliveries edit 5e0c1d2a --file answer.txt",
+    "ackbone deliveries edit 5e0c1d2a          # opens your $EDITOR",
+    of=deliveries,
 )
 @click.argument("name", metavar="ID")
 @click.option("--content", help="The new text.")
@@ -315,7 +302,6 @@ async def _show_choice(
 )
 @click.option("--retry", "again", is_flag=True, help="Send it at once.")
 @in_tenant
-@command_options
 async def edit(session: Session, name: str, **options: Any) -> None:
     """Change the text of a reply that was not sent.
 
@@ -369,13 +355,12 @@ def _read(file: Path) -> str:
         raise click.UsageError(f"{file} is not UTF-8 text") from error
 
 
-@deliveries.command(
-    epilog=examples(
-        "ackbone deliveries discard 5e0c1d2a --reason 'the customer called'",
-        "ackbone deliveries discard 5e0c1d2a 77b0f3c4 --yes",
-        "ackbone deliveries discard --channel telegram --since 2h --dry-run",
-        "ackbone deliveries discard --all --reason 'too old to be of use'",
-    )
+@command(
+    "ackbone deliveries discard 5e0c1d2a --reason 'the customer called'",
+    "ackbone deliveries discard 5e0c1d2a 77b0f3c4 --yes",
+    "ackbone deliveries discard --channel telegram --since 2h --dry-run",
+    "ackbone deliveries discard --all --reason 'too old to be of use'",
+    of=deliveries,
 )
 @click.argument("names", metavar="[ID]...", nargs=-1)
 @_filters(
@@ -393,7 +378,6 @@ def _read(file: Path) -> str:
 @click.option("--all", "every", is_flag=True, help="All failed replies.")
 @_dry_run
 @yes_to_several
-@command_options
 async def discard(
     session: Session, names: Sequence[str], where: DeliveryFilter, **options: Any
 ) -> None:

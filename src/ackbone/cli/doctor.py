@@ -16,8 +16,7 @@ from ackbone.core.findings import Check, Finding, ok, refused
 from ackbone.core.serving import uncarried, unserved
 
 from .output import safe
-from .root import examples
-from .session import Exit, Session, command_options, stop
+from .session import Exit, Session, command, stop
 
 if TYPE_CHECKING:
     from ackbone.config import Config
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 _COLOURS = {"ok": "green", "warning": "yellow", "refused": "red"}
 
 
-@click.command(epilog=examples("ackbone doctor", "ackbone doctor --deep --json"))
+@command("ackbone doctor", "ackbone doctor --deep --json")
 @click.option("--deep", is_flag=True, help="Also read every page, index and body (slow).")
-@command_options
 def doctor(session: Session, deep: bool) -> None:
     """Check this deployment for anything that could lose messages.
 

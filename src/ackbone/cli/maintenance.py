@@ -12,16 +12,13 @@ import click
 from ackbone.core.errors import NotFound
 
 from .output import plain, safe, when
-from .root import Group, examples
-from .session import Exit, Session, command_options, stop
+from .session import Exit, Session, command, group, stop
 
 
-@click.command(
-    epilog=examples(
-        "ackbone migrate",
-        "ackbone migrate --check",
-        "ackbone migrate --worker-role agents --api-role pages",
-    )
+@command(
+    "ackbone migrate",
+    "ackbone migrate --check",
+    "ackbone migrate --worker-role agents --api-role pages",
 )
 @click.option("--check", is_flag=True, help="Change nothing; exit code 10 if the schema is old.")
 @click.option(
@@ -32,7 +29,6 @@ from .session import Exit, Session, command_options, stop
     metavar="NAME",
     help="PostgreSQL: grant this role the rights to read and approve for one tenant at a time.",
 )
-@command_options
 def migrate(session: Session, check: bool, worker_role: str | None, api_role: str | None) -> None:
     """Upgrade the database to the newest schema.
 
@@ -79,13 +75,12 @@ def _admit(session: Session, worker_role: str | None, api_role: str | None) -> N
         )
 
 
-@click.group(cls=Group, epilog=examples("ackbone ledger verify", "ackbone ledger verify --json"))
+@group("ackbone ledger verify", "ackbone ledger verify --json")
 def ledger() -> None:
     """Verify that the ledger was not changed."""
 
 
-@ledger.command(epilog=examples("ackbone ledger verify", "ackbone ledger verify --json"))
-@command_options
+@command("ackbone ledger verify", "ackbone ledger verify --json", of=ledger)
 def verify(session: Session) -> None:
     """Read the whole ledger and compare it with its chains and anchors.
 
@@ -123,11 +118,10 @@ def verify(session: Session) -> None:
         stop(Exit.CHECK_FAILED)
 
 
-@click.command(epilog=examples("ackbone recover", "ackbone recover --accept-loss"))
+@command("ackbone recover", "ackbone recover --accept-loss")
 @click.option(
     "--accept-loss", is_flag=True, help="Repair the database without the rows that are lost."
 )
-@command_options
 def recover(session: Session, accept_loss: bool) -> None:
     """Repair a database that lost commits or was damaged.
 
@@ -165,12 +159,10 @@ def recover(session: Session, accept_loss: bool) -> None:
         stop(Exit.CHECK_FAILED)
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog=examples("ackbone bench", "ackbone bench --quick"),
+@command(
+    "ackbone bench", "ackbone bench --quick", context_settings={"ignore_unknown_options": True}
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@command_options
 def bench(session: Session, arguments: Sequence[str]) -> None:
     """Measure the speed on this machine.
 

@@ -14,14 +14,13 @@ from .bodies import show_body, show_history
 from .many import on_each, several
 from .output import cut, plain, plain_without, safe, when
 from .parameters import EFFECT, in_tenant, one_id, page_limit, some_ids
-from .root import Group, examples
-from .session import Session, command_options
+from .session import Session, command, group
 
 KINDS = ("workflow_pending", "waiting_approval", "raw_payload_invalid", "effect_unknown")
 _LEFT_OUT = ("body", "body_info", "intact", "result")
 
 
-@click.group(cls=Group, epilog=examples("ackbone parked list", "ackbone parked resume ID"))
+@group("ackbone parked list", "ackbone parked resume ID")
 def parked() -> None:
     """List parked messages; resume or discard them.
 
@@ -31,18 +30,16 @@ def parked() -> None:
     """
 
 
-@parked.command(
-    "list",
-    epilog=examples(
-        "ackbone parked list --kind effect_unknown", "ackbone parked list --queue orders --json"
-    ),
+@command(
+    "ackbone parked list --kind effect_unknown",
+    "ackbone parked list --queue orders --json",
+    of=parked,
 )
 @click.option("--queue", help="Only this queue.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only messages parked for this reason.")
 @click.option("--tenant", "tenant_id", help="Only this tenant.")
 @page_limit
 @click.option("--cursor", type=int, help="Continue after this position.")
-@command_options
 async def list_(session: Session, limit: int, cursor: int | None, **where: Any) -> None:
     """List parked messages, newest first."""
     out = session.out
@@ -68,11 +65,8 @@ def _cells(task: Task) -> Sequence[object]:
     )  # fmt: skip
 
 
-@parked.command(
-    epilog=examples("ackbone parked show 0199a1e1-ab12", "ackbone parked show order-4711 --json")
-)
+@command("ackbone parked show 0199a1e1-ab12", "ackbone parked show order-4711 --json", of=parked)
 @one_id
-@command_options
 async def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a parked message with its failed attempts, effects and body."""
     out = session.out
@@ -106,13 +100,12 @@ async def show(session: Session, name: str, tenant: str | None) -> None:
     show_body(out, reading, task.body)
 
 
-@parked.command(
-    epilog=examples(
-        "ackbone parked resume 0199a1e1-ab12",
-        "ackbone parked resume 0199a1e1-ab12 --effect charge=not-done",
-        "ackbone parked resume 0199a1e1-ab12 0199a1e1-ab34 --effect charge=not-done",
-        "ackbone parked resume 0199a1e1-ab12 --effect 'charge=done:{\"receipt\": 7}'",
-    )
+@command(
+    "ackbone parked resume 0199a1e1-ab12",
+    "ackbone parked resume 0199a1e1-ab12 --effect charge=not-done",
+    "ackbone parked resume 0199a1e1-ab12 0199a1e1-ab34 --effect charge=not-done",
+    "ackbone parked resume 0199a1e1-ab12 --effect 'charge=done:{\"receipt\": 7}'",
+    of=parked,
 )
 @some_ids
 @click.option(
@@ -123,7 +116,6 @@ async def show(session: Session, name: str, tenant: str | None) -> None:
     help="Whether an effect happened: NAME=done, NAME=done:JSON or NAME=not-done.",
 )
 @in_tenant
-@command_options
 async def resume(
     session: Session, names: Sequence[str], effects: Sequence[EffectWord], tenant: str | None
 ) -> None:
@@ -139,16 +131,14 @@ async def resume(
     await _each(session, names, tenant, "resumed", act)
 
 
-@parked.command(
-    epilog=examples(
-        "ackbone parked discard 0199a1e1-ab12 --why 'customer cancelled'",
-        "ackbone parked discard 0199a1e1-ab12 0199a1e1-ab34 --yes",
-    )
+@command(
+    "ackbone parked discard 0199a1e1-ab12 --why 'customer cancelled'",
+    "ackbone parked discard 0199a1e1-ab12 0199a1e1-ab34 --yes",
+    of=parked,
 )
 @some_ids
 @click.option("--why", default="", help="Your reason, for the ledger.")
 @several("Discard")
-@command_options
 async def discard(session: Session, names: Sequence[str], why: str, tenant: str | None) -> None:
     """End parked messages as discarded; later messages of their conversations go on."""
 

@@ -10,17 +10,15 @@ from ackbone.admin import queues as use
 
 from .many import show_switch
 from .output import span, when
-from .root import Group, examples
-from .session import Session, command_options
+from .session import Session, command, group
 
 
-@click.group(cls=Group, epilog=examples("ackbone queues list", "ackbone queues pause orders"))
+@group("ackbone queues list", "ackbone queues pause orders")
 def queues() -> None:
     """List, pause and resume queues."""
 
 
-@queues.command("list", epilog=examples("ackbone queues list", "ackbone queues list --json"))
-@command_options
+@command("ackbone queues list", "ackbone queues list --json", of=queues)
 async def list_(session: Session) -> None:
     """List all queues with their messages by state; `ackbone stats --help` explains the columns."""
     async with session.reading() as records:
@@ -43,21 +41,15 @@ async def list_(session: Session) -> None:
     )  # fmt: skip
 
 
-@queues.command(
-    epilog=examples("ackbone queues pause orders", "ackbone queues pause orders billing")
-)
+@command("ackbone queues pause orders", "ackbone queues pause orders billing", of=queues)
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
-@command_options
 async def pause(session: Session, names: Sequence[str]) -> None:
     """Stop taking messages from queues. Current runs go on, and sending still works."""
     await _each(session, names, use.pause, paused=True)
 
 
-@queues.command(
-    epilog=examples("ackbone queues resume orders", "ackbone queues resume orders --json")
-)
+@command("ackbone queues resume orders", "ackbone queues resume orders --json", of=queues)
 @click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
-@command_options
 async def resume(session: Session, names: Sequence[str]) -> None:
     """Take messages from paused queues again."""
     await _each(session, names, use.resume, paused=False)

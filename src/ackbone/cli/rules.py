@@ -15,8 +15,7 @@ from ackbone.core.errors import ConfigError, InvalidMessage
 from ackbone.core.quota import UNITS, Quota, QuotaUse
 
 from .output import plain, safe, when
-from .root import Group, examples
-from .session import Session, command_options, refuse
+from .session import Session, command, group, refuse
 
 if TYPE_CHECKING:
     from ackbone.core.message import Message
@@ -26,17 +25,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _TRUTHS = {True: "matches", False: "does not match", None: "cannot be decided"}
 
 
-@click.group(
-    cls=Group,
-    epilog=examples("ackbone rules check", "ackbone rules test rules.yaml message.json"),
-)
+@group("ackbone rules check", "ackbone rules test rules.yaml message.json")
 def rules() -> None:
     """Check and test the rules that are applied before each run."""
 
 
-@rules.command(epilog=examples("ackbone rules check", "ackbone rules check rules.yaml --json"))
+@command("ackbone rules check", "ackbone rules check rules.yaml --json", of=rules)
 @click.argument("file", type=_FILE, required=False)
-@command_options
 def check(session: Session, file: Path | None) -> None:
     """Check a rules file and report every mistake at once (exit code 10).
 
@@ -55,12 +50,11 @@ def check(session: Session, file: Path | None) -> None:
     session.out.data(record, f"ok: {len(found.rules)} rules ({safe(path)})")
 
 
-@rules.command(
-    epilog=examples(
-        "ackbone rules test rules.yaml message.json",
-        "ackbone rules test rules.yaml - --queue orders --json < message.json",
-        "ackbone rules test rules.yaml message.json --approved big-payouts",
-    )
+@command(
+    "ackbone rules test rules.yaml message.json",
+    "ackbone rules test rules.yaml - --queue orders --json < message.json",
+    "ackbone rules test rules.yaml message.json --approved big-payouts",
+    of=rules,
 )
 @click.argument("file", type=_FILE)
 @click.argument("message", type=click.Path(dir_okay=False, allow_dash=True))
@@ -75,7 +69,6 @@ def check(session: Session, file: Path | None) -> None:
     help="The number of the attempt.",
 )
 @click.option("--approved", multiple=True, help="A rule that was approved; may be repeated.")
-@command_options
 def test(
     session: Session,
     file: Path,
@@ -109,9 +102,8 @@ def test(
         decided = decided or rule is ruling.rule
 
 
-@rules.command(epilog=examples("ackbone rules usage", "ackbone rules usage --tenant acme --json"))
+@command("ackbone rules usage", "ackbone rules usage --tenant acme --json", of=rules)
 @click.option("--tenant", help="Only this tenant.")
-@command_options
 async def usage(session: Session, tenant: str | None) -> None:
     """Show how much of their quotas tenants have used in the current window."""
     from ackbone.config.rules_file import load_rules

@@ -11,26 +11,19 @@ import click
 
 from ackbone.core.errors import AckboneError
 
-from .root import examples
-from .session import Exit, Session, command_options, stop
+from .session import Exit, Session, command, stop
 
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"])
 BUNDLED = "ackbone.cli.demo:app"
 
 
-@click.command(
-    epilog=examples(
-        "ackbone run myagent:app --workers 4",
-        "ackbone run examples/echo.py:app --until-idle",
-    )
-)
+@command("ackbone run myagent:app --workers 4", "ackbone run examples/echo.py:app --until-idle")
 @click.argument("target", metavar="MODULE:APP")
 @click.option(
     "--workers", type=click.IntRange(1, 512), default=1, show_default=True, help="Worker processes."
 )
 @click.option("--until-idle", is_flag=True, help="End when no work is left.")
 @click.option("--log-level", type=LEVELS, help="Log level of the workers.")
-@command_options
 def run(
     session: Session, target: str, workers: int, until_idle: bool, log_level: str | None
 ) -> None:
@@ -60,19 +53,13 @@ def run(
     stop(_code(code))
 
 
-@click.command(
-    epilog=examples(
-        "ackbone dev",
-        "ackbone dev myagent:app",
-    )
-)
+@command("ackbone dev", "ackbone dev myagent:app")
 @click.argument("target", metavar="[MODULE:APP]", required=False)
 @click.option(
     "--log-level",
     type=LEVELS,
     help="Log level of the worker (default: warning, and info for your own code).",
 )
-@command_options
 def dev(session: Session, target: str | None, log_level: str | None) -> None:
     """Run an app with one worker and show what it does.
 

@@ -19,8 +19,7 @@ from ackbone.core.store import Send
 
 from .output import safe
 from .parameters import HEADER, JSON, PRIORITY, SPAN
-from .root import examples
-from .session import Exit, Session, command_options, encoder, exit_code, stop
+from .session import Exit, Session, command, encoder, exit_code, stop
 
 if TYPE_CHECKING:
     from ackbone.app import App
@@ -32,12 +31,10 @@ _FIELDS = (*_ONE_ONLY[2:], "priority", "tenant_id", *_TRANSPORT)
 _SPOOL_BYTES = 16 * 1024 * 1024
 
 
-@click.command(
-    epilog=examples(
-        'ackbone send --type chat --payload \'{"text": "hello"}\'',
-        "ackbone send --queue orders --file messages.jsonl",
-        "generate | ackbone send --file - --strict --json",
-    )
+@command(
+    'ackbone send --type chat --payload \'{"text": "hello"}\'',
+    "ackbone send --queue orders --file messages.jsonl",
+    "generate | ackbone send --file - --strict --json",
 )
 @click.option("--queue", help="Queue (default: default_queue of the configuration).")
 @click.option("--type", help="Message type; with --file, the type of lines that have none.")
@@ -68,7 +65,6 @@ _SPOOL_BYTES = 16 * 1024 * 1024
 )
 @click.option("--tenant", "tenant_id", help="Tenant of the message.")
 @click.option("--header", type=HEADER, multiple=True, help="NAME=VALUE; may be repeated.")
-@command_options
 async def send(session: Session, file: str | None, strict: bool, **options: Any) -> None:
     """Send a message, or a file of messages.
 

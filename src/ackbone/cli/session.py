@@ -33,6 +33,7 @@ from ackbone.core.secret import mask_line
 from ackbone.engine.sender import MESSAGE_OPTIONS
 
 from .output import Output, safe
+from .root import Group, examples
 from .signals import Signals
 
 if TYPE_CHECKING:
@@ -207,25 +208,47 @@ def operator_name() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def command_options(fn: Fn) -> Fn:
-    """Add the common options to a command, pass it a `Session`, and turn errors into exit codes.
+def group(*lines: str) -> Callable[[Fn], click.Group]:
+    """Make a group of commands with these examples."""
+    return click.group(cls=Group, epilog=examples(*lines))
 
-    A command that is a coroutine is run to its end.
+
+def command(
+    *lines: str, of: click.Group | None = None, **settings: Any
+) -> Callable[[Fn], click.Command]:
+    """Make a command with these examples and the common options, in the group `of` if given.
+
+    It is named like the function, which gets a `Session`. Its errors become exit codes. A coroutine
+    is run to its end.
     """
 
-    @click.option(
-        "--config",
-        "config_path",
+    def decorate(fn: Fn) -> click.Command:
+        name = fn.__name__.removesuffix("_")
+        made = (click if of is None else of).command(name, epilog=examples(*lines), **settings)
+        found: click.Command = made(_in_session(fn))
+        found.params += _COMMON
+        return found
+
+    return decorate
+
+
+_COMMON = (
+    click.Option(
+        ["--config", "config_path"],
         type=click.Path(dir_okay=False, path_type=Path),
         help="Read this file instead of ./ackbone.yaml.",
-    )
-    @click.option(
-        "--home",
+    ),
+    click.Option(
+        ["--home"],
         type=click.Path(file_okay=False, path_type=Path),
         help="Use this folder instead of ./.ackbone.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
-    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    ),
+    click.Option(["--json", "as_json"], is_flag=True, help="Write JSON."),
+    click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+)
+
+
+def _in_session(fn: Fn) -> Fn:
     @functools.wraps(fn)
     def wrapped(
         *args: Any,

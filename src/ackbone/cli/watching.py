@@ -22,8 +22,7 @@ from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
 from .bodies import show_traceback
 from .output import Output, cut, dump, plain, safe, span, when
 from .parameters import MOMENT, SPAN, filter_options, one_id
-from .root import examples
-from .session import Session, command_options
+from .session import Session, command
 
 _COLOURS = {
     "succeeded": "green",
@@ -42,12 +41,10 @@ _LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "even
 """Fields of an event's data that `details` leaves out: the line shows them elsewhere."""
 
 
-@click.command(
-    epilog=examples(
-        "ackbone tail",
-        "ackbone tail --type 'task.f*' --since 1h --no-follow",
-        "ackbone tail --queue orders --json | jq .task_id",
-    )
+@command(
+    "ackbone tail",
+    "ackbone tail --type 'task.f*' --since 1h --no-follow",
+    "ackbone tail --queue orders --json | jq .task_id",
 )
 @filter_options(
     EventFilter,
@@ -68,7 +65,6 @@ _LEFT_OUT = ("trace_id", "message_id", "queue", "tenant_id", "created_at", "even
 @click.option(
     "--no-follow", is_flag=True, help="Stop at the end instead of waiting for new events."
 )
-@command_options
 async def tail(
     session: Session, where: EventFilter, since: int | None, lines: int, no_follow: bool
 ) -> None:
@@ -108,14 +104,8 @@ def _short(value: Any) -> str:
     return cut(value if isinstance(value, str) else dump(value), 120)
 
 
-@click.command(
-    epilog=examples(
-        "ackbone trace 0199a1e1-ab12-7c02",
-        "ackbone trace order-4711 --json",
-    )
-)
+@command("ackbone trace 0199a1e1-ab12-7c02", "ackbone trace order-4711 --json")
 @one_id
-@command_options
 async def trace(session: Session, name: str, tenant: str | None) -> None:
     """Show the life of one message.
 
@@ -224,13 +214,10 @@ def _reply_state(reply: Reply) -> str:
     return ", ".join([f"{safe(reply.status)} {safe(reply.id[:8])}", *parts])
 
 
-@click.command(
-    epilog=examples("ackbone stats", "ackbone stats --window 1h --json"),
-)
+@command("ackbone stats", "ackbone stats --window 1h --json")
 @click.option(
     "--window", type=SPAN, default="5m", show_default=True, help="Time window of the rates."
 )
-@command_options
 async def stats(session: Session, window: float) -> None:
     """Show queues, rates, workers and replies.
 
