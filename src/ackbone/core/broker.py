@@ -77,6 +77,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `Settlement.notices` are supported."""
     hold_limit_s: float | None = None
     """How long a run may leave its broker copy unsettled before the engine adopts the message."""
+    parts: bool = False
+    """A queue consists of parts (partitions, sessions, groups). One reader at a time has a part, and
+    reads it in order from the first message that is not settled. So all workers may read an ordered
+    subscription."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +159,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """False if the broker's checksum does not match: the body is not the one that was published."""
     entry: str | None = None
     """The server's id of this copy, as its own tools show it. Set for copies that were pending."""
+    part: str | None = None
+    """The part of the queue that this copy came from (`Capabilities.parts`)."""
+    failure: str | None = None
+    """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
     taken_from: str | None = None
     """The consumer that had this copy before, and gave no sign of life for too long."""
     crc: int | None = None
@@ -335,6 +343,18 @@ class Shows(Protocol):
         """Yield, in parts, the copies that the subscription has not acknowledged, received or not.
 
         A copy that is there during the whole call is among them.
+        """
+        ...
+
+
+@runtime_checkable
+class DeadLetters(Protocol):
+    """Optional role: the server moves messages to dead-letter queues by itself."""
+
+    async def dead_letters(self, sub: Subscription) -> Source | None:
+        """Return a reader of the queue to which the server moves messages of this subscription.
+
+        None: there is none. Its deliveries have the server's reason as `failure`.
         """
         ...
 
