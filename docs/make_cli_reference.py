@@ -35,8 +35,8 @@ HEAD = """# Commands
 
 <!-- Written by docs/make_cli_reference.py from the commands themselves; not edited by hand. -->
 
-Data goes to standard output, messages and progress to standard error. Colours and progress bars appear
-only on a terminal. `ackbone COMMAND --help` describes a command.
+Data goes to standard output, messages and progress to standard error. Colours and progress bars
+appear only on a terminal. `ackbone COMMAND --help` describes a command.
 
 Every command has these options:
 
