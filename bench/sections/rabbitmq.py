@@ -39,10 +39,10 @@ def _rows(bench: Bench, server: RabbitServer) -> list[Row]:
         server.forget(*server.queues())
         yield server
 
-    def ours() -> dict[str, float]:
+    def ours(name: str, slots: int | None) -> dict[str, float]:
         with bench.home() as home, emptied(home):
             asyncio.run(_fill(home, server.url, count))
-            return {"ours": drain(home, count, slots=MANY_SLOTS, broker=server.url).rate}
+            return {name: drain(home, count, slots=slots, broker=server.url).rate}
 
     def sent(what: str) -> dict[str, float]:
         with bench.home() as home, emptied(home):
@@ -65,7 +65,8 @@ def _rows(bench: Bench, server: RabbitServer) -> list[Row]:
     contenders["batches are sent"] = lambda: sent("batches")
     if bench.peers is not None:
         contenders["aio-pika, drain"] = lambda: raw("drain")
-    contenders["ackbone, drain"] = ours
+    contenders["ackbone, drain"] = lambda: ours("ours", MANY_SLOTS)
+    contenders["ackbone, drain, the default slots"] = lambda: ours("ours default", None)
     seen = bench.take_turns(contenders, times=_TURNS)
 
     fastest = bare = confirmed = None
@@ -82,6 +83,7 @@ def _rows(bench: Bench, server: RabbitServer) -> list[Row]:
     rows += [
         _row(name, seen["ours"], beside=bare, goal=at_least(0.7)),
         *([_row(f"{name}, beside peers", seen["ours"], fastest, at_least(1))] if fastest else []),
+        _row("ackbone, SQLite store, the default slots", seen["ours default"], bare),
         *([confirmed] if confirmed else []),
         _row(f"ackbone, send_many of {_CHUNK}", seen["batches"], confirmed),
         _row(f"ackbone, {TASKS} tasks send", seen["each"], confirmed),
