@@ -73,9 +73,11 @@ async def feed(fleet: Fleet, total: int, seconds: float) -> None:
 
 
 def make_trouble(
-    fleet: Fleet, redis: RedisServer, total: int, kills: int, away_s: float
+    fleet: Fleet, redis: RedisServer, total: int, kills: int, away_s: float, *, hangs: bool
 ) -> tuple[int, int]:
     """A third of the kills before the broker is away, a third meanwhile, a third afterwards.
+
+    `hangs`: it is not killed, but stands still, and every call to it waits for its deadline.
 
     Returns when it went and when it came back.
     """
@@ -92,7 +94,7 @@ def make_trouble(
     third = kills // 3
     for n in range(third):
         kill_after(0.02 + 0.1 * n / third)
-    redis.kill()
+    (redis.pause if hangs else redis.kill)()
     gone, gone_us = time.monotonic(), fleet.now_us()
     for n in range(third + 1):
         moment = gone + away_s * (n + 1) / (third + 1)
@@ -100,7 +102,7 @@ def make_trouble(
         if n < third:
             kill()
     back_us = fleet.now_us()
-    redis.start()
+    (redis.go_on if hangs else redis.start)()
     for n in range(kills - 2 * third):
         kill_after(0.7 + 0.2 * n / third)
     return gone_us, back_us
@@ -118,8 +120,13 @@ def longest_gap_s(history: History, queue: str, begin_us: int, end_us: int) -> f
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.soak)])
 async def test_a_broker_that_is_away_stops_its_own_queues_alone(
-    make_fleet: MakeFleet, redis_server: RedisServer, rabbitmq: RabbitServer, soak: bool
+    make_fleet: MakeFleet,
+    redis_server: RedisServer,
+    rabbitmq: RabbitServer,
+    soak: bool,
+    hangs: bool,
 ) -> None:
     total, kills, away_s = (5_001, 15, 20.0) if soak else (600, 3, 6.0)
     rabbitmq.forget("beside")
@@ -128,7 +135,7 @@ async def test_a_broker_that_is_away_stops_its_own_queues_alone(
     sending = asyncio.create_task(feed(fleet, total, seconds=2.5 * away_s))
     runs = total * len(BROKERS)
     gone_us, back_us = await asyncio.to_thread(
-        make_trouble, fleet, redis_server, runs, kills, away_s
+        partial(make_trouble, fleet, redis_server, runs, kills, away_s, hangs=hangs)
     )
     await sending
     await asyncio.to_thread(fleet.wait_until_final)
