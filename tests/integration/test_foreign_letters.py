@@ -10,6 +10,7 @@ import pytest
 from ackbone import App
 from ackbone.config import Config
 from ackbone.core.records import LetterFilter
+from ackbone.core.task_protocol import TaskBroker
 from ackbone.engine.foreign_dead_letters import REASON, ForeignDeadLetters
 from tests.servers.redis import RedisServer
 from tests.servers.stores import STORES, store_url
@@ -39,6 +40,7 @@ async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) ->
     async with App(config) as app:
         worker = await app.store.register("looks")
         (sub,) = app.subscriptions()
+        assert isinstance(app.broker, TaskBroker)
         letters = ForeignDeadLetters(app.store, app.broker, sub, "stream:dlq")
         await letters.step(worker)
         client.xgroup_destroy("stream:dlq", "ackbone:letters")  # all of it is read again

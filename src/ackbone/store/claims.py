@@ -27,11 +27,8 @@ from ackbone.core.store import Answer, Approved, Candidate, Company, Run, Token,
 
 from . import dead_on_arrival, waiting
 from .claiming import (
-    TASK,
     Claiming,
     claimed,
-    created,
-    failed_elsewhere,
     no_handler,
     parked,
     reclaimed,
@@ -40,6 +37,7 @@ from .claiming import (
 from .outcomes import identity_of, task_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
+from .task_protocol import created, with_failures_elsewhere
 from .tasks import (
     Existing,
     Ready,
@@ -126,9 +124,9 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
         return
     now_us = await claim.tx.moment()
     first = Token(claim.worker.worker_id, 1)
-    runs = [new_run(claim, task, first, now_us) for task in tasks]
-    if claim.sub.codec == TASK:
-        runs = await _count_failures_elsewhere(claim, runs)
+    runs = await with_failures_elsewhere(
+        claim, [new_run(claim, task, first, now_us) for task in tasks]
+    )
     entries = claim.change.entries
     entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
     tasks, runs = await _end_expired(claim, tasks, runs, verdicts)
@@ -153,8 +151,8 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
 
 
 async def _end_expired(
-    claim: Claiming, tasks: Sequence[Task], runs: list[Run], verdicts: dict[int, Verdict]
-) -> tuple[Sequence[Task], list[Run]]:
+    claim: Claiming, tasks: Sequence[Task], runs: Sequence[Run], verdicts: dict[int, Verdict]
+) -> tuple[Sequence[Task], Sequence[Run]]:
     """End the tasks whose time to live is over; returns the others, and their runs."""
     over_us = claim.over_us(runs[0].claimed_at_us)
     late = {
@@ -170,18 +168,6 @@ async def _end_expired(
         return tasks, runs
     timely = [n for n in range(len(tasks)) if n not in late]
     return [tasks[n] for n in timely], [runs[n] for n in timely]
-
-
-async def _count_failures_elsewhere(claim: Claiming, runs: Sequence[Run]) -> list[Run]:
-    """Count the failures of tasks that workers of another program tried before."""
-    counted = []
-    for run in runs:
-        found = failed_elsewhere(claim.sub, run)
-        if found is not run:
-            sql = claim.tx.sql.claims.count_failures
-            await claim.tx.send(sql, *identity_of(run), found.attempt, found.failures)
-        counted.append(found)
-    return counted
 
 
 async def _answer_copies(
