@@ -86,5 +86,6 @@ def test_a_success_is_told_as_every_other_end_is(tenant: str, result: bytes | No
     ((_, expected),) = notices_of(Notices(results="results"), end)
     identity = (tenant, "jobs", "t1")
     out = success_notice(identity, result, 2, "k", 1_763_370_000_123_456, "w")
-    assert isinstance(out, FlatOutgoing) and isinstance(expected, FlatOutgoing)
+    assert isinstance(out, FlatOutgoing)
+    assert isinstance(expected, FlatOutgoing)
     assert (out.fields, out.id, out.headers) == (expected.fields, expected.id, expected.headers)
