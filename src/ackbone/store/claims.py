@@ -124,11 +124,11 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
         return
     now_us = await claim.tx.moment()
     first = Token(claim.worker.worker_id, 1)
-    runs = await with_failures_elsewhere(
-        claim, [new_run(claim, task, first, now_us) for task in tasks]
-    )
-    entries = claim.change.entries
-    entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
+    runs = [new_run(claim, task, first, now_us) for task in tasks]
+    entries, protocol = claim.change.entries, claim.sub.protocol
+    if protocol is not None:
+        runs = await with_failures_elsewhere(claim, protocol, runs)
+        entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
     tasks, runs = await _end_expired(claim, tasks, runs, verdicts)
     batch = await _prepared(claim, runs)
     mine, simple, yes = claim.mine, not batch.lost and claim.book is None, Answer.RUN
@@ -151,8 +151,8 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
 
 
 async def _end_expired(
-    claim: Claiming, tasks: Sequence[Task], runs: Sequence[Run], verdicts: dict[int, Verdict]
-) -> tuple[Sequence[Task], Sequence[Run]]:
+    claim: Claiming, tasks: Sequence[Task], runs: list[Run], verdicts: dict[int, Verdict]
+) -> tuple[Sequence[Task], list[Run]]:
     """End the tasks whose time to live is over; returns the others, and their runs."""
     over_us = claim.over_us(runs[0].claimed_at_us)
     late = {
@@ -220,7 +220,8 @@ async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> li
     rest = await waiting.append(claim, candidates)
     others = {id(candidate) for candidate in rest}
     new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-    claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
+    if claim.sub.protocol is not None:
+        claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
     copies = [Copy(at, c, c.message) for at, c in enumerate(rest) if c.message is not None]
     if copies:
         pairs = [(copy.message.tenant_id, copy.message.id) for copy in copies]

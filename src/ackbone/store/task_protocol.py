@@ -25,8 +25,6 @@ def created(sub: Subscription, made: Iterable[tuple[Message, int]]) -> list[Entr
     that another program sent, the claim does. On other queues `task.claimed` says when a message
     was made: that saves a quarter of the rows.
     """
-    if sub.protocol is None:
-        return []
     return [
         task_created(message.tenant_id, sub.name, message.id, message.type, created_us)
         for message, created_us in made
@@ -41,11 +39,10 @@ def task_created(
     return tenant_id, subscription, task_id, events.CREATED, data
 
 
-async def with_failures_elsewhere(claim: Claiming, runs: Sequence[Run]) -> Sequence[Run]:
+async def with_failures_elsewhere(
+    claim: Claiming, protocol: TaskProtocol, runs: Sequence[Run]
+) -> list[Run]:
     """Count the failures of tasks that workers of other programs tried before."""
-    protocol = claim.sub.protocol
-    if protocol is None:
-        return runs
     counted = []
     for run in runs:
         found = _failed_elsewhere(protocol, run)
