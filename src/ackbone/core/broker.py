@@ -71,9 +71,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     hold_limit_s: float | None = None
     """How long a run may leave its broker copy unsettled before the engine adopts the message."""
     parts: bool = False
-    """A queue consists of parts (partitions, sessions, groups). One reader at a time has a part, and
-    reads it in order from the first message that is not settled. So all workers may read an ordered
-    subscription."""
+    """A queue consists of parts (partitions, sessions, groups). One reader at a time has a part,
+    and reads it in order from the first message that is not settled. So all workers may read an
+    ordered subscription."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
