@@ -83,11 +83,11 @@ def _candidate(entry: Delivery) -> Candidate:
     fields = _fields(entry)
     error = DecodeError(fields.get("error") or "a worker of another program gave it up")
     task_id = _name(fields.get("task_id", ""))
-    if not task_id:
+    if not isinstance(entry, FlatDelivery) or not task_id:
         return Candidate(delivery=entry, message=None, error=error, codec="task", reason=REASON)
     task = {name: fields[name] for name in _TASK if name in fields}
     task.setdefault("idempotency_key", task_id)
     # A task may be given up twice. The entry's id tells the two apart.
-    body = _encode({**task, "dead_letter_entry": entry.identity})
-    delivery = msgspec.structs.replace(entry, body=body, identity=task_id)
+    task["dead_letter_entry"] = entry.identity or ""
+    delivery = msgspec.structs.replace(entry, body=_encode(task), fields=task, identity=task_id)
     return Candidate(delivery=delivery, message=None, error=error, codec="task", reason=REASON)
