@@ -76,7 +76,7 @@ def _column(kind: BrokerKind) -> Column:
 
 
 def _kinds(columns: Sequence[Column]) -> Iterator[str]:
-    yield "| broker | URL | needs | a server |\n|---|---|---|---|"
+    yield "| broker | URL | needs | a server of its own |\n|---|---|---|---|"
     for kind, *_ in columns:
         needs = f"`ackbone[{kind.extra}]`" if kind.extra else "nothing more"
         others = ", ".join(f"`{scheme}:`" for scheme in kind.schemes[1:])

@@ -604,12 +604,15 @@ def test_several_brokers_are_named_and_so_is_one_that_was_not_counted(
         )
         call("send", "--type", "good", "--queue", "near")
         call("send", "--type", "good", "--queue", "far", "--count", "2")
+        assert {each["ready"] for each in lines(call("queues", "list", "--json"))} == {0, 1, 2}
+        call("send", "--type", "good", "--queue", "beside", "--count", "3")
         found = lines(call("queues", "list", "--json"))
         assert {each["queue"]: each["broker"] for each in found} == {
             "beside": "files", "default": "default", "far": "events", "near": "default",
         }  # fmt: skip
         (stats,) = lines(call("stats", "--json"))
-        assert {each["queue"]: each["ready"] for each in stats["queues"]}["far"] == 2
+        ready = {each["queue"]: each["ready"] for each in stats["queues"]}
+        assert ready == {"beside": 3, "default": 0, "far": 2, "near": 1}
         assert stats["uncounted"] == {}
         for command in (("stats",), ("queues", "list")):
             head, *rows = call(*command).stdout.splitlines()
