@@ -496,7 +496,7 @@ sources = Table(
     Column("part", NAME, nullable=False, server_default=text("''")),
     Column("worker_id", BigInteger),
     Column("n", BigInteger, nullable=False, server_default=text("0")),
-    Column("floor", BigInteger),
+    Column("adopted_at", moment()),  # a message of this part was adopted last
     Column("paused_at", moment()),
     PrimaryKeyConstraint("subscription", "part"),
 )

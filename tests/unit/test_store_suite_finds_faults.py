@@ -24,7 +24,13 @@ from ackbone.core.store import (
 )
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
-from tests.suites.checks import store_claims, store_finish, store_waiting, store_workers
+from tests.suites.checks import (
+    store_claims,
+    store_finish,
+    store_parts,
+    store_waiting,
+    store_workers,
+)
 from tests.suites.store_harness import Store, StoreCheck, StoreHarness, run_store_check
 
 
@@ -93,6 +99,45 @@ class LetsEveryoneFetch(SqliteStore):
     ) -> Sequence[Verdict] | None:
         found = await super().adopt_in_order(sub, batch, worker=worker)
         return [] if found is None else found
+
+
+class EveryoneOwnsEveryPart(SqliteStore):
+    opens = True
+
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        changed = []
+        for candidate in batch:
+            delivery = msgspec.structs.replace(candidate.delivery, opens_part=self.opens)
+            changed.append(msgspec.structs.replace(candidate, delivery=delivery))
+        found = await super().adopt_in_order(sub, changed, worker=worker) or []
+        return [
+            msgspec.structs.replace(verdict, delivery=candidate.delivery)
+            for verdict, candidate in zip(found, batch, strict=True)
+        ]
+
+
+class NeverGivesAPart(EveryoneOwnsEveryPart):
+    opens = False
+
+
+class RefusesTheBatchForOnePart(SqliteStore):
+    async def adopt_in_order(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+    ) -> Sequence[Verdict] | None:
+        found = await super().adopt_in_order(sub, batch, worker=worker)
+        if any(verdict.answer is Answer.LEAVE for verdict in found or ()):
+            return [Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in batch]
+        return found
+
+
+class ForgetsFailures(SqliteStore):
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
+    ) -> Sequence[Verdict]:
+        found = await super().claim(sub, batch, worker=worker, adopt=adopt)
+        return [msgspec.structs.replace(verdict, failure=None) for verdict in found]
 
 
 class NeverReaps(SqliteStore):
@@ -168,6 +213,12 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (TurnsVerdictsAround, store_claims.verdicts_stand_in_order),
     (TurnsVerdictsAround, store_claims.new_messages_run),
     (LetsEveryoneFetch, store_waiting.an_ordered_source_has_one_fetcher),
+    (EveryoneOwnsEveryPart, store_parts.a_part_that_moved_is_closed_to_its_last_owner),
+    (EveryoneOwnsEveryPart, store_parts.a_worker_that_registers_again_opens_its_parts_again),
+    (EveryoneOwnsEveryPart, store_parts.a_late_opening_passes_over_nothing),
+    (NeverGivesAPart, store_parts.a_part_comes_back_without_a_lease),
+    (RefusesTheBatchForOnePart, store_parts.parts_of_one_batch_have_different_owners),
+    (ForgetsFailures, store_parts.a_copy_of_a_failed_message_says_why_it_failed),
     (NeverReaps, store_workers.the_dead_are_reaped_once),
     (NeverReaps, store_finish.a_late_result_is_fenced),
     (EndsEveryName, store_workers.names_of_workers_that_ended),

@@ -64,7 +64,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False
     """Messages of one queue and one priority are received in the order in which they were sent."""
     release: bool = True
-    """RELEASE makes a message available again at once."""
+    """RELEASE makes a message available again at once. Without it the engine sends none: what is
+    not settled comes again when its lease ends, its reader closes, or by `Rereads`."""
     reject: bool = False
     """REJECT moves a message to the broker's own dead-letter queue."""
     lease_s: float | None = None
@@ -78,9 +79,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     hold_limit_s: float | None = None
     """How long a run may leave its broker copy unsettled before the engine adopts the message."""
     parts: bool = False
-    """A queue consists of parts (partitions, sessions, groups). One reader at a time has a part, and
-    reads it in order from the first message that is not settled. So all workers may read an ordered
-    subscription."""
+    """A queue consists of parts (partitions, sessions, groups), and the broker gives each part to
+    one reader at a time. All workers may read an ordered subscription then.
+
+    A reader gets the messages of a part in order and leaves none out, from the first one that is
+    not settled. The first copy that it gets since it was given the part has `opens_part`; so has
+    the first one since it began to read the part again after a RELEASE, the end of a lease or
+    `Rereads.reread`. The store refuses a copy that does not open its part if another worker opened
+    the part meanwhile."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +166,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     entry: str | None = None
     """The server's id of this copy, as its own tools show it. Set for copies that were pending."""
     part: str | None = None
-    """The part of the queue that this copy came from (`Capabilities.parts`)."""
+    """The part of the queue that this copy came from. None if the broker has no parts
+    (`Capabilities.parts`)."""
+    opens_part: bool = False
+    """All messages before this one in its part are settled, and the reader gets those after it in
+    order. True where a reader begins to read a part (`Capabilities.parts`)."""
     failure: str | None = None
     """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
     taken_from: str | None = None
@@ -427,6 +437,18 @@ class Extends(Protocol):
 
     async def extend(self, batch: Sequence[Delivery]) -> None:
         """Start the lease of these deliveries over."""
+        ...
+
+
+@runtime_checkable
+class Rereads(Protocol):
+    """Optional role of a source with parts whose broker cannot release a single message."""
+
+    def reread(self, parts: Collection[str]) -> None:
+        """Read these parts again from their first message that is not settled, with `opens_part`.
+
+        The next `receive` does it. A part that this reader does not have any more is left out.
+        """
         ...
 
 

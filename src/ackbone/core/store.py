@@ -150,7 +150,7 @@ class Answer(StrEnum):
     PARKED = "parked"
     """No living worker has a handler for the message. It is parked."""
     LEAVE = "leave"
-    """Another worker reads this ordered queue. Release the copy."""
+    """Another worker reads this ordered queue, or this part of it. Release the copy."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +160,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     run: Run | None = None
     """Set for RUN, and for PARKED, to say which message was parked."""
     delivery: Delivery | None = None
+    failure: str | None = None
+    """Why the message ended without success, if its copies are to be settled by that: for EXPIRED,
+    and for FINAL where `Subscription.ack_policy` is `nack`."""
 
 
 def lets_go(verdicts: Sequence[Verdict]) -> bool:
@@ -349,7 +352,9 @@ class Claims(Protocol):
     ) -> Sequence[Verdict] | None:
         """Store a batch of an ordered queue, each message behind its conversation.
 
-        Returns None if another worker reads this queue.
+        Returns None if another worker reads this queue. In a queue with parts (`Delivery.part`)
+        each part has an owner: a copy that opens its part makes this worker the owner, and the
+        copies of a part that another worker owns are answered by LEAVE.
         """
 
     async def next_due_s(self, sub: Subscription) -> float | None:

@@ -366,8 +366,10 @@ class BaseStore(RunWrites[X]):
     async def adopt_in_order(
         self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
     ) -> Sequence[Verdict] | None:
+        in_parts = any(candidate.delivery.part is not None for candidate in batch)
+
         async def op(tx: Tx, change: Change) -> list[Verdict] | None:
-            if not await tx.lanes.own_source(sub.name, worker.worker_id):
+            if not in_parts and not await tx.lanes.own_source(sub.name, worker.worker_id):
                 return None
             if not batch:  # only asked whether this worker is the one that fetches
                 return []

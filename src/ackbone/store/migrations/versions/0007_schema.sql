@@ -245,7 +245,7 @@ CREATE TABLE sources (
     part NAME DEFAULT '' NOT NULL,
     worker_id BIGINT,
     n BIGINT DEFAULT 0 NOT NULL,
-    floor BIGINT,
+    adopted_at MOMENT,
     paused_at MOMENT,
     PRIMARY KEY (subscription, part)
 );
