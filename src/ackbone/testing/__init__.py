@@ -1,8 +1,9 @@
 """Tools for testing what you build on ackbone, and brokers of your own.
 
 `BrokerConformance` is the suite that every broker passes. A `FakeClock` stands still until a test
-moves it. A `Signal` lets a test wait for an event instead of a time. The mocks replace the parts
-around a queue trigger: agent runtime, governance, ledger and dedup store.
+moves it. A `Signal` lets a test wait for an event instead of a time. A `PretendingBroker` is a
+memory broker with the limits of Kafka, SQS or Service Bus. The mocks replace the parts around a
+queue trigger: agent runtime, governance, ledger and dedup store.
 """
 
 from .agents import (
@@ -16,6 +17,7 @@ from .agents import (
 from .clock import FakeClock
 from .conformance import BrokerConformance
 from .harness import BrokerHarness, Check, Trial, run_check
+from .pretending import PretendingBroker
 from .signals import Signal, SignalTimeout
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "MockGovernanceLayer",
     "MockIdempotencyStore",
     "MockLedger",
+    "PretendingBroker",
     "Signal",
     "SignalTimeout",
     "Trial",
