@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ackbone import App, Context
+from ackbone.brokers.pretending import Like
 from ackbone.core.broker import Subscription, Verb
 from ackbone.core.store import Answer, Candidate, Verdict, Worker
 from ackbone.testing import PretendingBroker
-from ackbone.testing.pretending import Like
 from tests.integration.lab import MEMORY, Lab
 
 KEYS = 12

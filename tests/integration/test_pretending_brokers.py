@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from ackbone import App, Context
+from ackbone import App, Config, Context
+from ackbone.brokers.pretending import PretendingSource
 from ackbone.core.broker import Delivery, Identity, Outgoing, Settlement, Verb
+from ackbone.core.errors import ConfigError
 from ackbone.engine.worker import EngineWorker
 from ackbone.testing import PretendingBroker
-from ackbone.testing.pretending import PretendingSource
 from tests.integration.lab import MEMORY, Lab
 
 
@@ -240,3 +241,26 @@ async def test_a_copy_of_a_failed_message_is_rejected_until_that_succeeds(
     else:
         assert [verb for verb, _ in told] == [Verb.ACK] * 3
         assert not broker.dead_letters
+
+
+@pytest.mark.parametrize("like", ["memory", "kafka", "sqs", "servicebus"])
+async def test_an_app_works_on_a_broker_that_its_url_makes_up(home: Path, like: str) -> None:
+    app = App(Config(home=home, broker=f"memory://?like={like}"))
+    heard: list[int] = []
+
+    @app.on("said")
+    async def said(ctx: Context) -> None:
+        heard.append(ctx.payload)
+
+    async with app:
+        assert isinstance(app.broker, PretendingBroker)
+        for n in range(30):
+            await app.send("said", n, ordering_key="ada")
+        await app.work(until_idle=True)
+    assert heard == list(range(30))
+
+
+@pytest.mark.parametrize("written", ["like=kafk", "liek=kafka", "like=kafka&parts=3", "kafka"])
+def test_a_wrong_parameter_of_memory_is_named(home: Path, written: str) -> None:
+    with pytest.raises(ConfigError, match="memory, kafka, sqs, servicebus"):
+        App(Config(home=home, broker=f"memory://?{written}")).check()

@@ -65,8 +65,12 @@ class MemoryBroker:
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> MemoryBroker:
-        """Make a broker with queues of its own. The rest of the URL does not matter."""
-        return cls(clock=clock)
+        """Make a broker with queues of its own. `memory://?like=kafka`: one that pretends."""
+        if "?" not in url:
+            return cls(clock=clock)
+        from .pretending import PretendingBroker
+
+        return PretendingBroker.from_url(url, clock=clock)
 
     def connect(self) -> MemoryBroker:
         """Return another client of the same queues, with its own deliveries. It is not open yet."""

@@ -6,6 +6,8 @@ memory broker with the limits of Kafka, SQS or Service Bus. The mocks replace th
 queue trigger: agent runtime, governance, ledger and dedup store.
 """
 
+from ackbone.brokers.pretending import PretendingBroker
+
 from .agents import (
     GovernanceResult,
     MockAgentRuntime,
@@ -17,7 +19,6 @@ from .agents import (
 from .clock import FakeClock
 from .conformance import BrokerConformance
 from .harness import BrokerHarness, Check, Trial, run_check
-from .pretending import PretendingBroker
 from .signals import Signal, SignalTimeout
 
 __all__ = [

@@ -1,12 +1,11 @@
 """Memory brokers that pretend to be other brokers, for tests without a server.
 
-    broker = PretendingBroker("kafka", parts=4)
+    broker = PretendingBroker("kafka", parts=4)  # broker: memory://?like=kafka
     other = broker.connect()                     # the client of another worker
     broker.move("orders", "2", other)            # part 2 belongs to the other one from now on
 
-They have the features and the limits of those brokers as an application sees them, not their
-protocols. `sqs` and `servicebus` are the queues with groups and sessions: each ordering key is a
-part.
+They have the features and the limits of those brokers as the engine sees them, not their protocols.
+`sqs` and `servicebus` are queues with groups and sessions: each ordering key is a part.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ackbone.brokers.memory import MemoryBroker, MemorySource, _Item, _Queue
 from ackbone.core.broker import (
     Delivery,
     Identity,
@@ -29,7 +27,9 @@ from ackbone.core.broker import (
     Verb,
 )
 from ackbone.core.clock import Clock
-from ackbone.core.errors import BrokerError
+from ackbone.core.errors import BrokerError, ConfigError
+
+from .memory import MemoryBroker, MemorySource, _Item, _Queue
 
 Like = Literal["memory", "kafka", "sqs", "servicebus"]
 
@@ -73,6 +73,15 @@ class PretendingBroker(MemoryBroker):
         self._group = _Group()
         self._lease_ends: dict[str, float] = {}
         """When the lease of each unsettled delivery is over, by its tag."""
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> PretendingBroker:
+        """Read `memory://?like=kafka`."""
+        name, _, like = url.partition("?")[2].partition("=")
+        for kind in _LIKE:
+            if (name, like) == ("like", kind):
+                return cls(kind, clock=clock)
+        raise ConfigError([f"memory:// takes one parameter: ?like= one of {', '.join(_LIKE)}"])
 
     def connect(self) -> PretendingBroker:
         other = type(self)(clock=self._space.clock, **self._copy)
