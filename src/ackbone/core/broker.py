@@ -82,11 +82,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """A queue consists of parts (partitions, sessions, groups), and the broker gives each part to
     one reader at a time. All workers may read an ordered subscription then.
 
-    A reader gets the messages of a part in order and leaves none out, from the first one that is
-    not settled. The first copy that it gets since it was given the part has `opens_part`; so has
-    the first one since it began to read the part again after a RELEASE, the end of a lease or
-    `Rereads.reread`. The store refuses a copy that does not open its part if another worker opened
-    the part meanwhile."""
+    A reader gets the messages of a part in order, from the first one that is not settled, and none
+    is left out. Its first copy since it was given the part has `Delivery.opens_part`, and so has
+    its first one after a RELEASE, the end of a lease or a `Rereads.reread` brought copies of the
+    part back. A worker that adopts such a copy owns the part from then on. The store refuses other
+    copies of a part that its worker does not own."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,8 +169,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the queue that this copy came from. None if the broker has no parts
     (`Capabilities.parts`)."""
     opens_part: bool = False
-    """All messages before this one in its part are settled, and the reader gets those after it in
-    order. True where a reader begins to read a part (`Capabilities.parts`)."""
+    """The reader begins to read the part with this copy. No message before it was left out: each
+    one is settled, or this reader holds it (`Capabilities.parts`)."""
     failure: str | None = None
     """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
     taken_from: str | None = None
