@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -130,6 +131,58 @@ async def test_parts_move_from_a_worker_that_stands_still(
     wanted = Answer.WAITING if opening else Answer.LEAVE
     assert {verdict.answer for verdict in still.verdicts} == {wanted}
     assert {verb for client in fleet.clients for _, verb in client.settled} == {Verb.ACK}
+
+
+@pytest.mark.parametrize("like", ["sqs", "servicebus"])
+async def test_a_lease_ends_before_the_messages_are_adopted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, like: Like
+) -> None:
+    fleet = Fleet(lab, PretendingBroker(like, lease_s=0.3))
+    await fleet.open()
+    late, *others = fleet.clients
+    still = StopsBeforeAdopting(fleet.apps[0], monkeypatch, opening=True)
+    await fleet.send(10)
+    await lab.start(fleet.apps[0])
+    await asyncio.wait_for(still.stopped.wait(), 30)
+    assert not late.settled
+    for app in fleet.apps[1:]:
+        await lab.start(app)
+    await lab.until(lambda: still.bodies <= {body for c in others for body, _ in c.settled})
+    still.go_on.set()
+    await fleet.send(5, start=10)
+    await fleet.ends(15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_parts_that_move_all_the_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A part of every second batch moves before the batch is adopted, which may take some turns."""
+    dice = random.Random(seed)
+    fleet = Fleet(lab, PretendingBroker("kafka", parts=4, chunk=6))
+    await fleet.open()
+    moves = 0
+    for app in fleet.apps:
+        adopt: Any = app.store.adopt_in_order
+
+        async def late(
+            sub: Subscription, batch: Sequence[Candidate], *, adopt: Any = adopt, **options: Any
+        ) -> Any:
+            nonlocal moves
+            if dice.random() < 0.5:
+                part = str(batch[0].delivery.part)
+                fleet.clients[0].move("default", part, dice.choice(fleet.clients))
+                moves += 1
+            for _ in range(dice.randrange(50)):
+                await asyncio.sleep(0)
+            return await adopt(sub, batch, **options)
+
+        monkeypatch.setattr(app.store, "adopt_in_order", late)
+    await fleet.send(40)
+    for app in fleet.apps:
+        await lab.start(app)
+    await fleet.ends(40)
+    assert moves > 10
 
 
 @pytest.mark.parametrize("like", KINDS)
