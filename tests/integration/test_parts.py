@@ -14,7 +14,7 @@ import pytest
 from ackbone import App, Context
 from ackbone.brokers.pretending import Like
 from ackbone.core.broker import Subscription, Verb
-from ackbone.core.store import Answer, Candidate, Verdict, Worker
+from ackbone.core.store import Answer, Candidate, Verdict
 from ackbone.testing import PretendingBroker
 from tests.integration.lab import MEMORY, Lab
 
@@ -89,17 +89,17 @@ class StopsBeforeAdopting:
         monkeypatch.setattr(app.store, "adopt_in_order", self._hold)
 
     async def _hold(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self, sub: Subscription, batch: Sequence[Candidate], **options: Any
     ) -> Sequence[Verdict] | None:
         copies = [candidate.delivery for candidate in batch]
         if self.stopped.is_set() or any(c.opens_part for c in copies) is not self._opening:
-            found: Sequence[Verdict] | None = await self._adopt(sub, batch, worker=worker)
+            found: Sequence[Verdict] | None = await self._adopt(sub, batch, **options)
             return found
         self.parts = {str(copy.part) for copy in copies}
         self.bodies = {copy.body for copy in copies}
         self.stopped.set()
         await self.go_on.wait()
-        self.verdicts = await self._adopt(sub, batch, worker=worker)
+        self.verdicts = await self._adopt(sub, batch, **options)
         return self.verdicts
 
 
@@ -196,6 +196,39 @@ async def test_all_workers_read_an_ordered_queue(lab: Lab, like: Like) -> None:
     await fleet.send(10)
     await fleet.ends(10)
     assert all(client.settled for client in fleet.clients), "a worker had nothing to read"
+
+
+async def test_a_part_is_opened_by_a_message_without_a_key(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keyed messages behind it belong to a part that their worker owns."""
+    app = await lab.open()
+    broker = PretendingBroker("kafka", parts=1, chunk=3)
+    await app.broker.close()
+    app.brokers.by_name["default"] = broker
+    await broker.open()
+    answers: list[Answer] = []
+    adopt: Any = app.store.adopt_in_order
+
+    async def seen(*args: Any, **options: Any) -> Any:
+        found = await adopt(*args, **options)
+        answers.extend(verdict.answer for verdict in found or ())
+        return found
+
+    monkeypatch.setattr(app.store, "adopt_in_order", seen)
+    ran: list[int] = []
+
+    @app.on("step")
+    async def step(ctx: Context) -> None:
+        if ctx.message.ordering_key:
+            ran.append(ctx.payload)
+
+    keyless = [await app.send("step", n) for n in range(4)]
+    keyed = [await app.send("step", n, ordering_key="k") for n in range(5)]
+    await lab.start(app)
+    await lab.ends(*(receipt.id for receipt in (*keyless, *keyed)))
+    assert ran == list(range(5))
+    assert answers == [Answer.WAITING] * 5
 
 
 @pytest.mark.parametrize("like", KINDS)

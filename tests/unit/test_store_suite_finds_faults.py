@@ -95,9 +95,14 @@ class TurnsVerdictsAround(SqliteStore):
 
 class LetsEveryoneFetch(SqliteStore):
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
-        found = await super().adopt_in_order(sub, batch, worker=worker)
+        found = await super().adopt_in_order(sub, batch, worker=worker, opened=opened)
         return [] if found is None else found
 
 
@@ -105,17 +110,15 @@ class EveryoneOwnsEveryPart(SqliteStore):
     opens = True
 
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
-        changed = []
-        for candidate in batch:
-            delivery = msgspec.structs.replace(candidate.delivery, opens_part=self.opens)
-            changed.append(msgspec.structs.replace(candidate, delivery=delivery))
-        found = await super().adopt_in_order(sub, changed, worker=worker) or []
-        return [
-            msgspec.structs.replace(verdict, delivery=candidate.delivery)
-            for verdict, candidate in zip(found, batch, strict=True)
-        ]
+        parts = {c.delivery.part for c in batch if c.delivery.part} if self.opens else set[str]()
+        return await super().adopt_in_order(sub, batch, worker=worker, opened=parts)
 
 
 class NeverGivesAPart(EveryoneOwnsEveryPart):
@@ -124,9 +127,14 @@ class NeverGivesAPart(EveryoneOwnsEveryPart):
 
 class RefusesTheBatchForOnePart(SqliteStore):
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
-        found = await super().adopt_in_order(sub, batch, worker=worker)
+        found = await super().adopt_in_order(sub, batch, worker=worker, opened=opened)
         if any(verdict.answer is Answer.LEAVE for verdict in found or ()):
             return [Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in batch]
         return found
@@ -217,6 +225,7 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (EveryoneOwnsEveryPart, store_parts.a_worker_that_registers_again_opens_its_parts_again),
     (EveryoneOwnsEveryPart, store_parts.a_late_opening_passes_over_nothing),
     (NeverGivesAPart, store_parts.a_part_comes_back_without_a_lease),
+    (NeverGivesAPart, store_parts.a_part_is_opened_by_a_message_without_a_key),
     (RefusesTheBatchForOnePart, store_parts.parts_of_one_batch_have_different_owners),
     (ForgetsFailures, store_parts.a_copy_of_a_failed_message_says_why_it_failed),
     (NeverReaps, store_workers.the_dead_are_reaped_once),

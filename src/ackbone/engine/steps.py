@@ -30,6 +30,7 @@ from ackbone.core.store import (
     Taken,
     Verdict,
     Worker,
+    opened_parts,
 )
 
 from .decoder import decoder
@@ -97,8 +98,11 @@ class Steps:
         if sub.ordered:
             keyed = [c for c in candidates if c.message and c.message.ordering_key]
             others = [c for c in candidates if not (c.message and c.message.ordering_key)]
-            if keyed:
-                adopted = await self.store.adopt_in_order(sub, keyed, worker=self.worker)
+            opened = opened_parts(candidates)  # also by messages that have no key
+            if keyed or opened:
+                adopted = await self.store.adopt_in_order(
+                    sub, keyed, worker=self.worker, opened=opened
+                )
                 verdicts += adopted or [
                     Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
                 ]

@@ -12,7 +12,7 @@ each other in one order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -237,10 +237,12 @@ async def _failure(claim: Claiming, identity: Identity, row: Existing) -> str | 
 # -- conversations --------------------------------------------------------------------------------
 
 
-async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
+async def adopt_in_order(
+    claim: Claiming, candidates: Sequence[Candidate], opened: Collection[str] = ()
+) -> list[Verdict]:
     """Take over messages with an ordering key, in the broker's order. After the commit, every copy
     may be acknowledged that is not answered by LEAVE."""
-    mine = await waiting.of_own_parts(claim, candidates)
+    mine = await waiting.of_own_parts(claim, candidates, opened)
     rest = await waiting.append(claim, mine)
     others = {id(candidate) for candidate in rest}
     new = [c.message for c in mine if c.message is not None and id(c) not in others]

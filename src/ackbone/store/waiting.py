@@ -57,29 +57,27 @@ async def release_waiting(
     return moved
 
 
-async def of_own_parts(claim: Claiming, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Return the candidates of parts that this worker owns, or takes over with this batch.
+async def of_own_parts(
+    claim: Claiming, candidates: Sequence[Candidate], opened: Collection[str]
+) -> Sequence[Candidate]:
+    """Make this worker the owner of the parts in `opened`. Return the candidates of parts that it
+    owns.
 
-    The first copy of each part in the batch decides. If it opens the part, the worker was given
-    the part by the broker and owns it from now on. If not, the worker must be its owner already:
-    another one that was given the part since then reads it from the first unsettled message, and
-    might not have adopted the messages between. Taking over needs no lease, because all messages
-    before the copy that opens a part are settled: adopting it, however late, passes over none.
+    A copy that does not open its part is adopted only for the owner. Another worker that was given
+    the part since then reads it from the first unsettled message, and might not have adopted the
+    messages between. Taking a part over needs no lease: no message was left out before the copy
+    that opens it, so adopting that copy, however late, passes over none.
     """
-    opens: dict[str, bool] = {}
-    for candidate in candidates:
-        delivery = candidate.delivery
-        if delivery.part is not None:
-            opens.setdefault(delivery.part, delivery.opens_part)
-    if not opens:
+    parts = {c.delivery.part for c in candidates if c.delivery.part is not None}
+    if not parts and not opened:
         return candidates
     tx, sql = claim.tx, claim.tx.sql.claims
     of, now_us = (claim.sub.name, claim.worker.worker_id), await tx.moment()
-    owned = {part for part, opened in opens.items() if opened}
-    if others := sorted(opens.keys() - owned):
-        owned.update(part for (part,) in await tx.rows(sql.keep_parts, *of, others, now_us))
-    if taken := sorted(part for part, opened in opens.items() if opened):
-        await tx.send(sql.take_parts, *of, taken, now_us)
+    owned = set(opened)
+    if continued := sorted(parts - owned):
+        owned.update(part for (part,) in await tx.rows(sql.keep_parts, *of, continued, now_us))
+    if opened:
+        await tx.send(sql.take_parts, *of, sorted(opened), now_us)
     await tx.require_alive(claim.worker.worker_id)
     return [c for c in candidates if c.delivery.part is None or c.delivery.part in owned]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ackbone.core.outcome import Dead, Done
-from ackbone.core.store import Answer, Candidate, Verdict, Worker
+from ackbone.core.store import Answer, Candidate, Verdict, Worker, opened_parts
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, expect_answers
 
@@ -18,7 +18,9 @@ def _copy(trial: StoreTrial, name: str, part: str, *, opens: bool = False) -> Ca
 
 
 async def _adopt(trial: StoreTrial, worker: Worker, *batch: Candidate) -> list[Verdict]:
-    verdicts = await trial.store.adopt_in_order(trial.lanes, batch, worker=worker)
+    verdicts = await trial.store.adopt_in_order(
+        trial.lanes, batch, worker=worker, opened=opened_parts(batch)
+    )
     if verdicts is None:
         raise AssertionError("a reader of parts was refused as a whole")
     expect([v.delivery for v in verdicts] == [c.delivery for c in batch], "another order")
@@ -82,6 +84,16 @@ async def parts_of_one_batch_have_different_owners(trial: StoreTrial) -> None:
     again = await trial.store.adopt_in_order(other, [_copy(trial, "b2", "B")], worker=two)
     expect_answers(again or (), Answer.LEAVE)  # parts belong to a subscription
     expect(set(await _in_order(trial, one)) == {"a1", "a2", "b1", "c1"}, "what was left ran")
+
+
+async def a_part_is_opened_by_a_message_without_a_key(trial: StoreTrial) -> None:
+    """Such a message is claimed in another call, and yet its worker has the part from now on."""
+    one, two = await trial.worker(), await trial.worker()
+    await _adopt(trial, one, _copy(trial, "m1", "P", opens=True))
+    none = await trial.store.adopt_in_order(trial.lanes, [], worker=two, opened=["P"])
+    expect(none == [], f"{none}")
+    expect_answers(await _adopt(trial, one, _copy(trial, "m2", "P")), Answer.LEAVE)
+    expect_answers(await _adopt(trial, two, _copy(trial, "m2", "P")), Answer.WAITING)
 
 
 async def a_late_opening_passes_over_nothing(trial: StoreTrial) -> None:
