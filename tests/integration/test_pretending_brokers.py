@@ -243,6 +243,31 @@ async def test_a_copy_of_a_failed_message_is_rejected_until_that_succeeds(
         assert not broker.dead_letters
 
 
+@pytest.mark.parametrize(
+    ("policy", "able", "verbs"),
+    [
+        ("requeue", {"release": True}, [Verb.RELEASE, Verb.ACK]),
+        ("requeue", {"release": False}, [Verb.ACK]),
+        ("nack", {"reject": True}, [Verb.REJECT]),
+        ("nack", {"reject": False}, [Verb.ACK]),
+    ],
+)
+async def test_a_policy_that_the_broker_cannot_carry_out_is_an_acknowledgement(
+    lab: Lab, policy: str, able: dict[str, Any], verbs: list[Verb]
+) -> None:
+    broker = PretendingBroker(**able)
+    async with opened(lab, broker, queue={"ack_policy": policy}) as app:
+
+        @app.on("*", queue="q", retries=0)
+        async def fails(ctx: Context) -> None:
+            raise RuntimeError("too hot")
+
+        await broker.publish("q", texts(1))
+        await lab.start(app)
+        await lab.until(lambda: len(broker.settled) == len(verbs) and broker.in_flight == 0)
+    assert [verb for _, verb in broker.settled] == verbs
+
+
 @pytest.mark.parametrize("like", ["memory", "kafka", "sqs", "servicebus"])
 async def test_an_app_works_on_a_broker_that_its_url_makes_up(home: Path, like: str) -> None:
     app = App(Config(home=home, broker=f"memory://?like={like}"))

@@ -166,11 +166,14 @@ class Steps:
         return await self.store.finish(ended, worker=self.worker)
 
     def verb_of_failure(self, sub: Subscription) -> Verb:
-        """Return how a copy of a message that ended without success is settled."""
+        """Return how a copy of a message that ended without success is settled: as the policy says,
+        if the broker can do that."""
         broker = self.sources.broker(sub)
-        if sub.ack_policy == "nack" and broker is not None and broker.capabilities.reject:
+        if broker is not None and sub.ack_policy == "nack" and broker.capabilities.reject:
             return Verb.REJECT
-        return Verb.RELEASE if sub.ack_policy == "requeue" else Verb.ACK
+        if broker is not None and sub.ack_policy == "requeue" and broker.capabilities.release:
+            return Verb.RELEASE
+        return Verb.ACK
 
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
         """Step 7. The store holds the outcome: let the broker drop, release or reject its copies.
