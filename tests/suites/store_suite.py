@@ -202,6 +202,9 @@ class StoreConformance(StoreHarness):
     async def test_parts_of_one_batch_have_different_owners(self) -> None:
         await self.check(store_parts.parts_of_one_batch_have_different_owners)
 
+    async def test_parts_change_owners_while_batches_are_written(self) -> None:
+        await self.check(store_parts.parts_change_owners_while_batches_are_written)
+
     async def test_a_part_is_opened_by_a_message_without_a_key(self) -> None:
         await self.check(store_parts.a_part_is_opened_by_a_message_without_a_key)
 

@@ -125,6 +125,19 @@ class NeverGivesAPart(EveryoneOwnsEveryPart):
     opens = False
 
 
+class AdoptsTheLastFirst(SqliteStore):
+    async def adopt_in_order(
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
+    ) -> Sequence[Verdict] | None:
+        found = await super().adopt_in_order(sub, batch[::-1], worker=worker, opened=opened)
+        return None if found is None else found[::-1]
+
+
 class RefusesTheBatchForOnePart(SqliteStore):
     async def adopt_in_order(
         self,
@@ -226,6 +239,7 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (EveryoneOwnsEveryPart, store_parts.a_late_opening_passes_over_nothing),
     (NeverGivesAPart, store_parts.a_part_comes_back_without_a_lease),
     (NeverGivesAPart, store_parts.a_part_is_opened_by_a_message_without_a_key),
+    (AdoptsTheLastFirst, store_parts.parts_change_owners_while_batches_are_written),
     (RefusesTheBatchForOnePart, store_parts.parts_of_one_batch_have_different_owners),
     (ForgetsFailures, store_parts.a_copy_of_a_failed_message_says_why_it_failed),
     (NeverReaps, store_workers.the_dead_are_reaped_once),

@@ -71,14 +71,11 @@ async def of_own_parts(
     parts = {c.delivery.part for c in candidates if c.delivery.part is not None}
     if not parts and not opened:
         return candidates
-    tx, sql = claim.tx, claim.tx.sql.claims
-    of, now_us = (claim.sub.name, claim.worker.worker_id), await tx.moment()
-    owned = set(opened)
-    if continued := sorted(parts - owned):
-        owned.update(part for (part,) in await tx.rows(sql.keep_parts, *of, continued, now_us))
-    if opened:
-        await tx.send(sql.take_parts, *of, sorted(opened), now_us)
-    await tx.require_alive(claim.worker.worker_id)
+    tx, sql, sub, me = claim.tx, claim.tx.sql.claims, claim.sub.name, claim.worker.worker_id
+    owners = await tx.rows(sql.owners, sub, sorted(parts.union(opened)))
+    await tx.require_alive(me)
+    owned = {part for part, owner in owners if owner == me}.union(opened)
+    await tx.send(sql.take_parts, sub, me, sorted(owned), await tx.moment())
     return [c for c in candidates if c.delivery.part is None or c.delivery.part in owned]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 import msgspec
 
 from ackbone.core.outcome import Dead, Done
@@ -84,6 +87,35 @@ async def parts_of_one_batch_have_different_owners(trial: StoreTrial) -> None:
     again = await trial.store.adopt_in_order(other, [_copy(trial, "b2", "B")], worker=two)
     expect_answers(again or (), Answer.LEAVE)  # parts belong to a subscription
     expect(set(await _in_order(trial, one)) == {"a1", "a2", "b1", "c1"}, "what was left ran")
+
+
+async def parts_change_owners_while_batches_are_written(trial: StoreTrial) -> None:
+    """Three workers write at the same time, each some parts in an order of its own."""
+    dice = random.Random(7)
+    workers = [await trial.worker() for _ in range(3)]
+    settled = dict.fromkeys("abcd", 0)
+    for _ in range(12):
+        batches = []
+        for _ in workers:
+            parts = dice.sample(sorted(settled), 3)
+            batches.append(
+                [
+                    _copy(trial, f"{part}{settled[part] + n:03}", part, opens=n == 0 and opens)
+                    for part, opens in ((part, dice.random() < 0.7) for part in parts)
+                    for n in range(3)
+                ]
+            )
+        asked = [_adopt(trial, w, *batch) for w, batch in zip(workers, batches, strict=True)]
+        for batch, verdicts in zip(batches, await asyncio.gather(*asked), strict=True):
+            for candidate, verdict in zip(batch, verdicts, strict=True):
+                if verdict.answer is not Answer.LEAVE and candidate.message is not None:
+                    name = candidate.message.id
+                    settled[name[0]] = max(settled[name[0]], int(name[1:]) + 1)
+    ran = await _in_order(trial, workers[0])
+    for part, n in settled.items():
+        wanted = [f"{part}{at:03}" for at in range(n)]
+        expect(n > 0, f"nobody adopted a message of {part}")
+        expect([name for name in ran if name[0] == part] == wanted, f"{part} ran as {ran}")
 
 
 async def a_part_is_opened_by_a_message_without_a_key(trial: StoreTrial) -> None:

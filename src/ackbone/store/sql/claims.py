@@ -70,6 +70,11 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
         " RETURNING 1"
     )
     """subscription, worker → a row unless another living worker fetches from the source"""
+    owners: str = (  # sorted: two batches wait for each other in one order
+        "SELECT part, worker_id FROM sources WHERE subscription = $1 AND part = ANY($2::text[])"
+        " ORDER BY part FOR UPDATE"
+    )
+    """subscription, parts → part, worker_id"""
     take_parts: str = (
         "INSERT INTO sources (subscription, part, worker_id, adopted_at)"
         " SELECT $1, value, $2::bigint, at($4) FROM unnest($3::text[]) AS value WHERE true"
@@ -77,11 +82,6 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
         " SET worker_id = excluded.worker_id, adopted_at = excluded.adopted_at"
     )
     """subscription, worker, parts (sorted), now: the worker owns these parts, whoever did before"""
-    keep_parts: str = (
-        "UPDATE sources SET adopted_at = at($4) WHERE subscription = $1"
-        " AND worker_id = $2::bigint AND part = ANY($3::text[]) RETURNING part"
-    )
-    """subscription, worker, parts, now → those that the worker owns"""
     take_places: str = (
         "INSERT INTO sources (subscription, n) VALUES ($1, $2::bigint)"
         " ON CONFLICT (subscription, part) DO UPDATE SET n = sources.n + excluded.n RETURNING n"
