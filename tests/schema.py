@@ -500,6 +500,8 @@ sources = Table(
     Column("paused_at", moment()),
     PrimaryKeyConstraint("subscription", "part"),
 )
+# Workers ask each second, and a queue may have many parts.
+_partial("idx_sources_paused", sources.c.subscription, where="paused_at IS NOT NULL")
 
 roles = Table(
     "roles",

@@ -249,6 +249,7 @@ CREATE TABLE sources (
     paused_at MOMENT,
     PRIMARY KEY (subscription, part)
 );
+CREATE INDEX idx_sources_paused ON sources (subscription) WHERE paused_at IS NOT NULL;
 
 CREATE TABLE roles (
     role NAME NOT NULL,
