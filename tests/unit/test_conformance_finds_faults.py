@@ -19,10 +19,12 @@ from ackbone.core.broker import (
     QueueStats,
     Result,
     Settlement,
+    Source,
     Subscription,
     Verb,
 )
 from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
+from ackbone.core.task_protocol import ONCE
 from ackbone.testing import (
     BrokerConformance,
     BrokerHarness,
@@ -31,9 +33,25 @@ from ackbone.testing import (
     PretendingBroker,
     run_check,
 )
-from ackbone.testing.checks import capabilities, lifecycle, parts, restarts, settling, transport
+from ackbone.testing.checks import (
+    capabilities,
+    lifecycle,
+    parts,
+    restarts,
+    settling,
+    tasks,
+    transport,
+)
 
-GROUPS: tuple[ModuleType, ...] = (transport, lifecycle, settling, capabilities, parts, restarts)
+GROUPS: tuple[ModuleType, ...] = (
+    transport,
+    lifecycle,
+    settling,
+    capabilities,
+    parts,
+    tasks,
+    restarts,
+)
 
 
 class Harness(BrokerHarness):
@@ -515,6 +533,26 @@ class CannotReread(Partitioned):
         return
 
 
+class OnlySaysTaskBroker(MemoryBroker):
+    """Has the method of the role, and nothing else of it."""
+
+    async def subscribe_beside(self, sub: Subscription, *, room: int) -> Source:
+        return await self.subscribe(sub, room=room)
+
+
+class ObeysMarks(OnPublish):
+    """Publishes once, as the role says that it does not have."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.marks: set[str] = set()
+
+    def twist(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        new = [out for out in batch if out.headers.get(ONCE) not in self.marks]
+        self.marks |= {out.headers[ONCE] for out in new if ONCE in out.headers}
+        return new
+
+
 PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (LosesOneInAHundred, {}, transport.many_consumers, "lost"),
     (LosesOneInAHundred, {}, transport.whole_batch, "lost"),
@@ -584,7 +622,11 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (DropsExpired, {}, capabilities.ttl, "lost"),
     (MemoryBroker, {"ttl": False}, capabilities.ttl, "not claimed"),
     (MemoryBroker, {"lease_s": 5.0}, capabilities.lease, "lost"),
-    (MemoryBroker, {"once": True}, capabilities.once, "was published before"),
+    (OnlySaysTaskBroker, {}, tasks.once, "was published before"),
+    (OnlySaysTaskBroker, {}, tasks.notices, "2 messages were due"),
+    (OnlySaysTaskBroker, {}, tasks.beside, "the second group reads all"),
+    (OnlySaysTaskBroker, {}, tasks.fields, "the fields are None"),
+    (ObeysMarks, {}, tasks.once, "are lost"),
     (HandsOutTwice, {}, capabilities.lease, "no lease is claimed"),
     (NamesPartsUnasked, {}, parts.parts_have_one_reader, "not claimed"),
     (Partitioned, {"parts": False}, parts.parts_have_one_reader, "not claimed"),
