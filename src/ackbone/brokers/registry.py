@@ -34,6 +34,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     """The package that the adapter imports."""
     is_server: bool = True
     """The broker may be unreachable, and other processes reach the same queues."""
+    gives_up: bool = False
+    """The server moves messages to dead-letter queues by itself (role `DeadLetters`)."""
     trigger_types: tuple[str, ...] = ()
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ KINDS = (
         adapter="ackbone.brokers.rabbitmq:RabbitBroker",
         extra="rabbitmq",
         driver="aiormq",
+        gives_up=True,
         misspelled=("rabbitmq",),
     ),
     BrokerKind(name="kafka", title="Kafka", schemes=("kafka",), example="kafka://host:9092"),

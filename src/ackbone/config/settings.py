@@ -437,6 +437,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             dedup_window_s=own.dedup_window_s or 0.0,
             max_retries=self.retry_policy(queue).max_retries,
             notices=own.notices,
+            broker_dead_letters=own.broker_dead_letters,
         )
         trigger = self.trigger(queue)
         if trigger is None:

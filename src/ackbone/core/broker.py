@@ -134,6 +134,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int = 3
     """Upper bound for the `retry_count` that a message brings from another worker."""
     notices: Notices | None = None
+    broker_dead_letters: str | None = None
+    """The queue to which the broker's server moves messages of this one (`DeadLetters`)."""
     keep_acked: bool = False
     """Other programs read this queue without a group. Acknowledged messages are not removed."""
 
@@ -162,7 +164,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     part: str | None = None
     """The part of the queue that this copy came from (`Capabilities.parts`)."""
     failure: str | None = None
-    """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
+    """Why the server moved the message to a dead-letter queue (`DeadLetters`). A claim ends it."""
+    moved_from: Sequence[str] = ()
+    """The queues that the server moved the message out of, the latest first (`DeadLetters`)."""
     taken_from: str | None = None
     """The consumer that had this copy before, and gave no sign of life for too long."""
     crc: int | None = None
@@ -354,7 +358,8 @@ class DeadLetters(Protocol):
     async def dead_letters(self, sub: Subscription) -> Source | None:
         """Return a reader of the queue to which the server moves messages of this subscription.
 
-        None: there is none. Its deliveries have the server's reason as `failure`.
+        None: there is none. Its deliveries have the server's reason as `failure`. Subscriptions
+        whose messages go to one and the same queue have one reader.
         """
         ...
 

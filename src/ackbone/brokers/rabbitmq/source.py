@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pamqp.frame
@@ -22,7 +22,7 @@ from pamqp import commands as spec
 from ackbone.core.broker import Delivery, Result, Settlement, Verb
 from ackbone.core.errors import BrokerError, BrokerUnavailable
 
-from .entries import LEVELS, NORMAL, delivery_of, key_of
+from .entries import LEVELS, NORMAL, delivery_of
 from .queues import UNLIMITED_SINCE, Queues
 from .wire import Link
 
@@ -33,6 +33,8 @@ PROBE_S = 5.0
 FIRST_S, NEXT_S = 0.5, 0.1
 """How long a new source waits for the messages that the queues hold, so that higher priorities are
 received first: for the first one, and for each further one."""
+Read = Callable[[int, Any, Any], Delivery]
+"""Makes a delivery of a priority, an AMQP message, and the delivery's tag."""
 _NO_REJECT = BrokerError("RabbitMQ's own dead letters are not used; the store keeps them")
 
 
@@ -77,13 +79,13 @@ class _Channel:
         self.unsettled.clear()
         self.arrived.set()
 
-    def take(self, limit: int) -> list[Delivery]:
+    def take(self, limit: int, read: Read) -> list[Delivery]:
         """Take messages out of the buffer, the highest priority first."""
         taken: list[Delivery] = []
         for level, waiting in self.buffer.items():
             while waiting and len(taken) < limit:
                 message = waiting.popleft()
-                taken.append(delivery_of(level, message, (self, message.delivery.delivery_tag)))
+                taken.append(read(level, message, (self, message.delivery.delivery_tag)))
         return taken
 
     def take_back(self) -> list[int]:
@@ -119,10 +121,20 @@ class _Channel:
 class RabbitSource:
     """The reader of one queue, with its priorities."""
 
-    def __init__(self, link: Link, queues: Queues, queue: str, *, room: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        queues: Queues,
+        names: Mapping[int, str],
+        *,
+        room: int,
+        read: Read = delivery_of,
+    ) -> None:
+        """`names`: the queue of each priority. `read` makes deliveries of AMQP messages."""
         self._link = link
         self._queues = queues
-        self._queue = queue
+        self._names = names
+        self._read = read
         self._room = max(1, min(room, 65_535))
         self._channel: _Channel | None = None
         self._reading = False
@@ -133,7 +145,7 @@ class RabbitSource:
 
     @property
     def queue(self) -> str:
-        return self._queue
+        return self._names[NORMAL]
 
     @property
     def buffered(self) -> int:
@@ -158,7 +170,7 @@ class RabbitSource:
             if channel is None or channel.lost or not self._reading:
                 await self._begin(max(0.0, deadline - loop.time()))
                 channel = self._channel
-            taken = [] if channel is None else channel.take(limit)
+            taken = [] if channel is None else channel.take(limit, self._read)
             left = deadline - loop.time()
             if taken or left <= 0:
                 self._heard_at = loop.time() if taken else self._heard_at
@@ -186,7 +198,7 @@ class RabbitSource:
         try:
             return await self._link.call(work)
         except AMQPChannelError as error:
-            raise BrokerUnavailable(f"{self._link.where}: queue {self._queue}: {error}") from error
+            raise BrokerUnavailable(f"{self._link.where}: queue {self.queue}: {error}") from error
 
     async def _begin(self, patience_s: float) -> None:
         """Start reading, once for all callers. When one gives up, its start serves the next one."""
@@ -203,10 +215,10 @@ class RabbitSource:
     async def _start(self) -> None:
         await self._link.connection()
         waiting = {
-            level: await self._queues.declare(self._link, key_of(self._queue, level)) or 0
-            for level in LEVELS
+            level: await self._queues.declare(self._link, name) or 0
+            for level, name in self._names.items()
         }
-        levels = list(LEVELS)
+        levels = list(self._names)
         while levels:
             channel = self._channel
             if channel is None or channel.lost:
@@ -225,7 +237,7 @@ class RabbitSource:
         driver = channel.channel
         await self._call(driver.basic_qos(prefetch_count=self._room))
         for level in levels:
-            name = key_of(self._queue, level)
+            name = self._names[level]
             tag = f"ackbone.{level}.{id(self):x}"
             channel.consumers[tag] = level
             try:
