@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,10 @@ from ackbone.core.outcome import GIVEN_UP
 from ackbone.core.records import DeadLetter, LetterFilter
 from ackbone.core.store import Verdict
 from ackbone.engine.broker_dead_letters import BrokerDeadLetters
+from tests.integration.rabbit_lab import until
 from tests.servers.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.xdist_group("rabbitmq"), pytest.mark.timeout(120)]
-LIMIT_S = 60
-
-
-async def until(look: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait until `look` returns something."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            if found := await look():
-                return found
-            await asyncio.sleep(0.02)
 
 
 class Lab:

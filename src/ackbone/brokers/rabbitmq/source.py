@@ -214,6 +214,8 @@ class RabbitSource:
 
     async def _start(self) -> None:
         await self._link.connection()
+        if self._channel is not None and self._channel.lost:  # it may be open: one consumer ended
+            await self._close_channel(self._channel)
         waiting = {
             level: await self._queues.declare(self._link, name) or 0
             for level, name in self._names.items()
@@ -314,8 +316,9 @@ class RabbitSource:
 
     async def _close_channel(self, channel: _Channel) -> None:
         self._channel = None
-        with contextlib.suppress(BrokerError, AMQPChannelError):
-            await self._link.call(channel.channel.close())
+        if not channel.channel.is_closed:
+            with contextlib.suppress(BrokerError, AMQPChannelError):
+                await self._link.call(channel.channel.close())
         channel._lose(None)
 
     async def close(self) -> None:
