@@ -15,6 +15,7 @@ from pamqp import commands as spec
 from pamqp import decode
 
 from ackbone.brokers.rabbitmq import RabbitBroker
+from ackbone.brokers.rabbitmq.decoding import tolerant_context
 from ackbone.core.broker import Outgoing, Settlement, Verb
 from ackbone.core.errors import (
     BrokerDenied,
@@ -166,8 +167,14 @@ async def test_what_the_decoder_of_the_driver_refuses(server: RabbitServer, queu
         await broker.publish(queue, messages(1))
         source = await source_of(broker, queue)
         assert [each.body for each in await receive(source, 3)] == [b"0", b"odd", b"0"]
-    assert decode.by_type(b"\x02\xffa", "shortstr") == (3, "\\xffa")
-    assert decode.by_type(b"\x00\x00\x00\x04\x01\xff\x01\x00", "table") == (8, {})
+    ours = tolerant_context()
+    for data, kind, found in (
+        (b"\x02\xffa", "shortstr", (3, "\\xffa")),
+        (b"\x00\x00\x00\x04\x01\xff\x01\x00", "table", (8, {})),
+    ):
+        assert ours.run(decode.by_type, data, kind) == found
+        with pytest.raises(UnicodeDecodeError):  # another program's connection in this process
+            decode.by_type(data, kind)
 
 
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):

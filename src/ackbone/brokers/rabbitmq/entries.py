@@ -67,7 +67,7 @@ def properties_of(out: Outgoing, now_us: int, *, again: str | None) -> spec.Basi
         ours["id"] = out.id
     headers: dict[str, Any] = {_OURS: ours}
     for name, value in out.headers.items():
-        if not _is_text(name) or not _is_text(value):
+        if not all(isinstance(each, str) for each in (name, value)):
             raise InvalidMessage(f"{out.id}: header {name!r:.80} is not text")
         if not 0 < len(name) <= LONGEST_NAME or name == _OURS:
             raise InvalidMessage(
@@ -139,10 +139,6 @@ def dead_letter_of(level: int, message: Any, tag: Any) -> Delivery:
             if name != _DEATHS and not name.startswith(_OF_DEATHS)
         },
     )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _number(value: Any) -> int | None:

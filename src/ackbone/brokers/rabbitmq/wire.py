@@ -24,12 +24,11 @@ from aiormq.exceptions import (
 from ackbone.core.errors import BrokerDenied, BrokerError, BrokerUnavailable, ConfigError
 
 from .address import Address
-from .decoding import accept_everything
+from .decoding import tolerant_context
 
 log = logging.getLogger("ackbone.brokers.rabbitmq")
 for _name in ("aiormq.connection", "aiormq.channel"):  # a traceback for each lost connection
     logging.getLogger(_name).setLevel(logging.CRITICAL)
-accept_everything()
 
 T = TypeVar("T")
 FAULTS = (AMQPError, ConnectionError, OSError, RuntimeError, TimeoutError)
@@ -155,7 +154,7 @@ class Link:
             transport_factory=transports,
             client_properties={"connection_name": "ackbone"},
         )
-        connecting = asyncio.create_task(connection.connect())
+        connecting = asyncio.create_task(connection.connect(), context=tolerant_context())
         connecting.add_done_callback(_retrieve)
         try:
             await asyncio.wait({connecting}, timeout=self.timeout_s)
@@ -268,10 +267,6 @@ class Link:
         self._proving = None
         _retrieve(proving)
 
-    def abort(self) -> None:
-        """End the connection, and with it every call that waits on it."""
-        self._transports.abort()
-
     async def close(self) -> None:
         self._closed = True
         for task in (self._opening, self._proving):
@@ -285,7 +280,7 @@ class Link:
         closing.add_done_callback(_retrieve)
         done, _ = await asyncio.wait({closing}, timeout=_CLOSE_S)
         if not done:
-            self.abort()
+            self._transports.abort()
             await asyncio.wait({closing}, timeout=_GRACE_S)
 
 
