@@ -31,8 +31,9 @@ pytestmark = [pytest.mark.xdist_group("rabbitmq"), pytest.mark.timeout(120)]
 class Lab:
     """An app whose queues were declared by another program, with one dead-letter queue for all."""
 
-    def __init__(self, app: App, channel: Any, name: str) -> None:
+    def __init__(self, app: App, server: RabbitServer, channel: Any, name: str) -> None:
         self.app = app
+        self.server = server
         self.channel = channel
         self.queue = name
         self.dead = f"{name}.dead"
@@ -103,7 +104,7 @@ def make_lab(request: pytest.FixtureRequest, home: Path) -> MakeLab:
         connection = await aiormq.connect(server.url)
         try:
             async with app:
-                yield Lab(app, await connection.channel(), name)
+                yield Lab(app, server, await connection.channel(), name)
         finally:
             await connection.close()
             named = [each["name"] for each in server.api("GET", "queues/%2F")]
@@ -146,6 +147,33 @@ async def test_each_reason(make_lab: MakeLab):
     assert bodies == [b'{"n": 1}', b'{"n": 2}', b"{", b'{"n": 4}']
     assert "x-mine" in str(found[late].body_info)
     assert "death" not in str(found[late].body_info)
+
+
+async def test_a_policy_on_queues_that_we_declare(make_lab: MakeLab):
+    """As the guide says. The message keeps its id, and other programs' limits end it."""
+    async with make_lab() as lab:
+        definition = {
+            "message-ttl": 1,
+            "dead-letter-exchange": "",
+            "dead-letter-routing-key": lab.dead,
+        }
+        pattern = f"^{lab.queue}(:p[0-3])?$"
+        policy = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
+        path = f"policies/%2F/{lab.queue}"
+        await asyncio.to_thread(lab.server.api, "PUT", path, policy)
+        try:
+            await lab.channel.queue_declare(lab.dead, durable=True)
+            receipts = [
+                await lab.app.send("queue_message", n, queue=lab.queue, priority=priority)
+                for n, priority in enumerate((1, 3))
+            ]
+            await lab.until_moved(2)
+            found = await lab.imported()
+        finally:
+            await asyncio.to_thread(lab.server.api, "DELETE", path)
+    assert {each.message_id for each in found} == {each.id for each in receipts}
+    assert {(each.queue, each.reason) for each in found} == {(lab.queue, GIVEN_UP)}
+    assert all("the time to live" in each.error for each in found)
 
 
 async def test_a_crash_before_the_acknowledgement(
