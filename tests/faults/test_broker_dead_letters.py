@@ -1,6 +1,7 @@
 """Workers are killed while they import what RabbitMQ gave up: each message ends once."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_kills_during_the_import(make_fleet: MakeFleet, expiring: RabbitServer, 
     fleet.start(2)
     cut_short = 0
     for moment in sorted(fleet.random.uniform(0, 0.9) * total for _ in range(kills)):
-        fleet.wait_for(lambda at=moment: fleet.has_finished(max(at, 1)), "the import goes on")
+        fleet.wait_for(partial(fleet.has_finished, max(moment, 1)), "the import goes on")
         role = "SELECT worker_id FROM roles WHERE role LIKE 'dead letters of %'"
         holder = dict(fleet.pids())[fleet.one(role)]
         fleet.kill(fleet.process(holder))
