@@ -6,6 +6,7 @@ An adapter's driver is imported when a URL needs it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Protocol
 
@@ -40,6 +41,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
     """Schemes that people write instead."""
+    varies: Mapping[str, str] = {}
+    """The capabilities that depend on the server or on the URL, and on what there."""
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -74,6 +77,10 @@ KINDS = (
         adapter="ackbone.brokers.redis:RedisBroker",
         extra="redis",
         driver="redis",
+        varies={
+            "durability": "`fsync` with `appendfsync always`; `none` without an append-only file",
+            "lease_s": "`visibility_timeout_s` in the URL, else `tasks.visibility_timeout_s`",
+        },
     ),
     BrokerKind(
         name="rabbitmq",
@@ -85,6 +92,10 @@ KINDS = (
         driver="aiormq",
         gives_up=True,
         misspelled=("rabbitmq",),
+        varies={
+            "hold_limit_s": "`hold_limit_s` in the URL",
+            "max_body": "64 MiB before RabbitMQ 4.0",
+        },
     ),
     BrokerKind(name="kafka", title="Kafka", schemes=("kafka",), example="kafka://host:9092"),
     BrokerKind(name="sqs", title="Amazon SQS", schemes=("sqs",), example="sqs://region"),
