@@ -1,12 +1,13 @@
 """Workers are killed while they import what RabbitMQ gave up: each message ends once."""
 
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from tests.faults.conftest import MakeFleet
-from tests.faults.harness import FINAL
+from tests.faults.harness import FINAL, Fleet
 from tests.servers.rabbitmq import RabbitServer
 
 QUEUE, DEAD = "default", "default.dead"
@@ -27,6 +28,13 @@ def expiring(rabbitmq: RabbitServer) -> Iterator[RabbitServer]:
     yield rabbitmq
     rabbitmq.api("DELETE", POLICY)
     rabbitmq.forget(QUEUE, DEAD)
+
+
+def importing(fleet: Fleet) -> subprocess.Popen[bytes] | None:
+    """The living worker that has the role."""
+    holder = fleet.one("SELECT worker_id FROM roles WHERE role LIKE 'dead letters of %'")
+    pid = dict(fleet.pids()).get(holder)
+    return next((each for each in fleet.processes if each.pid == pid), None)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +60,7 @@ def test_kills_during_the_import(make_fleet: MakeFleet, expiring: RabbitServer, 
     cut_short = 0
     for moment in sorted(fleet.random.uniform(0, 0.9) * total for _ in range(kills)):
         fleet.wait_for(partial(fleet.has_finished, max(moment, 1)), "the import goes on")
-        role = "SELECT worker_id FROM roles WHERE role LIKE 'dead letters of %'"
-        holder = dict(fleet.pids())[fleet.one(role)]
-        fleet.kill(fleet.process(holder))
+        fleet.kill(fleet.wait_for(partial(importing, fleet), "a worker has the role"))
         cut_short += not fleet.has_finished(total)
         fleet.start()
     fleet.wait_until_final()
