@@ -35,6 +35,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     """The package that the adapter imports."""
     is_server: bool = True
     """The broker may be unreachable, and other processes reach the same queues."""
+    gives_up: bool = False
+    """The server moves messages to dead-letter queues by itself (role `DeadLetters`)."""
     trigger_types: tuple[str, ...] = ()
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ KINDS = (
         adapter="ackbone.brokers.rabbitmq:RabbitBroker",
         extra="rabbitmq",
         driver="aiormq",
+        gives_up=True,
         misspelled=("rabbitmq",),
         varies={
             "hold_limit_s": "`hold_limit_s` in the URL",
