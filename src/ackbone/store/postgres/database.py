@@ -69,6 +69,11 @@ _BEGIN_LOSSY = f"{_BEGIN}, set_config('synchronous_commit', 'off', true)"
 _HOLD_DELIVERIES = "SELECT 1 FROM pg_advisory_xact_lock(7310579635104523)"
 """Every transaction that moves deliveries holds this lock, so that a lane has one delivery that is
 being sent and a limit is counted once."""
+_STILL_THERE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid = $1::int AND backend_start = $2::timestamptz"
+)
+_GONE_WITHIN_S = 5.0
 _SYNCED = "SET LOCAL synchronous_commit TO DEFAULT"
 """Undoes `_BEGIN_LOSSY`: the commit reads the setting last."""
 
@@ -304,7 +309,7 @@ class Database:
         self._on_connect: list[Callable[[], None]] = []
         self.lost: list[tuple[int, Any]] = []
         """Server processes that may still be committing a transaction of a lost connection."""
-        self.unsure = UnsureRuns()
+        self.unsure = UnsureRuns(self.end_lost)
 
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` for every new connection: commits that were not synced may be gone."""
@@ -331,6 +336,27 @@ class Database:
         idle, self._idle = self._idle, []
         for session in idle:
             await session.close()
+
+    async def end_lost(self) -> bool:
+        """End server processes that may still commit a transaction of a lost connection. After
+        that, everything that they committed can be read. Returns False if there was none."""
+        if not self.lost:
+            return False
+        try:
+            async with asyncio.timeout(_GONE_WITHIN_S):
+                while self.lost:
+                    backend = pid, since = self.lost[-1]
+                    # Not in a transaction: it would only see the processes of its begin.
+                    if await self.read(_STILL_THERE, str(pid), since):
+                        await asyncio.sleep(0.02)
+                    elif backend in self.lost:
+                        self.lost.remove(backend)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"{self.address.shown}: a lost connection is still active on the server, so nothing"
+                " can be claimed or written to the ledger yet"
+            ) from None
+        return True
 
     # -- work -------------------------------------------------------------------------------------
 

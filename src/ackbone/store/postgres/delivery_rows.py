@@ -108,10 +108,9 @@ class PostgresDeliveryRows:
             values = arrays.texts(keys), arrays.texts(states), arrays.numbers(ends)
             await self._tx.send(SAVE_WINDOWS, *values)
 
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+    def publish(self, sends: Sequence[Send], now_us: int) -> None:
         rows = [outbox_row(send, now_us) for send in sends]
         self._tx.at_end(_OUTBOX, *_outbox_values(rows))
-        return True
 
 
 def insert_values(rows: Sequence[DeliveryRow]) -> tuple[str, ...]:

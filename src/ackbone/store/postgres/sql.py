@@ -30,6 +30,12 @@ _NEXT_LANE = (
 )
 
 _CLAIMS = ClaimsSql(
+    first_due=(
+        f"SELECT p.priority, {us('d.due_at')} - coalesce($2::bigint, {us(NOW)})"
+        " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
+        "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
+        " AND a.priority = p.priority ORDER BY a.due_at LIMIT 1) d"
+    ),
     unresolved="SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1",
     stuck=(
         # From lane to lane through the index, however many messages wait in each.

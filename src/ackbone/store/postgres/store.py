@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ackbone.core.broker import Notices, Subscription
+from ackbone.core.broker import Notices, Subscription, Transactional
 from ackbone.core.clock import Clock, to_us
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
@@ -46,20 +46,25 @@ class PostgresStore(BaseStore[Tx]):
     forgets_claims = True
     """Claims are not synced, and workers outlive a crash of the server."""
 
-    def holds(self, queue: str) -> bool:
-        return False
-
     def __init__(
         self,
         url: str,
         *,
         lease_s: float = 10.0,
+        queue: Transactional | None = None,
+        is_local: Callable[[str], bool] = lambda queue: True,
         clock: Clock | None = None,
         isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
-        super().__init__(isolates=isolates, notices=notices, subscribers=subscribers)
+        super().__init__(
+            queue=queue,
+            is_local=is_local,
+            isolates=isolates,
+            notices=notices,
+            subscribers=subscribers,
+        )
         self._address = Address.from_url(url)
         self._clock = clock
         self._lease_s = lease_s

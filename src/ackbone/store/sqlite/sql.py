@@ -50,6 +50,11 @@ WORDS = (
 TASK = worded(conditions.TASK, WORDS)
 
 _CLAIMS = ClaimsSql(
+    first_due=" UNION ALL ".join(
+        f"SELECT {p}, min(due_at) - ?2 FROM queue_executions WHERE subscription = ?1"
+        f" AND status = 'ready' AND priority = {p}"
+        for p in PRIORITIES
+    ),
     unresolved=(
         "SELECT 1 FROM queue_executions w LEFT JOIN idempotency_keys k"
         " ON k.tenant_id = w.tenant_id AND k.subscription = w.subscription AND k.key = w.idem_key"
