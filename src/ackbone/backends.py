@@ -346,7 +346,7 @@ class PostgresStorage(Storage):
     """A PostgreSQL database, for workers on several machines. A SQLite broker keeps its file."""
 
     def __init__(self, config: Config) -> None:
-        from ackbone.store.postgres.address import Address
+        from ackbone.pgserver.address import Address
 
         super().__init__(config, _postgres(), config.store)
 

@@ -31,10 +31,13 @@ from ackbone.core.quota import Limits, Quota
 from ackbone.core.records import Identity
 from ackbone.core.store import Answer, Candidate, Commit, EffectState, Finished, Reply, Run, Worker
 from ackbone.engine.decoder import decoder
+from ackbone.pgserver import arrays
+from ackbone.pgserver.connections import _SETTINGS, READERS, WRITERS, Session
+from ackbone.pgserver.wake import WakeUps
 from ackbone.store.operations import StoreOperations
 from ackbone.store.outbox import Outbox
-from ackbone.store.postgres import arrays, database, key_rows, leases, task_rows
-from ackbone.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
+from ackbone.store.postgres import database, key_rows, leases, task_rows
+from ackbone.store.postgres.database import Database
 from ackbone.store.postgres.deliveries import PostgresDeliveries
 from ackbone.store.postgres.granted_runs import PostgresGrantedRuns
 from ackbone.store.postgres.partitions import PartitionMaker, make_partitions
@@ -42,7 +45,6 @@ from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.sql import SQL
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.postgres.wake import WakeUps
 from tests.faults.waiting import until
 from tests.servers.postgres_clock import ServerClock, silence
 

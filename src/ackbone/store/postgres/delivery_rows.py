@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
 from ackbone.core.store import Send
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import moment
 from ackbone.store.delivery_rows import DELIVERY_COLUMNS, DeliveryRow, WindowRow
 from ackbone.store.outbox import outbox_row
 from ackbone.store.unit import Row
-
-from . import arrays
-from .arrays import moment
 
 if TYPE_CHECKING:
     from .database import Tx

@@ -13,11 +13,11 @@ from ackbone.core.broker import Subscription
 from ackbone.core.message import Message
 from ackbone.core.outcome import Status
 from ackbone.core.store import Answer, Candidate, Run, Token, Verdict
+from ackbone.pgserver import arrays
 from ackbone.store.outcomes import identity_of
 from ackbone.store.tasks import Existing
 from ackbone.store.unit import Identity
 
-from . import arrays
 from .task_rows import LOCK
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ackbone.core.store import Finished
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import BEGUN, moment, us
 from ackbone.store.conditions import ENDED, none_of
 from ackbone.store.quota_book import COLUMNS
 from ackbone.store.tables import Holder, Pair, QuotaName, Waiter, Wanted
 from ackbone.store.unit import Identity, Key, Lane
 
-from . import arrays
-from .arrays import BEGUN, moment, us
 from .sql import SQL
 
 if TYPE_CHECKING:

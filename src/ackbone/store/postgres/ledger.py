@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from ackbone.core import events
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import moment
 from ackbone.store.ledger import GENESIS, Chain, Chains, chained
 
-from . import arrays
-from .arrays import moment
 from .database import Database, Tx
 
 Entry = events.Entry

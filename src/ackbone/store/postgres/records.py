@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Sequence
 
 from ackbone.core.records import LedgerEvent, Waiting
+from ackbone.pgserver.arrays import moment, us
 from ackbone.store.record_rows import text_id
 from ackbone.store.records import StoreRecords
 from ackbone.store.sql import worded
 from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import OUTGOING, WORK, Row
 
-from .arrays import moment, us
 from .sql import SQL, WORDS
 from .store import PostgresStore
 

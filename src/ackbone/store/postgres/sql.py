@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ackbone.pgserver.arrays import MICROSECOND, NOW, moment, us
 from ackbone.store.conditions import ENDED, FINAL_EVENTS, UNCOMMON, UNENDED, none_of
 from ackbone.store.delivery_rows import LIVE
 from ackbone.store.ledger import TENANT
@@ -13,8 +14,6 @@ from ackbone.store.sql.operations import ApprovalsSql, OperationsSql
 from ackbone.store.sql.records import EVENT, RecordsSql
 from ackbone.store.sql.store import GONE, OURS, RUNNING, MaintenanceSql, StoreSql, WorkersSql
 from ackbone.store.workers import ALONE_AT, SUSPECT_AT
-
-from .arrays import MICROSECOND, NOW, moment, us
 
 WORDS = (
     (r"\bat\((\$\d+)\)", moment(r"\1::bigint")),

@@ -13,6 +13,9 @@ from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import Candidate, Verdict, Worker
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.connections import Row
+from ackbone.pgserver.wake import WakeUps
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.tasks import Ahead
@@ -20,13 +23,11 @@ from ackbone.store.unit import Change
 from ackbone.store.waiting import release_waiting
 
 from . import leases
-from .address import Address
-from .database import Database, Look, Row, Tx
+from .database import Database, Look, Tx
 from .key_rows import OWNER
 from .ledger import Ledger
 from .sql import SQL
 from .timebase import ClockSet, TimeBase
-from .wake import WakeUps
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]

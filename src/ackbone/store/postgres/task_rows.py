@@ -12,15 +12,14 @@ from ackbone.core.clock import to_us
 from ackbone.core.ids import uuid7_block
 from ackbone.core.outcome import Done
 from ackbone.core.store import Finished, Run
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import BEGUN, NOW, moment
 from ackbone.store.claiming import Choice
 from ackbone.store.conditions import ENDED, none_of
 from ackbone.store.outcomes import duration_ms, identity_of, run_uuid, write_of
 from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info
 from ackbone.store.unit import Identity, Row
-
-from . import arrays
-from .arrays import BEGUN, NOW, moment
 
 if TYPE_CHECKING:
     from ackbone.store.claiming import Claiming
