@@ -33,7 +33,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
     """The package that the adapter imports."""
     is_server: bool = True
-    """The broker may be unreachable, and other processes reach the same queues."""
+    """The broker is a server of its own, which may be unreachable. False: it is in this process, or
+    in the store's database."""
     trigger_types: tuple[str, ...] = ()
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
@@ -63,6 +64,17 @@ KINDS = (
         adapter="ackbone.brokers.sqlite:SqliteBroker",
         is_server=False,
         misspelled=("sqlite3",),
+    ),
+    BrokerKind(
+        name="postgresql",
+        title="PostgreSQL",
+        schemes=("postgresql", "postgres"),
+        example="postgresql",
+        adapter="ackbone.brokers.postgres:PostgresBroker",
+        extra="postgres",
+        driver="psycopg",
+        is_server=False,
+        misspelled=("pg", "psql", "pgsql"),
     ),
     BrokerKind(
         name="redis",

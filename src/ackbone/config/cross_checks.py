@@ -16,7 +16,7 @@ from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
 from ackbone.core.outbound.subscribers import events_named, no_event
 from ackbone.triggers.config import validate_config
 
-from .endpoints import read_url
+from .endpoints import not_in_store, read_url
 from .nodes import Where, join
 from .settings import DEFAULT, Config
 from .settings_reader import Reader
@@ -76,8 +76,12 @@ class _Rules:
             return url
 
     def brokers(self) -> None:
-        for name in self.config.brokers:
+        if problem := not_in_store(self.config.broker, self.config.store):
+            self.say("broker", problem)
+        for name, url in self.config.brokers.items():
             path = join("brokers", name)
+            if problem := not_in_store(url, self.config.store):
+                self.say(path, problem)
             if NAME.match(name) is None:
                 self.say(path, f"not a valid name: {_NAME_RULE}")
             elif name == DEFAULT:

@@ -20,12 +20,9 @@ from ackbone.store.sql.store import (
     GONE,
     OURS,
     RUNNING,
-    SENT,
     MaintenanceSql,
     StoreSql,
     WorkersSql,
-    busy,
-    stuck,
 )
 from ackbone.store.workers import ALONE_AT, SUSPECT_AT
 
@@ -88,9 +85,6 @@ _MAINTENANCE = MaintenanceSql(
     ),
 )
 
-_SENT = f"EXISTS (SELECT 1 FROM messages WHERE queue = ANY($1::text[])) OR {SENT}"
-"""The queue of the broker may be in the same file."""
-
 _STORE = StoreSql(
     suspects_due=(
         f"SELECT subscription, event_name, sum(crashes < {ALONE_AT}), sum(crashes >= {ALONE_AT})"
@@ -105,8 +99,6 @@ _STORE = StoreSql(
         for p in PRIORITIES
     )
     + ")",
-    busy=busy(_SENT),
-    stuck=stuck(_SENT),
     identity="SELECT state FROM roles WHERE role = '_store'",
     set_identity="INSERT OR IGNORE INTO roles (role, state) VALUES ('_store', ?1)",
     ended_tasks=(
