@@ -426,7 +426,16 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: servicebus://h", "no Azure Service Bus adapter"),
         ("store: postgresql://", "postgresql:// names no database; write postgresql://user@host"),
         ("store: postgrsql://u:hunter2@h/db", "did you mean postgresql?"),
-        ("broker: postgresql://u:hunter2@h/db", "'postgresql://***@h/db' is not a known broker"),
+        ("broker: postgresql", "broker: the PostgreSQL broker is in the store's database, and"),
+        ("broker: postgresql://u:hunter2@h/db", "write `store: postgresql://user@host/name` and"),
+        (
+            "store: postgresql://u@h/db\nbroker: postgresql://u:hunter2@h/other",
+            "broker: names another database than `store`",
+        ),
+        (
+            "store: postgresql://u@h/db\nbrokers: {jobs: postgres://u@h:5433/db}",
+            "brokers.jobs: names another database than `store`",
+        ),
         ("store: memory://", "store: the store cannot be in memory"),
         ("broker: sqllite", "'sqllite' is not a known broker; did you mean sqlite?"),
         ("broker: sqlite://a.db", "a file takes three slashes (sqlite:///relative.db)"),

@@ -376,15 +376,17 @@ class BaseStore(RunWrites[X]):
                 # message back into the queue, because both are the same commit.
                 taken = await self.write(op, worker_id=worker.worker_id, durable=False)
                 self._claim_is_answered(sub, None)
+                if chunk < LANE_CHUNK:  # fewer than asked for: there may be more
+                    return msgspec.structs.replace(taken, next_due_s=0.0)
                 return taken
             except StoreError:
                 raise
             except MemoryError as error:
                 raise StoreUnavailable("there is no memory left to take messages") from error
             except Exception as error:
-                if limit == 1 and (refused is not None or taking.last is None):
-                    raise
-                if limit == 1 and taking.last is not None:
+                if chunk == 1:
+                    if refused is not None or taking.last is None:
+                        raise
                     log.error("a message of %s cannot be stored: %s", sub.queue, error)
                     refused = Refused(taking.last, error)
                 limit = chunk = (limit + 1) // 2

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ackbone.core.broker import Delivery, Transactional
-from ackbone.core.store import Candidate, Decode, Taken, Verdict
+from ackbone.core.store import Answer, Candidate, Decode, Taken, Verdict
 
 from . import dead_on_arrival
 from .claiming import Claiming
@@ -98,7 +98,9 @@ class Taking:
         taken = await self._queue.take_in(
             claim.tx, claim.sub, limit=limit, keyed=keyed, floor=floor
         )
-        return await admit(claim, await self._candidates(claim, taken))
+        candidates = await self._candidates(claim, taken)
+        ended = [Verdict(answer=Answer.DEAD)] * (len(taken) - len(candidates))
+        return [*await admit(claim, candidates), *ended]
 
     async def _fill_lanes(self, claim: Claiming, limit: int) -> bool:
         """Move messages with an ordering key into their lanes until enough conversations can go on.
