@@ -137,6 +137,16 @@ async def test_even_if_the_store_is_away_for_longer_than_it_repeats(
     assert verdict.answer is Answer.ADOPTED, "a further copy of what runs here"
 
 
+async def test_a_claim_that_adopts_stores_the_whole_message(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Its copy is acknowledged before it runs: a crash must bring it back from the store."""
+    verdicts = await store.claim(SUB, [candidate("a")], worker=worker, adopt=True)
+    assert [v.answer for v in verdicts] == [Answer.RUN]
+    held = rows(postgres_url, "SELECT held, status, body IS NOT NULL FROM queue_executions")
+    assert held == [("store", "running", True)]
+
+
 async def test_due_work_whose_claim_is_unheard_of_is_granted(
     store: PostgresStore, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
