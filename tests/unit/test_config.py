@@ -315,6 +315,15 @@ def test_broker_and_store_share_a_file_unless_told_otherwise(
     assert config.store_file == tmp_path / store_file
 
 
+@pytest.mark.parametrize(
+    "broker", ["postgresql", "postgres", "postgresql://", "postgres://other@H:5432/db"]
+)
+def test_the_postgresql_broker_is_in_the_database_of_the_store(load, broker):
+    config = load(f"store: postgresql://u@h/db\nbroker: {broker}\nbrokers: {{jobs: postgresql}}\n")
+    assert [config.endpoints[name].url for name in ("default", "jobs")] == [config.store] * 2
+    assert config.endpoints["default"].kind.name == "postgresql"
+
+
 def test_an_absolute_sqlite_url_has_four_slashes(load, problems, tmp_path):
     assert (
         load(f"broker: sqlite:///{tmp_path}/x.db\n").endpoints["default"].file == tmp_path / "x.db"

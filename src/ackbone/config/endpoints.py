@@ -62,7 +62,7 @@ def not_in_store(url: str, store: str) -> str | None:
             "the PostgreSQL broker is in the store's database, and the store is SQLite; write "
             "`store: postgresql://user@host/name` and `broker: postgresql`"
         )
-    if url != scheme and _database(url) != _database(store):
+    if url.partition("://")[2] and _database(url) != _database(store):
         return (
             "names another database than `store`. The PostgreSQL broker is in the store's database,"
             " so that receiving and claiming a message are one transaction; write postgresql"

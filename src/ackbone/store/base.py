@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from ackbone.core.broker import Subscription, Transactional
-from ackbone.core.errors import StoreCorrupt, StoreError, StoreUnavailable
+from ackbone.core.errors import StoreCorrupt
 from ackbone.core.ids import new_id
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.outcome import UNSTORABLE, Dead
@@ -45,7 +45,7 @@ from .ledger import Chains
 from .quota_book import QuotaBook
 from .runs import RunWrites
 from .sql import Statements
-from .taking import LANE_CHUNK, Refused, Taking
+from .taking import Taking, take_in_halves
 from .tasks import Ahead
 from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Row, Tx
 from .waiting import release_waiting
@@ -358,38 +358,21 @@ class BaseStore(RunWrites[X]):
         return await commit_in_halves(batch, admit, unstorable)
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        """One transaction. A message that no row can hold ends as `unstorable`: it is looked for by
-        taking half as many, until one alone is refused."""
-        queue = self._queue
-        if queue is None:
+        """One transaction. A message that no row can hold ends as `unstorable`, as in `claim`."""
+        if self._queue is None:
             raise StoreCorrupt("taking from the queue needs a queue in the same database")
-        refused: Refused | None = None
-        chunk = LANE_CHUNK
-        while True:
-            taking = Taking(queue, decode, chunk=chunk, refused=refused)
 
-            async def op(tx: Tx, change: Change, taking: Taking = taking, n: int = limit) -> Taken:
+        async def commit(taking: Taking, n: int) -> Taken:
+            async def op(tx: Tx, change: Change) -> Taken:
                 return await taking.take(self._claiming(tx, change, sub, worker), n)
 
-            try:
-                # Not synced, whatever it answers: a crash that takes a verdict back puts the
-                # message back into the queue, because both are the same commit.
-                taken = await self.write(op, worker_id=worker.worker_id, durable=False)
-                self._claim_is_answered(sub, None)
-                if chunk < LANE_CHUNK:  # fewer than asked for: there may be more
-                    return msgspec.structs.replace(taken, next_due_s=0.0)
-                return taken
-            except StoreError:
-                raise
-            except MemoryError as error:
-                raise StoreUnavailable("there is no memory left to take messages") from error
-            except Exception as error:
-                if chunk == 1:
-                    if refused is not None or taking.last is None:
-                        raise
-                    log.error("a message of %s cannot be stored: %s", sub.queue, error)
-                    refused = Refused(taking.last, error)
-                limit = chunk = (limit + 1) // 2
+            # Not synced, whatever it answers: a crash that takes a verdict back puts the message
+            # back into the queue, because both are the same commit.
+            taken = await self.write(op, worker_id=worker.worker_id, durable=False)
+            self._claim_is_answered(sub, None)
+            return taken
+
+        return await take_in_halves(self._queue, decode, commit, limit=limit)
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY

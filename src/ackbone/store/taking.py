@@ -11,16 +11,22 @@ committed, and moved, first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ackbone.core.broker import Delivery, Transactional
+from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.store import Answer, Candidate, Decode, Taken, Verdict
 
 from . import dead_on_arrival
 from .claiming import Claiming
 from .claims import admit, adopt_in_order, claim_due, granted_before, keep_granted
 from .unit import WORK
+
+log = logging.getLogger("ackbone.store")
 
 LANE_CHUNK = 200
 """Messages with an ordering key that are moved into their lanes at a time."""
@@ -137,3 +143,36 @@ class Taking:
 
 def _is_same(one: Candidate, other: Candidate) -> bool:
     return bool(one.delivery.tag == other.delivery.tag)
+
+
+async def take_in_halves(
+    queue: Transactional,
+    decode: Decode,
+    commit: Callable[[Taking, int], Awaitable[Taken]],
+    *,
+    limit: int,
+) -> Taken:
+    """`commit` a take of `limit` messages; if it is refused, take half as many until one is left.
+
+    That one ends as a dead letter. Raises StoreError if the store itself is the reason.
+    """
+    chunk, refused = LANE_CHUNK, None
+    while True:
+        taking = Taking(queue, decode, chunk=chunk, refused=refused)
+        try:
+            taken = await commit(taking, limit)
+        except StoreError:
+            raise
+        except MemoryError as error:
+            raise StoreUnavailable("there is no memory left to take messages") from error
+        except Exception as error:
+            if chunk == 1:
+                if refused is not None or taking.last is None:
+                    raise
+                log.error("message %s cannot be stored: %s", taking.last.delivery.identity, error)
+                refused = Refused(taking.last, error)
+            limit = chunk = (limit + 1) // 2
+            continue
+        if chunk < LANE_CHUNK:  # fewer than asked for: there may be more
+            return msgspec.structs.replace(taken, next_due_s=0.0)
+        return taken
