@@ -12,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         turns.append((seen[options.old], seen[NEW]))
     worst = float("inf")
     names = [name for name in turns[0][1] if all(name in old for old, _ in turns)]
+    if not names:
+        parser.error("the two trees measure nothing of the same name")
     for name in names:
         ratios = [_ratio(old[name], new[name]) for old, new in turns if name in new]
         middle = statistics.median(ratios)
@@ -57,10 +60,11 @@ def _rows(tree: Path, sections: Sequence[str], scale: float) -> dict[str, Any]:
         text=True,
     )
     rows = json.loads(found.stdout)["rows"]
+    project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["name"]
     return {
-        f"{row['section']}: {row['name']} ({row['unit']})": row
+        f"{row['section']}: {row['name'].removeprefix(project).strip(' ,')} ({row['unit']})": row
         for row in rows
-        if row["name"].startswith("ackbone") or row["section"] in ("latency", "delivery")
+        if row["name"].startswith(project) or row["section"] in ("latency", "delivery")
     }
 
 

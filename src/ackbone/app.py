@@ -28,17 +28,19 @@ from ackbone.composition.worker_parts import handling, ports, worker_settings
 from ackbone.config import Config, load_config
 from ackbone.config.rules_file import load_rules
 from ackbone.config.settings import DEFAULT
-from ackbone.core.broker import Broker, Notices, Subscription
+from ackbone.core.broker import Broker, Subscription
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import AckboneError, BrokerUnavailable, ConfigError
 from ackbone.core.events import Observer
 from ackbone.core.guard import Guard
 from ackbone.core.ids import derived_id
 from ackbone.core.message import Message, check_name
+from ackbone.core.notices import Notices
 from ackbone.core.outbound.delivery import DIRECT, SCHEDULED, Channel, New, check_recipient
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.store import Company, Send, Store
+from ackbone.core.task_protocol import TaskBroker
 from ackbone.core.text import unknown_option
 from ackbone.delivery.carrier import Carried
 from ackbone.engine.handlers import Handlers
@@ -345,7 +347,7 @@ class App:
             brokers,
             clock=self.clock,
             isolates=self.target is not None,
-            notices=functools.cache(self._notices),
+            notices=functools.cache(self._notices_of),
             subscribers=self._subscribers,
         )
         try:
@@ -558,19 +560,15 @@ class App:
         config.check_triggers()
         triggers = (trigger.queue_name for trigger in config.triggers)
         names = {*self.handlers.queues, *config.queues, *triggers} or {config.default_queue}
-        return [self._told(config.subscription(name)) for name in sorted(names)]
+        return [config.subscription(name) for name in sorted(names)]
 
-    def _told(self, sub: Subscription) -> Subscription:
-        """Let the broker publish the notice of a success with its acknowledgement, if it can."""
-        if sub.notices is None or self._brokers is None:
-            return sub
-        if not self._brokers.of(sub.queue).capabilities.once:
-            return sub
-        notices = msgspec.structs.replace(sub.notices, on_ack=True)
-        return msgspec.structs.replace(sub, notices=notices)
-
-    def _notices(self, subscription: str) -> Notices | None:
-        return self._told(self.config.subscription(subscription)).notices
+    def _notices_of(self, queue: str) -> Notices | None:
+        """Return the queues that get notices about the ends of messages of a queue, or None. The
+        app must be open."""
+        notices = self.config.queue(queue).notices
+        if notices is None or not isinstance(self.brokers.of(queue), TaskBroker):
+            return notices
+        return msgspec.structs.replace(notices, on_ack=True)
 
     def summary(self) -> str:
         """Return what a worker of this app serves, in one line."""

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ackbone.core.approvals import Answers, ApprovalRecords, GovernanceUpkeep
-from ackbone.core.broker import Broker, Notices, Transactional
+from ackbone.core.broker import Broker, Transactional
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import AckboneError, ConfigError, NotFound
 from ackbone.core.findings import Check, Finding, ok, refused
 from ackbone.core.meter import MetricRows
+from ackbone.core.notices import Notices
 from ackbone.core.outbound.delivery import Deliveries
 from ackbone.core.outbound.delivery_records import DeliveryActs, DeliveryRecords
 from ackbone.core.outbound.subscribers import Subscribers

@@ -32,6 +32,7 @@ from ackbone.core.message import DEFAULT_TENANT, Message
 from ackbone.core.notices import PROTOCOL_STATUS, End, error_text, read_result
 from ackbone.core.outcome import FINAL, ParkKind, Status
 from ackbone.core.records import Cancelled, Identity, Records, Task
+from ackbone.core.task_protocol import TaskBroker
 from ackbone.engine.sender import Receipt
 
 log = logging.getLogger("ackbone.orchestrator")
@@ -248,15 +249,17 @@ class Orchestrator:
         if notices is None or notices.results is None or self._app.store.holds(notices.results):
             return None
         to = notices.results
-        # Keep entries after the ack: other programs read them without a group of their own.
-        return Subscription(name=to, queue=to, group=GROUP, codec="task", keep_acked=True)
+        return Subscription(name=to, queue=to, group=GROUP)
 
     async def _read(self, sub: Subscription) -> None:
         broker, pause = self._app.brokers.of(sub.queue), 0.05
+        subscribe = broker.subscribe
+        if isinstance(broker, TaskBroker):  # other programs read the results, too
+            subscribe = broker.subscribe_beside
         found: Sequence[Delivery] = ()  # kept while the store is away
         while True:
             try:
-                source = await broker.subscribe(sub, room=BATCH)
+                source = await subscribe(sub, room=BATCH)
                 found = found or await source.receive(limit=BATCH, wait=1.0)
                 if found:
                     await self._write_down(found)

@@ -13,9 +13,10 @@ import msgspec
 import psycopg
 import pytest
 
-from ackbone.core.broker import Delivery, Notices, Subscription
+from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.message import Message
+from ackbone.core.notices import Notices
 from ackbone.core.outcome import Done
 from ackbone.core.store import Answer, Candidate, Commit, Finished, Reply, Run, Store
 from ackbone.engine.decoder import decoder
@@ -24,7 +25,7 @@ from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
 
 TO = Notices(results="results", on_ack=True)
-SUB = Subscription(name="s", queue="q", ordered=False, notices=TO)
+SUB = Subscription(name="s", queue="q", ordered=False)
 _tags = itertools.count()
 
 

@@ -592,6 +592,42 @@ def test_what_waits_on_a_server_is_counted(home: Path, monkeypatch: pytest.Monke
     assert "messages at the broker are not counted" in away.stderr
 
 
+def test_several_brokers_are_named_and_so_is_one_that_was_not_counted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = RedisServer()
+    server.start()
+    try:
+        Path("ackbone.yaml").write_text(
+            f"brokers: {{events: '{server.url}', files: 'sqlite:///{home}/files.db'}}\n"
+            "queues: {near: {}, far: {broker: events}, beside: {broker: files}}\n"
+        )
+        call("send", "--type", "good", "--queue", "near")
+        call("send", "--type", "good", "--queue", "far", "--count", "2")
+        assert {each["ready"] for each in lines(call("queues", "list", "--json"))} == {0, 1, 2}
+        call("send", "--type", "good", "--queue", "beside", "--count", "3")
+        found = lines(call("queues", "list", "--json"))
+        assert {each["queue"]: each["broker"] for each in found} == {
+            "beside": "files", "default": "default", "far": "events", "near": "default",
+        }  # fmt: skip
+        (stats,) = lines(call("stats", "--json"))
+        ready = {each["queue"]: each["ready"] for each in stats["queues"]}
+        assert ready == {"beside": 3, "default": 0, "far": 2, "near": 1}
+        assert stats["uncounted"] == {}
+        for command in (("stats",), ("queues", "list")):
+            head, *rows = call(*command).stdout.splitlines()
+            assert head.split()[:3] == ["QUEUE", "BROKER", "READY"]
+            assert ["far", "events", "2"] in [row.split()[:3] for row in rows]
+    finally:
+        server.remove()
+    (stats,) = lines(call("stats", "--json"))
+    assert list(stats["uncounted"]) == ["events"]
+    assert server.url.split("/")[2] in stats["uncounted"]["events"]
+    assert {each["queue"]: each["ready"] for each in stats["queues"]}["near"] == 1
+    Path("ackbone.yaml").unlink()
+    assert call("stats").stdout.split()[:2] == ["QUEUE", "READY"]
+
+
 def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.MonkeyPatch):
     """As redis-cli XADD writes it; the command shows its way from the stream to its result."""
     server = RedisServer()

@@ -175,6 +175,16 @@ def test_a_repair_is_tried_on_all_before_anything_is_sent(home: Path):
     assert json.loads(changed[0]) == ["payload.mended", "payload.n"]
 
 
+def test_a_repair_leaves_out_what_somebody_else_replayed_meanwhile(home: Path):
+    bury({"payload": {"n": 1}}, {"payload": {"n": 2}})
+    first, second = (each["id"] for each in lines(call(*ACKBONE, "dlq", "list", "--json")))
+    repair = ("--set", "payload.n=3")
+    call(*REPLAY, first, *repair)
+    partly = call(*REPLAY, first, second, *repair, code=Exit.PARTIAL)
+    assert f"dead letter {first} is not open: it was replayed" in partly.stderr
+    assert states(home) == {"replayed": 2}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from ackbone.core.broker import Delivery, Notices, Subscription
+from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.message import Message
+from ackbone.core.notices import Notices
 from ackbone.core.outcome import Done, Released
 from ackbone.core.quota import Limits, Quota
 from ackbone.core.store import Answer, Candidate, Finished, Run, Store, Verdict, Worker

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from ackbone import App
+from ackbone import App, Context, FinalError
+from ackbone.composition.background import relays_of
 from ackbone.config import Config
+from ackbone.core.broker import Inspectable
 from ackbone.core.records import LetterFilter
+from ackbone.core.task_protocol import TaskBroker
 from ackbone.engine.foreign_dead_letters import REASON, ForeignDeadLetters
 from tests.servers.redis import RedisServer
 from tests.servers.stores import STORES, store_url
@@ -39,6 +42,7 @@ async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) ->
     async with App(config) as app:
         worker = await app.store.register("looks")
         (sub,) = app.subscriptions()
+        assert isinstance(app.broker, TaskBroker)
         letters = ForeignDeadLetters(app.store, app.broker, sub, "stream:dlq")
         await letters.step(worker)
         client.xgroup_destroy("stream:dlq", "ackbone:letters")  # all of it is read again
@@ -54,3 +58,28 @@ async def test_each_is_kept_once_with_its_tenant(config: Config, client: Any) ->
     assert ("acme", "t-1", "stream:task", "boom") in kept
     assert client.xlen("stream:dlq") == 4
     assert client.xlen("stream:result") == 0
+
+
+async def test_our_own_are_not_taken_for_others_on_a_broker_without_other_programs(home: Path):
+    app = App(Config(home=home, broker="memory://", default_queue="stream:task"))
+
+    @app.on("search")
+    async def search(ctx: Context) -> None:
+        raise FinalError("no such index")
+
+    async with app:
+        worker = app.worker()
+        await worker.begin()
+        await app.send("search", {"q": 1})
+        await app.idle(worker)
+        await worker.drain()
+        looks = await app.store.register("looks")
+        relays = {relay.name: relay for relay in relays_of(app, spawn_solo=False)}
+        for name in ("outbox", "letters of stream:task"):
+            if name in relays:
+                await relays[name].step(looks)
+        found = await app.storage.records(app.store).letters(LetterFilter(), limit=10)
+        assert isinstance(app.broker, Inspectable)
+        stats = {each.queue: each.ready for each in await app.broker.stats()}
+    assert [letter.reason for letter in found] == ["final_error"]
+    assert stats["stream:dlq"] == 1, "its copy stays there for whoever reads it"

@@ -22,8 +22,8 @@ from ackbone.backends import storage_of
 from ackbone.composition.background import relays_of
 from ackbone.config import Breaker, Config, Queue, Worker
 from ackbone.core.approvals import ApprovalFilter
-from ackbone.core.broker import Notices
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
+from ackbone.core.notices import Notices
 from ackbone.core.records import LetterFilter
 from ackbone.pgserver.connections import _SETTINGS
 from ackbone.store import parked

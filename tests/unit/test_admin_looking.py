@@ -132,7 +132,7 @@ async def test_queues_show_what_stands_where(desk: Desk):
     await desk.app.send("good", {})
     await desk.app.send("good", {}, delay_s=3600)
     await desk.app.send("good", {}, queue="other", ttl_s=3600)
-    default, other, quiet = await list_queues(desk.records, ["quiet"])
+    (default, other, quiet), _ = await list_queues(desk.records, ["quiet"])
     assert (default.ready, default.delayed, default.parked, default.dead) == (1, 1, 1, 1)
     assert default.running == default.waiting == 0
     assert default.oldest_age_s is not None

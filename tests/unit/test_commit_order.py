@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ackbone.core import events
-from ackbone.core.broker import Notices, Outgoing
+from ackbone.core.broker import Outgoing
+from ackbone.core.notices import Notices
 from ackbone.core.outbound.subscribers import Subscriber, Subscribers
 from ackbone.core.store import Send
 from ackbone.store.commit import Transactions

@@ -27,10 +27,11 @@ from ackbone.config import (
     load_queue_trigger_config,
 )
 from ackbone.config.substitution import parse_dotenv, substitute
-from ackbone.core.broker import Notices
 from ackbone.core.errors import ConfigError
+from ackbone.core.notices import Notices
 from ackbone.core.retry import RetryPolicy
 from ackbone.core.secret import Secret, is_secret_name, mask_text
+from ackbone.core.task_protocol import TaskProtocol
 from ackbone.triggers.config import QueueTriggerConfig, validate_config
 
 QUEUE_TRIGGER = """\
@@ -130,12 +131,14 @@ def test_a_redis_broker_is_all_that_a_task_worker_needs(load):
     sub = config.subscription("stream:task")
     assert (sub.codec, sub.group, sub.ordered) == ("task", "cg:workers", False)
     assert sub.dedup_window_s == 30 * 86_400
-    assert sub.notices == Notices(results="stream:result", dead_letters="stream:dlq")
+    assert sub.protocol == TaskProtocol(max_retries=3)
+    notices = config.queue("stream:task").notices
+    assert notices == Notices(results="stream:result", dead_letters="stream:dlq")
     policy = config.retry_policy("stream:task")
     assert (policy.max_retries, tuple(policy.table)) == (3, (60, 300, 900))
     other = config.subscription("orders")
     assert (other.codec, other.group, other.ordered) == ("standard", "ackbone", True)
-    assert other.notices is None
+    assert (other.protocol, config.queue("orders").notices) == (None, None)
     assert load("").default_queue == "default"
 
 
@@ -147,12 +150,12 @@ def test_what_a_task_queue_says_itself_is_kept(load):
         "  steps: {codec: task, group: mine, waits_s: [1], max_retries: 2, results: steps-done}\n"
     )
     jobs, steps = config.subscription("jobs"), config.subscription("steps")
-    assert (jobs.codec, jobs.ordered, jobs.notices) == ("task", True, Notices(results="done"))
+    assert (jobs.codec, jobs.ordered, jobs.protocol) == ("task", True, TaskProtocol(max_retries=7))
+    assert config.queue("jobs").notices == Notices(results="done")
     assert config.retry_policy("jobs").max_retries == 7
-    assert (steps.group, steps.notices) == (
-        "mine",
-        Notices(results="steps-done", dead_letters="stream:dlq"),
-    )
+    assert (steps.group, steps.protocol) == ("mine", TaskProtocol(max_retries=2))
+    to = Notices(results="steps-done", dead_letters="stream:dlq")
+    assert config.queue("steps").notices == to
     assert config.retry_policy("steps").max_retries == 2
     assert tuple(config.retry_policy("steps").table) == (1,)
 

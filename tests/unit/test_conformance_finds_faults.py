@@ -19,14 +19,23 @@ from ackbone.core.broker import (
     QueueStats,
     Result,
     Settlement,
+    Source,
     Subscription,
     Verb,
 )
 from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
+from ackbone.core.task_protocol import ONCE
 from ackbone.testing import BrokerConformance, BrokerHarness, Check, FakeClock, run_check
-from ackbone.testing.checks import capabilities, lifecycle, restarts, settling, transport
+from ackbone.testing.checks import capabilities, lifecycle, restarts, settling, tasks, transport
 
-GROUPS: tuple[ModuleType, ...] = (transport, lifecycle, settling, capabilities, restarts)
+GROUPS: tuple[ModuleType, ...] = (
+    transport,
+    lifecycle,
+    settling,
+    capabilities,
+    tasks,
+    restarts,
+)
 
 
 class Harness(BrokerHarness):
@@ -455,6 +464,26 @@ class NoAge(MemoryBroker):
         return [msgspec.structs.replace(entry, oldest_age_s=0.0) for entry in await super().stats()]
 
 
+class OnlySaysTaskBroker(MemoryBroker):
+    """Has the method of the role, and nothing else of it."""
+
+    async def subscribe_beside(self, sub: Subscription, *, room: int) -> Source:
+        return await self.subscribe(sub, room=room)
+
+
+class ObeysMarks(OnPublish):
+    """Publishes once, as the role says that it does not have."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.marks: set[str] = set()
+
+    def twist(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        new = [out for out in batch if out.headers.get(ONCE) not in self.marks]
+        self.marks |= {out.headers[ONCE] for out in new if ONCE in out.headers}
+        return new
+
+
 PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (LosesOneInAHundred, {}, transport.many_consumers, "lost"),
     (LosesOneInAHundred, {}, transport.whole_batch, "lost"),
@@ -524,7 +553,11 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (DropsExpired, {}, capabilities.ttl, "lost"),
     (MemoryBroker, {"ttl": False}, capabilities.ttl, "not claimed"),
     (MemoryBroker, {"lease_s": 5.0}, capabilities.lease, "lost"),
-    (MemoryBroker, {"once": True}, capabilities.once, "was published before"),
+    (OnlySaysTaskBroker, {}, tasks.once, "was published before"),
+    (OnlySaysTaskBroker, {}, tasks.notices, "2 messages were due"),
+    (OnlySaysTaskBroker, {}, tasks.beside, "the second group reads all"),
+    (OnlySaysTaskBroker, {}, tasks.fields, "the fields are None"),
+    (ObeysMarks, {}, tasks.once, "are lost"),
     (HandsOutTwice, {}, capabilities.lease, "no lease is claimed"),
     (ForgetsOnClose, {}, restarts.restart_keeps_messages, "lost with the restart"),
     (ForgetsAllOnClose, {}, restarts.restart_under_load, "accepted messages were lost"),

@@ -209,18 +209,22 @@ def test_every_member_stands_in_the_reference(name: str) -> None:
     assert sorted(members - words) == []
 
 
-# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+# ── pages that are written from the code ─────────────────────────────────────────────────────────
 
 
-def test_the_reference_of_commands_is_current() -> None:
-    script = DOCS / "make_cli_reference.py"
+@pytest.mark.parametrize(
+    ("page", "writer"),
+    [("cli.md", "make_cli_reference.py"), ("brokers.md", "make_broker_reference.py")],
+)
+def test_a_page_that_is_written_from_the_code_is_current(page: str, writer: str) -> None:
+    script = DOCS / writer
     spec = importlib.util.spec_from_file_location(script.stem, script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    hint = "run: .venv/bin/python docs/make_cli_reference.py"
-    assert text_of("reference/cli.md") == module.render(), hint
+    hint = f"run: .venv/bin/python docs/{writer}"
+    assert text_of(f"reference/{page}") == module.render(), hint
 
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────

@@ -12,9 +12,10 @@ import pytest
 from ackbone.brokers.redis import RedisBroker, server_checks
 from ackbone.brokers.redis.server_checks import Seen
 from ackbone.brokers.redis.wire import Wire
-from ackbone.core.broker import FLAT, ONCE, Outgoing, Settlement, Subscription, Verb
+from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidMessage
 from ackbone.core.ids import new_id
+from ackbone.core.task_protocol import FLAT, ONCE, AckWithNotices, FlatOutgoing
 from tests import sources
 from tests.servers.redis import RedisServer
 
@@ -32,7 +33,8 @@ async def broker(server: RedisServer, client: Any) -> AsyncIterator[RedisBroker]
 
 
 def out(body: bytes = b"hello", **options: Any) -> Outgoing:
-    return Outgoing(id=new_id(), body=body, **options)
+    made = FlatOutgoing if "fields" in options else Outgoing
+    return made(id=new_id(), body=body, **options)
 
 
 async def ack(broker: RedisBroker, *deliveries: Any, sub: Subscription = SUB) -> None:
@@ -368,8 +370,8 @@ async def test_however_many_results_a_full_server_owes_it_hears_of_all(
 
     def done(n: int) -> Settlement:
         headers, fields = {FLAT: "1", ONCE: f"t-{n}"}, {"task_id": f"t-{n}", "status": "succeeded"}
-        told = Outgoing(id=f"t-{n}", body=b"", headers=headers, fields=fields)
-        return Settlement(delivery=came[n], verb=Verb.ACK, notices=(("told", told),))
+        told = FlatOutgoing(id=f"t-{n}", body=b"", headers=headers, fields=fields)
+        return AckWithNotices(delivery=came[n], verb=Verb.ACK, notices=(("told", told),))
 
     client.config_set("maxmemory", 1)
     await sources.settle(broker, SUB, [done(n) for n in range(many)])

@@ -7,9 +7,10 @@ import pytest
 from ackbone.brokers.redis.entries import fields_of
 from ackbone.brokers.redis.once import once_command
 from ackbone.brokers.redis.wire import Command
-from ackbone.core.broker import FLAT, ONCE, Notices, Outgoing
-from ackbone.core.notices import End, notices_of, success_notice
+from ackbone.core.broker import Outgoing
+from ackbone.core.notices import End, Notices, notices_of, success_notice
 from ackbone.core.outcome import Status
+from ackbone.core.task_protocol import FLAT, ONCE, FlatOutgoing
 
 
 def entries_of(command: Command) -> list[tuple[object, ...]]:
@@ -33,7 +34,8 @@ def entries_of(command: Command) -> list[tuple[object, ...]]:
 
 
 def told(fields: Mapping[str, str], n: int) -> Outgoing:
-    return Outgoing(id=f"m{n}", body=b"", headers={FLAT: "1", ONCE: f"mark-{n}"}, fields=fields)
+    headers = {FLAT: "1", ONCE: f"mark-{n}"}
+    return FlatOutgoing(id=f"m{n}", body=b"", headers=headers, fields=fields)
 
 
 SAME = [{"task_id": f"t{n}", "status": "succeeded", "at": str(n // 2)} for n in range(5)]
@@ -84,5 +86,6 @@ def test_a_success_is_told_as_every_other_end_is(tenant: str, result: bytes | No
     ((_, expected),) = notices_of(Notices(results="results"), end)
     identity = (tenant, "jobs", "t1")
     out = success_notice(identity, result, 2, "k", 1_763_370_000_123_456, "w")
-    assert out.fields == expected.fields
-    assert (out.id, out.headers) == (expected.id, expected.headers)
+    assert isinstance(out, FlatOutgoing)
+    assert isinstance(expected, FlatOutgoing)
+    assert (out.fields, out.id, out.headers) == (expected.fields, expected.id, expected.headers)

@@ -32,6 +32,7 @@ from ackbone.core.errors import (
     StoreUnavailable,
 )
 from ackbone.core.message import Message
+from ackbone.core.task_protocol import FlatOutgoing
 from ackbone.engine.decoder import decoder
 from ackbone.engine.sender import Sender, SendPolicy
 
@@ -250,7 +251,7 @@ def test_a_new_task_is_written_as_a_message_of_the_same_would_be(payload: Any) -
     sender = Sender(lambda _: SendPolicy(codec="task"), no_broker, max_bytes=10_000, timeout_s=30)
     sender.outgoing("n", payload, "q", {})  # the first look at a queue's policy
     out = sender.outgoing("n", payload, "q", {}).outgoing
-    assert out.fields is not None
+    assert isinstance(out, FlatOutgoing)
     written = dict(out.fields)
     assert msgspec.json.decode(out.body) == written
     made = datetime.fromisoformat(written["created_at"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -13,7 +13,6 @@ from ackbone.core.broker import (
     Capabilities,
     Delivery,
     Durability,
-    Notices,
     Settlement,
     Subscription,
     Verb,
@@ -22,6 +21,7 @@ from ackbone.core.clock import SystemClock
 from ackbone.core.message import Message
 from ackbone.core.outcome import Dead, Done
 from ackbone.core.store import Commit, Finished, Run, Token, Worker
+from ackbone.core.task_protocol import AckWithNotices
 from ackbone.engine.outages import Outages
 from ackbone.engine.settler import Settler
 from ackbone.engine.steps import Steps
@@ -88,13 +88,16 @@ class Flow:
     def failed(self, error: Exception) -> None: ...
 
 
-def settler_on(store: Any, broker: Any, flow: Flow, **others: Any) -> Settler:
-    """`others`: the brokers of queues with these names."""
+def settler_on(
+    store: Any, broker: Any, flow: Flow, told: Mapping[str, str] | None = None, **others: Any
+) -> Settler:
+    """`told`: `Ports.results_on_ack`. `others`: the brokers of queues with these names."""
 
     def broker_of(queue: str) -> Any:
         return others.get(queue, broker)
 
-    steps = Steps(Ports(store=store, broker_of=broker_of, clock=SystemClock()), Outages())
+    ports = Ports(store=store, broker_of=broker_of, clock=SystemClock(), results_on_ack=told or {})
+    steps = Steps(ports, Outages())
     steps.worker = Worker(worker_id=1, name="w")
     return Settler(steps, cast(Any, flow))
 
@@ -210,18 +213,24 @@ async def test_what_the_store_buried_is_told_and_counted_as_dead(
         def committed(self, items: Sequence[Finished], commits: Sequence[Commit]) -> None:
             reported.extend(zip(items, commits, strict=True))
 
-    settler = settler_on(store, broker, Reports())
-    sub = Subscription(
-        name="q", queue="q", ack_policy=policy, notices=Notices(results="results", on_ack=True)
-    )
+    settler = settler_on(store, broker, Reports(), {"q": "results"})
+    sub = Subscription(name="q", queue="q", ack_policy=policy)
     succeeded = msgspec.structs.replace(ended("a"), told_on_ack=True, result=b"1")
     async with asyncio.timeout(LIMIT_S):
         settler.add(succeeded, sub)
         await settler.drain()
     (settlement,) = broker.settled
-    assert (settlement.verb, settlement.reason, settlement.notices) == (verb, reason, ())
+    assert not isinstance(settlement, AckWithNotices)
+    assert (settlement.verb, settlement.reason) == (verb, reason)
     ((counted, commit),) = reported
     assert (commit, counted.outcome, counted.result) == (Commit.BURIED, Dead("unstorable"), None)
+    store.answer = Commit.COMMITTED  # and what it keeps as a success is told
+    async with asyncio.timeout(LIMIT_S):
+        settler.add(succeeded, sub)
+        await settler.drain()
+    told = broker.settled[-1]
+    assert isinstance(told, AckWithNotices)
+    assert [queue for queue, _ in told.notices] == ["results"]
 
 
 async def test_a_failure_is_told_and_what_waits_is_kept(world: Any, failures: list[Exception]):

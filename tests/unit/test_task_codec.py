@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackbone.core.broker import FLAT, Delivery, Subscription
+from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import Message
+from ackbone.core.task_protocol import FLAT, FlatDelivery
 
 SUB = Subscription(name="tasks", queue="stream:task", codec="task")
 TASK = CODECS["task"]
@@ -40,7 +41,8 @@ moments = st.timedeltas(timedelta(days=-4000), timedelta(days=4000)).map(
 
 def delivery(body: Any, **options: Any) -> Delivery:
     written = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return Delivery(body=written, headers={FLAT: "1"}, tag=1, identity="q/1-1", **options)
+    made = FlatDelivery if "fields" in options else Delivery
+    return made(body=written, headers={FLAT: "1"}, tag=1, identity="q/1-1", **options)
 
 
 def read(body: Any, **options: Any) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -11,20 +11,34 @@ from ackbone.core.broker import QueueStats
 from ackbone.core.errors import NotFound
 from ackbone.core.records import Operations, QueueState, Records
 
-Depths = Callable[[Collection[str]], Awaitable[Sequence[QueueStats]]]
-"""Returns the number of messages at a broker's server, which the store does not know yet."""
+
+class AtBrokers(msgspec.Struct, frozen=True, kw_only=True):
+    """The brokers of queues, and the messages at their servers, which the store does not know."""
+
+    brokers: Mapping[str, str] = {}
+    """Names of brokers, by queue."""
+    stats: Sequence[QueueStats] = ()
+    uncounted: Mapping[str, str] = {}
+    """Brokers whose messages could not be counted, by name, each with the reason."""
+
+
+LookAtBrokers = Callable[[Collection[str]], Awaitable[AtBrokers]]
+"""Looks at the brokers of some queues."""
 
 
 async def list_queues(
-    records: Records, configured: Iterable[str] = (), depths: Depths | None = None
-) -> list[QueueState]:
-    """Return every queue of the configuration, the store and the broker."""
+    records: Records, configured: Iterable[str] = (), look: LookAtBrokers | None = None
+) -> tuple[list[QueueState], AtBrokers]:
+    """Return every queue of the configuration and the store, and what `look` found."""
     known = {state.queue: state for state in await records.queues()}
     for name in configured:
         known.setdefault(name, QueueState(queue=name))
-    for there in await depths(known) if depths is not None else ():
+    found = AtBrokers() if look is None else await look(known)
+    for name, broker in found.brokers.items():
+        known[name] = msgspec.structs.replace(known[name], broker=broker)
+    for there in found.stats:
         known[there.queue] = _with(known[there.queue], there)
-    return [known[name] for name in sorted(known)]
+    return [known[name] for name in sorted(known)], found
 
 
 def _with(state: QueueState, there: QueueStats) -> QueueState:
@@ -55,7 +69,8 @@ async def resume(
 
 async def _known(records: Records, queue: str, configured: Iterable[str]) -> None:
     """Raise NotFound for an unknown queue, which is probably mistyped."""
-    names: Sequence[str] = [state.queue for state in await list_queues(records, configured)]
+    states, _ = await list_queues(records, configured)
+    names = [state.queue for state in states]
     if queue in names:
         return
     near = difflib.get_close_matches(queue, names, 1)

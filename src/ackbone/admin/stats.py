@@ -15,7 +15,7 @@ from ackbone.core.outbound.delivery_records import DeliveryRecords
 from ackbone.core.records import Count, QueueState, Records, WorkerState
 from ackbone.core.serving import uncarried, unserved
 
-from .queues import Depths, list_queues
+from .queues import LookAtBrokers, list_queues
 
 _RATES = {
     "succeeded": (events.SUCCEEDED,),
@@ -47,6 +47,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting replies by channel, for channels that no living worker has."""
     unserved: Mapping[str, int] = {}
     """Waiting messages by queue, for queues that no living worker reads."""
+    uncounted: Mapping[str, str] = {}
+    """Brokers whose messages could not be counted, by name, each with the reason."""
 
 
 class Looking(Records, DeliveryRecords, Protocol):
@@ -59,12 +61,12 @@ async def stats(
     *,
     window_s: float = 300.0,
     configured: Iterable[str] = (),
-    depths: Depths | None = None,
+    look: LookAtBrokers | None = None,
 ) -> Stats:
     """Return the current counts, and the rates over the last `window_s` seconds."""
     now = clock.now_us()
-    queues, counts, recent, workers, replies, paused = await asyncio.gather(
-        list_queues(records, configured, depths),
+    (queues, at_brokers), counts, recent, workers, replies, paused = await asyncio.gather(
+        list_queues(records, configured, look),
         records.counts(),
         records.event_counts(now - int(window_s * 1e6)),
         records.workers(),
@@ -90,6 +92,7 @@ async def stats(
         paused_channels=sorted(paused),
         uncarried=uncarried(replies, workers),
         unserved=unserved(queues, workers),
+        uncounted=at_brokers.uncounted,
     )
 
 

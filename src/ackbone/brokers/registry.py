@@ -6,6 +6,7 @@ An adapter's driver is imported when a URL needs it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Protocol
 
@@ -39,6 +40,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
     """Schemes that people write instead."""
+    varies: Mapping[str, str] = {}
+    """The capabilities that depend on the server or on the URL, and on what there."""
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -69,12 +72,13 @@ KINDS = (
         name="postgresql",
         title="PostgreSQL",
         schemes=("postgresql", "postgres"),
-        example="postgresql",
+        example="postgresql://user@host:5432/name",
         adapter="ackbone.brokers.postgres:PostgresBroker",
         extra="postgres",
         driver="psycopg",
         is_server=False,
         misspelled=("pg", "psql", "pgsql"),
+        varies={"lease_s": "none in a worker, where receiving a message is claiming it"},
     ),
     BrokerKind(
         name="redis",
@@ -84,6 +88,10 @@ KINDS = (
         adapter="ackbone.brokers.redis:RedisBroker",
         extra="redis",
         driver="redis",
+        varies={
+            "durability": "`fsync` with `appendfsync always`; `none` without an append-only file",
+            "lease_s": "`visibility_timeout_s` in the URL, else `tasks.visibility_timeout_s`",
+        },
     ),
     BrokerKind(
         name="rabbitmq",
@@ -94,6 +102,10 @@ KINDS = (
         extra="rabbitmq",
         driver="aiormq",
         misspelled=("rabbitmq",),
+        varies={
+            "hold_limit_s": "`hold_limit_s` in the URL",
+            "max_body": "64 MiB before RabbitMQ 4.0",
+        },
     ),
     BrokerKind(name="kafka", title="Kafka", schemes=("kafka",), example="kafka://host:9092"),
     BrokerKind(name="sqs", title="Amazon SQS", schemes=("sqs",), example="sqs://region"),

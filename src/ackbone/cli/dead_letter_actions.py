@@ -192,8 +192,12 @@ async def _choose(
 async def _refuse_unfit(
     session: Session, letters: DeadLetters, ids: Sequence[str], edits: Edits
 ) -> None:
-    """End the command if the changes do not fit every dead letter."""
-    causes = by_cause([each async for each in letters.replay(ids, edits=edits, dry_run=True)])
+    """End the command if the changes do not fit every open dead letter.
+
+    Another operator may have replayed some meanwhile. Those are reported one by one later.
+    """
+    tried = letters.replay(ids, edits=edits, dry_run=True)
+    causes = by_cause([each async for each in tried if each.letter.state == "open"])
     unfit = [cause for cause in causes if cause.problem is not None]
     if not unfit:
         return

@@ -126,7 +126,7 @@ def _of_rules(config: Config) -> list[Check]:
 async def _of_records(session: Session) -> list[Check]:
     async with session.reading() as records:
         workers = await records.workers()
-        queues = await list_queues(records, session.queues)
+        queues, _ = await list_queues(records, session.queues)
         replies = await records.reply_counts()
     return [
         use.check_workers(workers),

@@ -22,20 +22,22 @@ def queues() -> None:
 async def list_(session: Session) -> None:
     """List all queues with their messages by state; `ackbone stats --help` explains the columns."""
     async with session.reading() as records:
-        found = await use.list_queues(records, session.queues, session.depths)
+        found, _ = await use.list_queues(records, session.queues, session.look_at_brokers)
+    several = session.has_several_brokers
     rows = [
         (
             state,
             (
-                state.queue, state.ready, state.delayed, state.running, state.waiting,
-                state.parked, state.dead, span(state.oldest_age_s), when(state.paused_at_us),
+                state.queue, *((state.broker,) if several else ()), state.ready, state.delayed,
+                state.running, state.waiting, state.parked, state.dead, span(state.oldest_age_s),
+                when(state.paused_at_us),
             ),
         )
         for state in found
     ]  # fmt: skip
     session.out.table(
-        ("queue", "ready", "delayed", "running", "waiting", "parked", "dead", "oldest",
-         "paused (utc)"),
+        ("queue", *(("broker",) if several else ()), "ready", "delayed", "running", "waiting",
+         "parked", "dead", "oldest", "paused (utc)"),
         rows,
         nothing="no queues yet",
     )  # fmt: skip

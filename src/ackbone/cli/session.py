@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -37,6 +37,7 @@ from .root import Group, examples
 from .signals import Signals
 
 if TYPE_CHECKING:
+    from ackbone.admin.queues import AtBrokers
     from ackbone.app import App
     from ackbone.backends import Acting as Operating
     from ackbone.backends import Looking, Storage
@@ -116,31 +117,38 @@ class Session:
         usual = {self.config.default_queue} if self.config.has_server else set()
         return list({**self.config.queues, **dict.fromkeys(usual)})
 
-    async def depths(self, queues: Collection[str]) -> Sequence[QueueStats]:
-        """Return the queue depths at the broker's server, if there is one.
+    @property
+    def has_several_brokers(self) -> bool:
+        """True if there are several brokers."""
+        return len(self.config.endpoints) > 1
 
-        If the server cannot be reached, say so and return nothing.
+    async def look_at_brokers(self, queues: Collection[str]) -> AtBrokers:
+        """Return the brokers of queues, and the messages at their servers.
+
+        A server that cannot be reached is named, and its messages are not counted.
         """
-        if not self.config.has_server:
-            return ()
+        from ackbone.admin.queues import AtBrokers
         from ackbone.brokers.registry import make_broker
         from ackbone.core.broker import Inspectable
 
-        found: list[QueueStats] = []
+        brokers = {name: self.config.endpoint(name).name for name in queues}
+        stats: list[QueueStats] = []
+        uncounted: dict[str, str] = {}
         for endpoint in self.config.endpoints.values():
             if not endpoint.kind.is_server:
                 continue
             broker = make_broker(endpoint.url)
-            here = [name for name in queues if self.config.endpoint(name) == endpoint]
+            here = [name for name in queues if brokers[name] == endpoint.name]
             try:
                 await broker.open()
-                found += await broker.stats(here) if isinstance(broker, Inspectable) else ()
+                stats += await broker.stats(here) if isinstance(broker, Inspectable) else ()
             except AckboneError as error:
+                uncounted[endpoint.name] = str(error)
                 name = "" if endpoint.name == "default" else f" {endpoint.name}"
                 self.out.say(f"messages at the broker{name} are not counted: {error}")
             finally:
                 await broker.close()
-        return found
+        return AtBrokers(brokers=brokers, stats=stats, uncounted=uncounted)
 
     def codec_of(self, queue: str) -> str:
         return self.config.queue(queue).codec

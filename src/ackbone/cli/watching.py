@@ -225,7 +225,8 @@ async def stats(session: Session, window: float) -> None:
     in a handler, WAITING is behind its conversation or a busy idempotency key, PARKED is set aside,
     DEAD counts open dead letters, OLDEST is the age of the oldest ready or waiting message.
     SUCCEEDED and FAILED count finished messages since the oldest that is kept. DONE/MIN and
-    FAILED/MIN are rates over --window. Messages in the outbox count as ready or delayed.
+    FAILED/MIN are rates over --window. Messages in the outbox count as ready or delayed. BROKER
+    appears if there are several brokers. With --json, `uncounted` names those that did not answer.
     """
     if window <= 0:
         raise click.UsageError("--window must be greater than 0.")
@@ -235,22 +236,24 @@ async def stats(session: Session, window: float) -> None:
             SystemClock(),
             window_s=window,
             configured=session.queues,
-            depths=session.depths,
+            look=session.look_at_brokers,
         )
     session.out.data(found)
     if not session.out.as_json:
-        _show_stats(session.out, found)
+        _show_stats(session.out, found, with_brokers=session.has_several_brokers)
 
 
-def _show_stats(out: Output, found: Stats) -> None:
-    columns = ("queue", "ready", "delayed", "running", "waiting", "parked", "dead", "oldest",
-               "succeeded", "failed", "done/min", "failed/min")  # fmt: skip
+def _show_stats(out: Output, found: Stats, *, with_brokers: bool) -> None:
+    columns = ("queue", *(("broker",) if with_brokers else ()), "ready", "delayed", "running",
+               "waiting", "parked", "dead", "oldest", "succeeded", "failed", "done/min",
+               "failed/min")  # fmt: skip
     rows = []
     for state in found.queues:
         counts = found.statuses.get(state.queue, {})
         rates = found.rates.get(state.queue, {})
         rows.append((state, (
             state.queue + (" (paused)" if state.paused_at_us else ""),
+            *((state.broker,) if with_brokers else ()),
             state.ready, state.delayed, state.running, state.waiting, state.parked, state.dead,
             span(state.oldest_age_s),
             counts.get("succeeded", 0),

@@ -13,6 +13,7 @@ from ackbone.core.approvals import GovernanceUpkeep
 from ackbone.core.breaker import BreakerPolicy
 from ackbone.core.broker import Shows, Subscription, Trims
 from ackbone.core.store import Store, Worker
+from ackbone.core.task_protocol import TaskBroker
 from ackbone.delivery.carrier import Carried, Carrier
 from ackbone.delivery.channels.terminal_channel import TerminalChannel
 from ackbone.delivery.missing_channels import LOOK_S as MISSING_CHANNELS_S
@@ -200,7 +201,7 @@ def _trimming(app: App) -> list[Relay]:
     """The relay that removes old entries from the streams of results and dead letters."""
     days: dict[str, float] = {}
     for sub in app.subscriptions():
-        to, tasks = sub.notices, app.config.tasks
+        to, tasks = app._notices_of(sub.queue), app.config.tasks
         if to is not None and to.results and tasks.results_days:
             days[to.results] = tasks.results_days
         if to is not None and to.dead_letters and tasks.dead_letters_days:
@@ -251,19 +252,23 @@ def _broker(app: App, queue: str) -> object:
 
 def _foreign_letters(app: App) -> list[Relay]:
     """The relays that read the dead letters of other programs' workers."""
-    return [
-        Relay(
-            name=f"letters of {sub.queue}",
-            every_s=LETTERS_S,
-            step=ForeignDeadLetters(
-                app.store, app.brokers.of(sub.queue), sub, sub.notices.dead_letters
-            ).step,
-            role=f"letters:{sub.queue}",
-            at_end=True,
-        )
-        for sub in app.subscriptions()
-        if sub.codec == "task" and sub.notices is not None and sub.notices.dead_letters
-    ]
+    relays = []
+    for sub in app.subscriptions():
+        to, broker = app._notices_of(sub.queue), app.brokers.of(sub.queue)
+        if sub.protocol is None or to is None or not to.dead_letters:
+            continue
+        if isinstance(broker, TaskBroker):
+            letters = ForeignDeadLetters(app.store, broker, sub, to.dead_letters)
+            relays.append(
+                Relay(
+                    name=f"letters of {sub.queue}",
+                    every_s=LETTERS_S,
+                    step=letters.step,
+                    role=f"letters:{sub.queue}",
+                    at_end=True,
+                )
+            )
+    return relays
 
 
 def _carrying(app: App, *, terminal: bool) -> list[Relay]:

@@ -23,6 +23,11 @@ def ports(app: App) -> Ports:
         broker_of=app._broker_of,
         clock=app.clock,
         meter=app.metrics,
+        results_on_ack={
+            sub.name: to.results
+            for sub in app.subscriptions()
+            if (to := app._notices_of(sub.queue)) is not None and to.on_ack and to.results
+        },
     )
 
 

@@ -6,7 +6,6 @@ from .load import load_config as load_config
 from .load import load_queue_trigger_config as load_queue_trigger_config
 from .queues import Queue as Queue
 from .queues import Retry as Retry
-from .queues import Tasks as Tasks
 from .settings import Adapter as Adapter
 from .settings import Breaker as Breaker
 from .settings import Config as Config
@@ -18,3 +17,4 @@ from .settings import Setting as Setting
 from .settings import Trigger as Trigger
 from .settings import TriggerMetrics as TriggerMetrics
 from .settings import Worker as Worker
+from .tasks import Tasks as Tasks

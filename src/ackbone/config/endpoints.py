@@ -124,7 +124,7 @@ def read_url(setting: str, url: str, folder: Path) -> str:
 def _forms(*, broker: bool) -> str:
     if not broker:
         return "sqlite, sqlite:///path/to/file.db, postgresql://user@host:5432/name"
-    return ", ".join(["sqlite", *(kind.example for kind in KINDS if kind.adapter)])
+    return ", ".join(["sqlite", "postgresql", *(kind.example for kind in KINDS if kind.adapter)])
 
 
 def _server(kind: BrokerKind, scheme: str, rest: str, url: str) -> str:

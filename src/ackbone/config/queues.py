@@ -1,4 +1,4 @@
-"""Settings of queues, and their defaults in the task protocol."""
+"""Settings of queues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ackbone.core.broker import Notices
-from ackbone.core.codecs.task import TaskCodec
+from ackbone.core.notices import Notices
 
 YEAR = 31_536_000
 Time = Annotated[float, Meta(ge=0, le=YEAR)]
@@ -20,7 +19,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 AckPolicy = Literal["ack", "nack", "requeue", "dlq"]
 
 DAY_S = 86_400.0
-TASK = TaskCodec.name
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,55 +82,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return Notices(results=self.results or None, dead_letters=self.dead_letters or None)
 
-
-class Tasks(msgspec.Struct, frozen=True, kw_only=True):
-    """The task protocol: defaults of queues with the codec `task`."""
-
-    stream: str = "stream:task"
-    """The queue of tasks. `default_queue` may name it."""
-    group: str = "cg:workers"
-    results: str = "stream:result"
-    dead_letters: str = "stream:dlq"
-    max_retries: Retries = 3
-    """Also the variable MAX_RETRIES."""
-    retry_delays_s: tuple[Time, ...] = (60.0, 300.0, 900.0)
-    results_days: Days | None = 7.0
-    """Older results are removed from their stream; null: never."""
-    dead_letters_days: Days | None = 30.0
-    """The same for copies of dead letters; the store keeps its own."""
-    heartbeat_interval_s: Span = 30.0
-    """How often the lease of a running task is renewed at the broker. Also the variable
-    HEARTBEAT_INTERVAL_S."""
-    visibility_timeout_s: Span | None = None
-    """On Redis, how long an entry may stay without a renewed lease before another worker takes it.
-    Null: the broker's own default. Also the variable VISIBILITY_TIMEOUT_S; a value in the broker's
-    URL wins."""
-
-    def complete(self, name: str, queue: Queue) -> Queue:
-        """Return the queue with defaults for its open settings, except those of `retry`."""
-        codec = queue.codec or (TASK if name == self.stream else "standard")
-        if codec != TASK:
-            return _with(
-                queue,
-                codec=codec,
-                group="ackbone",
-                ordered=True,
-                dedup_window_s=3600.0,
-            )
-        waits = queue.waits_s is None and queue.base_delay_s is None
-        return _with(
-            queue,
-            codec=codec,
-            group=self.group,
-            ordered=False,
-            dedup_window_s=30 * DAY_S,
-            results=self.results,
-            dead_letters=self.dead_letters,
-            max_retries=self.max_retries,
-            waits_s=self.retry_delays_s if waits else None,
-        )
-
-
-def _with(queue: Queue, codec: str, **defaults: object) -> Queue:
-    left_open = {name: value for name, value in defaults.items() if getattr(queue, name) is None}
-    return msgspec.structs.replace(queue, codec=codec, **left_open)
+    def complete(self, codec: str, **defaults: object) -> Queue:
+        """Return the queue with this codec, and with defaults for its open settings."""
+        left_open = {name: each for name, each in defaults.items() if getattr(self, name) is None}
+        return msgspec.structs.replace(self, codec=codec, **left_open)

@@ -24,7 +24,8 @@ from ackbone.triggers.config import QueueTriggerConfig
 
 from .endpoints import STORES, Endpoint, endpoint, parameter, sqlite_file, with_default
 from .nodes import join
-from .queues import YEAR, Days, Queue, Retry, Span, Tasks, Time
+from .queues import YEAR, Days, Queue, Retry, Span, Time
+from .tasks import Tasks
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,8 +439,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ack_policy=own.ack_policy,
             dedup=own.dedup,
             dedup_window_s=own.dedup_window_s or 0.0,
-            max_retries=self.retry_policy(queue).max_retries,
-            notices=own.notices,
+            protocol=self.tasks.protocol(own, max_retries=self.retry_policy(queue).max_retries),
         )
         trigger = self.trigger(queue)
         if trigger is None:

@@ -14,19 +14,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
 from .errors import AckboneError
 from .findings import Check
 
-FLAT = "x-ackbone-flat"
-"""Header: the body is a JSON object whose values are texts. A broker whose messages consist of
-fields writes one field for each."""
-ONCE = "x-ackbone-once"
-"""Header: a mark. Only one of all messages to a queue with the same mark is published. A broker
-without `Capabilities.once` publishes every one."""
+if TYPE_CHECKING:
+    from .task_protocol import TaskProtocol
 
 
 class Durability(StrEnum):
@@ -72,9 +68,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     process ends."""
     max_body: int | None = None
     """Largest body of one message, in bytes."""
-    once: bool = False
-    """Only one of several messages with the same `ONCE` mark is published, and
-    `Settlement.notices` are supported."""
     hold_limit_s: float | None = None
     """How long a run may leave its broker copy unsettled before the engine adopts the message."""
     parts: bool = False
@@ -94,19 +87,6 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     key: str | None = None
     """Ordering key. Brokers with partitions or groups use it as their key."""
-    fields: Mapping[str, str] | None = None
-    """The contents of a FLAT body, if the sender has them, so that the broker need not parse the
-    body. All values are valid Unicode."""
-
-
-class Notices(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues that get a message when a task of the subscription ends (`core/notices.py`)."""
-
-    results: str | None = None
-    dead_letters: str | None = None
-    on_ack: bool = False
-    """The result of a success is published together with its acknowledgement, not through the
-    store's outbox."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,11 +111,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
     """Use the message id as the idempotency key of messages that have none."""
-    max_retries: int = 3
-    """Upper bound for the `retry_count` that a message brings from another worker."""
-    notices: Notices | None = None
-    keep_acked: bool = False
-    """Other programs read this queue without a group. Acknowledged messages are not removed."""
+    protocol: TaskProtocol | None = None
+    """Set if the messages are tasks of the task protocol. Adapters do not read it."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,9 +144,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer that had this copy before, and gave no sign of life for too long."""
     crc: int | None = None
     """CRC-32 of the body, if the broker computed it anyway."""
-    fields: Mapping[str, str] | None = None
-    """The contents of a FLAT body, if the broker has the fields, so that the body need not be
-    parsed."""
 
 
 class Verb(StrEnum):
@@ -191,9 +165,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """For REJECT the failure; for an ACK without a run the store's verdict."""
     delay_s: float = 0.0
-    notices: Sequence[tuple[str, Outgoing]] = ()
-    """Pairs of a queue and a message. Each message is published, once, before the ACK
-    (`Capabilities.once`). A message that has `fields` may have no body."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

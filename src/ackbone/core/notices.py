@@ -1,8 +1,8 @@
 """Notices: messages about the end of a task, published once each.
 
-A subscription may name a queue for results and one for dead letters. Every task that ends adds one
-message to the first, every dead letter one to the second, in the fields of the task protocol. The
-broker publishes a notice at most once: its mark (`ONCE`) names the task.
+A queue may name a queue for results and one for dead letters. Every task that ends adds one message
+to the first, every dead letter one to the second, in the fields of the task protocol. A
+`TaskBroker` publishes a notice at most once: its mark (`ONCE`) names the task.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-from .broker import FLAT, ONCE, Notices, Outgoing
+from .broker import Outgoing
 from .clock import to_us
 from .codecs.values import dumps, iso_us, key, loads, moment, named_tenant, short
 from .errors import DecodeError, InvalidMessage
 from .message import DEFAULT_TENANT, MAX_ID
 from .outcome import Status
+from .task_protocol import FLAT, ONCE, FlatOutgoing
 from .text import storable
 
 Notice = tuple[str, Outgoing]
@@ -30,6 +31,16 @@ PROTOCOL_STATUS = {Status.SUCCEEDED: "succeeded", Status.DUPLICATE: "succeeded"}
 LETTER_ID = "dead_letter_id"
 """Field of a published dead letter: its id in the store. Entries of other programs have none."""
 _encode = msgspec.json.Encoder().encode
+
+
+class Notices(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues that get a message when a task of a queue ends."""
+
+    results: str | None = None
+    dead_letters: str | None = None
+    on_ack: bool = False
+    """The broker is a `TaskBroker`: it publishes the result of a success together with the
+    acknowledgement, and the store's outbox is not used for it."""
 
 
 class End(msgspec.Struct, kw_only=True):
@@ -94,7 +105,7 @@ def success_notice(
     if tenant_id != DEFAULT_TENANT:
         written["tenant_id"] = tenant_id
     headers = {FLAT: "1", ONCE: f"{tenant_id}/{subscription}/{task_id}"}
-    return Outgoing(id=task_id, body=b"", headers=headers, fields=written)
+    return FlatOutgoing(id=task_id, body=b"", headers=headers, fields=written)
 
 
 def _mark(end: End) -> str:
@@ -136,7 +147,7 @@ def _letter(end: End) -> dict[str, str]:
 
 
 def _outgoing(end: End, written: dict[str, str], mark: str) -> Outgoing:
-    return Outgoing(
+    return FlatOutgoing(
         id=end.task_id, body=_encode(written), headers={FLAT: "1", ONCE: mark}, fields=written
     )
 

@@ -165,6 +165,8 @@ class QueueState(Record, frozen=True, kw_only=True):
     """The counts of a queue."""
 
     queue: str
+    broker: str = "default"
+    """Name of the broker that the queue is on."""
     ready: int = 0
     """Messages that a worker can receive now."""
     delayed: int = 0

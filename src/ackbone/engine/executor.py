@@ -315,8 +315,9 @@ class Executor:
         agent_run_id = None
         told_on_ack = False
         if type(outcome) is Done:
-            notices = active.sub.notices
-            told_on_ack = notices is not None and notices.on_ack and run.delivery is not None
+            told_on_ack = (
+                run.delivery is not None and run.subscription in self._steps.results_on_ack
+            )
             if outcome.result is not None:
                 agent_run_id = run_id_of(outcome.result)
         if context._without_dedup:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
-from ackbone.core.broker import Broker, Delivery, Settlement, Subscription, Verb
+from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
 from ackbone.core.codecs.values import named_tenant, short
 from ackbone.core.errors import DecodeError
 from ackbone.core.notices import LETTER_ID
 from ackbone.core.store import Candidate, Claims, Worker
+from ackbone.core.task_protocol import FlatDelivery, TaskBroker
 
 log = logging.getLogger("ackbone.engine")
 
@@ -24,15 +26,17 @@ _encode = msgspec.json.Encoder().encode
 class ForeignDeadLetters:
     """Reads the dead-letter queue of one task queue. Entries stay there for other readers."""
 
-    def __init__(self, store: Claims, broker: Broker, tasks: Subscription, letters: str) -> None:
+    def __init__(
+        self, store: Claims, broker: TaskBroker, tasks: Subscription, letters: str
+    ) -> None:
         self._store = store
         self._broker = broker
         # Stored under the name of the dead-letter queue, so that no second notice is sent.
-        self._kept_as = msgspec.structs.replace(tasks, name=letters, notices=None)
-        self._letters = Subscription(name=letters, queue=letters, group=GROUP, keep_acked=True)
+        self._kept_as = msgspec.structs.replace(tasks, name=letters)
+        self._letters = Subscription(name=letters, queue=letters, group=GROUP)
 
     async def step(self, worker: Worker) -> None:
-        source = await self._broker.subscribe(self._letters, room=AT_ONCE)
+        source = await self._broker.subscribe_beside(self._letters, room=AT_ONCE)
         while found := await source.receive(limit=AT_ONCE, wait=0.0):
             foreign = [each for each in found if not _is_ours(each)]
             for tenant_id in {_tenant(each) for each in foreign}:
@@ -51,12 +55,17 @@ class ForeignDeadLetters:
 
 
 def _is_ours(entry: Delivery) -> bool:
-    return entry.fields is not None and LETTER_ID in entry.fields
+    return LETTER_ID in _fields(entry)
+
+
+def _fields(entry: Delivery) -> Mapping[str, str]:
+    """Return the fields of an entry. Empty if not all of them are text."""
+    return entry.fields if isinstance(entry, FlatDelivery) else {}
 
 
 def _tenant(entry: Delivery) -> str | None:
     try:
-        return named_tenant((entry.fields or {}).get("tenant_id"))
+        return named_tenant(_fields(entry).get("tenant_id"))
     except DecodeError:
         return None
 
@@ -71,14 +80,14 @@ def _name(task_id: str) -> str:
 
 def _candidate(entry: Delivery) -> Candidate:
     """Return a candidate that cannot run. Its body is the task, so that it can be replayed."""
-    fields = entry.fields or {}
+    fields = _fields(entry)
     error = DecodeError(fields.get("error") or "a worker of another program gave it up")
     task_id = _name(fields.get("task_id", ""))
-    if not task_id:
+    if not isinstance(entry, FlatDelivery) or not task_id:
         return Candidate(delivery=entry, message=None, error=error, codec="task", reason=REASON)
     task = {name: fields[name] for name in _TASK if name in fields}
     task.setdefault("idempotency_key", task_id)
     # A task may be given up twice. The entry's id tells the two apart.
-    body = _encode({**task, "dead_letter_entry": entry.identity})
-    delivery = msgspec.structs.replace(entry, body=body, fields=None, identity=task_id)
+    task["dead_letter_entry"] = entry.identity or ""
+    delivery = msgspec.structs.replace(entry, body=_encode(task), fields=task, identity=task_id)
     return Candidate(delivery=delivery, message=None, error=error, codec="task", reason=REASON)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ackbone.core.broker import FLAT, Broker, Durability, Outgoing, Result
-from ackbone.core.codecs.codec import CODECS, STANDARD, TASK
+from ackbone.core.broker import Broker, Durability, Outgoing, Result
+from ackbone.core.codecs.codec import CODECS
 from ackbone.core.codecs.standard import FIELDS
 from ackbone.core.errors import AckboneError, InvalidMessage, MessageTooLarge, PublishUnknown
 from ackbone.core.ids import new_id
@@ -83,8 +83,8 @@ class Sender:
         self._policy_of = policy_of
         self._broker_of = broker_of
         self._policies: dict[str, SendPolicy] = {}
-        self._usual: dict[str, str] = {}
-        """The codecs of checked queues that have no further policy."""
+        self._usual: dict[str, Callable[[str, str, Any], Outgoing]] = {}
+        """`Codec.new` of the checked queues that have no further policy."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._hold_back = hold_back
@@ -122,8 +122,8 @@ class Sender:
         if policy is None:
             check_name("queue", queue)
             policy = self._policies[queue] = self._policy_of(queue)
-            if policy.ttl_s is None and policy.codec in (STANDARD.name, TASK.name):
-                self._usual[queue] = policy.codec
+            if policy.ttl_s is None:
+                self._usual[queue] = CODECS[policy.codec].new
         check_message(message)
         delay = _seconds("delay_s", delay_s, above=False)
         if ttl_s is None and message.expires_at is None:
@@ -132,37 +132,16 @@ class Sender:
         if ttl is not None:
             expires = datetime.now(UTC) + timedelta(seconds=delay + ttl)
             message = msgspec.structs.replace(message, expires_at=expires)
-        fields: dict[str, str] | None = None
-        if policy.codec == TASK.name:
-            fields = TASK.fields_of(message)
-            body, headers = TASK.body_of(fields), {FLAT: "1"}
-        else:
-            body, headers = CODECS[policy.codec].encode(message)
-        self._check_size(message.id, body)
-        outgoing = Outgoing(
-            id=message.id,
-            body=body,
-            headers=headers,
-            priority=int(message.priority),
-            delay_s=delay,
-            ttl_s=ttl,
-            key=message.ordering_key,
-            fields=fields,
-        )
+        outgoing = CODECS[policy.codec].outgoing(message, delay_s=delay, ttl_s=ttl)
+        self._check_size(message.id, outgoing.body)
         return Send(queue=queue, outgoing=outgoing, tenant_id=message.tenant_id)
 
     def _new(self, type: str, payload: Any, queue: str) -> Send:
         """As `encoded`, for a message with a type and a payload alone: faster, fewer checks."""
         _printable("type", type)
         message_id = new_id()
-        if self._usual[queue] == TASK.name:
-            fields = TASK.new_fields(message_id, type, payload)
-            body = TASK.body_of(fields)
-            outgoing = Outgoing(id=message_id, body=body, headers={FLAT: "1"}, fields=fields)
-        else:
-            body = STANDARD.encode_new(message_id, type, payload)
-            outgoing = Outgoing(id=message_id, body=body)
-        self._check_size(message_id, body)
+        outgoing = self._usual[queue](message_id, type, payload)
+        self._check_size(message_id, outgoing.body)
         return Send(queue=queue, outgoing=outgoing, tenant_id=DEFAULT_TENANT)
 
     def _check_size(self, message_id: str, body: bytes) -> None:

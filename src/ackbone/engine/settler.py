@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ackbone.core.broker import Settlement, Subscription, Verb
+from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
 from ackbone.core.errors import StoreError
 from ackbone.core.message import current_message
-from ackbone.core.notices import Notice, success_notice
+from ackbone.core.notices import success_notice
 from ackbone.core.outcome import UNSTORABLE, Dead, Done, Expired, Outcome, Released
 from ackbone.core.store import Commit, Finished, Run
+from ackbone.core.task_protocol import AckWithNotices
 
 from .handlers import LOST
 from .outages import STORE
@@ -223,11 +224,14 @@ class Settler:
     def _settlement(self, finished: Finished, sub: Subscription) -> Settlement:
         delivery = finished.run.delivery
         assert delivery is not None  # noqa: S101 - the caller has checked
-        notices = self._notices(finished, sub) if finished.told_on_ack else ()
+        if finished.told_on_ack:
+            # That spares a success the way through the outbox.
+            notices = ((self._steps.results_on_ack[sub.name], self._result(finished)),)
+            return AckWithNotices(delivery=delivery, verb=_ACK, notices=notices)
         if type(finished.outcome) is Done:
-            return Settlement(delivery=delivery, verb=_ACK, notices=notices)
+            return Settlement(delivery=delivery, verb=_ACK)
         verb, reason = self._verb(finished.outcome, sub)
-        return Settlement(delivery=delivery, verb=verb, reason=reason, notices=notices)
+        return Settlement(delivery=delivery, verb=verb, reason=reason)
 
     def _verb(self, outcome: Outcome, sub: Subscription) -> tuple[Verb, str]:
         """Return how to settle the copy of a run that did not succeed, and the reason to give."""
@@ -243,15 +247,10 @@ class Settler:
                 return Verb.RELEASE, ""
         return Verb.ACK, ""
 
-    def _notices(self, finished: Finished, sub: Subscription) -> Sequence[Notice]:
-        """Return the notices that the broker publishes together with the acknowledgement. That
-        spares a success the way through the outbox."""
-        run = finished.run
-        assert sub.notices is not None  # noqa: S101 - told_on_ack says so
-        if sub.notices.results is None:
-            return ()
-        message = run.message
-        told = success_notice(
+    def _result(self, finished: Finished) -> Outgoing:
+        """Return the result that the broker publishes together with the acknowledgement."""
+        run, message = finished.run, finished.run.message
+        return success_notice(
             (message.tenant_id, run.subscription, message.id),
             finished.result,
             run.failures,
@@ -259,7 +258,6 @@ class Settler:
             finished.finished_at_us,
             self._steps.worker.name,
         )
-        return ((sub.notices.results, told),)
 
 
 def _as_kept(finished: Finished, commit: Commit) -> Finished:

@@ -65,6 +65,7 @@ class Steps:
         self.store = ports.store
         self.sources = Sources(ports.broker_of, room_of, outages)
         self.outages = outages
+        self.results_on_ack = ports.results_on_ack
         self.worker = Worker(worker_id=0)
         """The registration that claims and finishes. After a lost lease it is another one."""
         self._guard = guard

@@ -36,6 +36,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the broker of a queue. None: the queue is in the store's own file."""
     clock: Clock
     meter: Meter | None = None
+    results_on_ack: Mapping[str, str] = {}
+    """The queues of results that the broker writes together with the acknowledgement of a success
+    (`TaskBroker`), by subscription."""
 
 
 class Isolated(Protocol):

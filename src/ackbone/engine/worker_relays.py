@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -21,8 +20,7 @@ from ackbone.core.broker import (
     Verb,
 )
 from ackbone.core.clock import Clock
-from ackbone.core.codecs.codec import TASK
-from ackbone.core.errors import BrokerUnavailable, ConfigError, LeaseLost
+from ackbone.core.errors import BrokerUnavailable, ConfigError
 from ackbone.core.outcome import ParkKind
 from ackbone.core.store import GROUP, Offers, Worker
 
@@ -31,6 +29,7 @@ from .flow import Flow, Slots
 from .outages import broker_side
 from .relays import Relay
 from .steps import Steps
+from .task_heartbeats import TaskHeartbeats
 from .wiring import Ports, WorkerSettings
 
 log = logging.getLogger("ackbone.engine")
@@ -79,8 +78,12 @@ class WorkerRelays:
             Relay(name="paused queues", every_s=1.0, step=self.read_paused),
             Relay(name="cancelling", every_s=0.5, step=self._cancel_asked),
             Relay(name="queue binding", every_s=settings.lease_s, step=self.bind_queues),
-            Relay(name="heartbeats", every_s=settings.extend_s, step=self._heartbeats),
         ]
+        if any(sub.protocol is not None for sub in self._flow.subscriptions):
+            beats = TaskHeartbeats(
+                self._store, self._flow.executor, self._clock, every_s=settings.extend_s
+            )
+            relays.append(Relay(name="heartbeats", every_s=settings.extend_s, step=beats.step))
         if settings.cautious and self._flow.slots:
             slow_start = SlowStart(self._flow.slots, self._clock)
             relays.append(Relay(name="slots", every_s=0.1, step=slow_start.step))
@@ -148,28 +151,6 @@ class WorkerRelays:
         ended = await self._store.ended(names) if names else names
         for source in sources:
             source.take_from(ended.intersection(source.holders))
-
-    async def _heartbeats(self, worker: Worker) -> None:
-        """Write a `task.heartbeat` for each task that has run for a whole interval, as the task
-        protocol asks for."""
-        now_us = self._clock.now_us()
-        begun = now_us - int(self._settings.extend_s * 1e6)
-        long = [
-            active
-            for active in self._flow.executor.active
-            if active.sub.codec == TASK.name and 0 < active.started_us <= begun
-        ]
-        beats = [
-            self._store.heartbeat(
-                active.run, {"running_s": round((now_us - active.started_us) / 1e6, 1)}
-            )
-            for active in long
-        ]
-        answers = await asyncio.gather(*beats, return_exceptions=True)
-        for active, answer in zip(long, answers, strict=True):
-            # After LeaseLost the run has just ended, or learns by itself that it lost its claim.
-            if isinstance(answer, Exception) and not isinstance(answer, LeaseLost):
-                log.warning("message %s: no heartbeat: %s", active.run.message.id, answer)
 
     async def _cancel_asked(self, worker: Worker) -> None:
         """Cancel runs that an operator or another process wants stopped."""

@@ -27,11 +27,8 @@ from ackbone.core.store import Answer, Approved, Candidate, Company, Run, Token,
 
 from . import dead_on_arrival, waiting
 from .claiming import (
-    TASK,
     Claiming,
     claimed,
-    created,
-    failed_elsewhere,
     no_handler,
     parked,
     reclaimed,
@@ -40,6 +37,7 @@ from .claiming import (
 from .outcomes import identity_of, task_of
 from .quota_book import PutOff
 from .tables import Copy, Holder, Pair, Wanted
+from .task_protocol import created, with_failures_elsewhere
 from .tasks import (
     Existing,
     Ready,
@@ -126,10 +124,10 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
     now_us = await claim.tx.moment()
     first = Token(claim.worker.worker_id, 1)
     runs = [new_run(claim, task, first, now_us) for task in tasks]
-    if claim.sub.codec == TASK:
-        runs = await _count_failures_elsewhere(claim, runs)
-    entries = claim.change.entries
-    entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
+    entries, protocol = claim.change.entries, claim.sub.protocol
+    if protocol is not None:
+        runs = await with_failures_elsewhere(claim, protocol, runs)
+        entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
     tasks, runs = await _end_expired(claim, tasks, runs, verdicts)
     batch = await _prepared(claim, runs)
     mine, simple, yes = claim.mine, not batch.lost and claim.book is None, Answer.RUN
@@ -169,18 +167,6 @@ async def _end_expired(
         return tasks, runs
     timely = [n for n in range(len(tasks)) if n not in late]
     return [tasks[n] for n in timely], [runs[n] for n in timely]
-
-
-async def _count_failures_elsewhere(claim: Claiming, runs: Sequence[Run]) -> list[Run]:
-    """Count the failures of tasks that workers of another program tried before."""
-    counted = []
-    for run in runs:
-        found = failed_elsewhere(claim.sub, run)
-        if found is not run:
-            sql = claim.tx.sql.claims.count_failures
-            await claim.tx.send(sql, *identity_of(run), found.attempt, found.failures)
-        counted.append(found)
-    return counted
 
 
 async def _answer_copies(
@@ -233,7 +219,8 @@ async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> li
     rest = await waiting.append(claim, candidates)
     others = {id(candidate) for candidate in rest}
     new = [c.message for c in candidates if c.message is not None and id(c) not in others]
-    claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
+    if claim.sub.protocol is not None:
+        claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
     copies = [Copy(at, c, c.message) for at, c in enumerate(rest) if c.message is not None]
     if copies:
         pairs = [(copy.message.tenant_id, copy.message.id) for copy in copies]

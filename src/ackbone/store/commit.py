@@ -25,9 +25,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ackbone.core import events
-from ackbone.core.broker import Notices, Outgoing, Transactional
+from ackbone.core.broker import Outgoing, Transactional
 from ackbone.core.errors import StoreError, StoreUnavailable
-from ackbone.core.notices import End, letter_fields, notices_of
+from ackbone.core.notices import End, Notices, letter_fields, notices_of
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.outcome import Status
 from ackbone.core.store import Send

@@ -16,8 +16,8 @@ from ackbone.core.records import Cancelled
 from ackbone.core.text import storable
 
 from . import parked
-from .claiming import task_created
 from .outcomes import TaskRow, recorded
+from .task_protocol import task_created
 from .unit import WORK, Change, Identity, Tx
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ackbone.core.broker import FLAT, Delivery, Subscription
+from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.clock import to_us
 from ackbone.core.codecs.codec import CODECS, stored_form
 from ackbone.core.errors import StoreCorrupt
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 _COPY = ("sent_at_us", "priority", "key")
 _INFO: dict[str, str] = {name: stored_form(codec, {}) for name, codec in CODECS.items()}
-_FLAT = {FLAT: "1"}
-_FLAT_INFO: dict[str, str] = {
-    name: stored_form(codec, _FLAT).removesuffix("}") for name, codec in CODECS.items()
+_COPY_INFO: dict[str, str] = {
+    name: stored_form(codec, codec.headers).removesuffix("}") for name, codec in CODECS.items()
 }
-"""The stored form of an entry with fields, without the part that differs between entries."""
+"""The stored form of a message without headers of its own, up to the fields of its copy."""
 _decode_json = msgspec.json.Decoder().decode
 crc = zlib.crc32
 
@@ -221,10 +220,11 @@ def _info(delivery: Delivery, codec: str) -> str:
             return _INFO[codec]
         return stored_form(CODECS[codec], delivery.headers)
     sent_at_us = delivery.sent_at_us
-    if delivery.headers == _FLAT and delivery.key is None and sent_at_us is not None:
+    usual = CODECS[codec].headers
+    if delivery.headers == usual and delivery.key is None and sent_at_us is not None:
         # As `stored_form` writes it: with queue and store in one file, every task comes by here.
         copied = f'{{"sent_at_us":{sent_at_us},"priority":{delivery.priority},"key":null}}'
-        return f'{_FLAT_INFO[codec]},"copy":{copied}}}'
+        return f'{_COPY_INFO[codec]},"copy":{copied}}}'
     copy = {name: getattr(delivery, name) for name in _COPY}
     return stored_form(CODECS[codec], delivery.headers, copy)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from .checks import capabilities, lifecycle, restarts, settling, transport
+from .checks import capabilities, lifecycle, restarts, settling, tasks, transport
 from .harness import BrokerHarness, Check, run_check
 
 
@@ -86,7 +86,11 @@ class BrokerConformance(BrokerHarness):
     test_ordered = _test(capabilities.ordered)
     test_ttl = _test(capabilities.ttl)
     test_lease = _test(capabilities.lease)
-    test_once = _test(capabilities.once)
+
+    test_once = _test(tasks.once)
+    test_notices = _test(tasks.notices)
+    test_beside = _test(tasks.beside)
+    test_fields = _test(tasks.fields)
 
     test_restart_keeps_messages = _test(restarts.restart_keeps_messages)
     test_restart_under_load = _test(restarts.restart_under_load)

@@ -13,7 +13,6 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from ackbone.core.broker import (
-    ONCE,
     Capabilities,
     Delivery,
     Durability,
@@ -35,6 +34,7 @@ from ackbone.core.errors import (
 )
 from ackbone.core.findings import Check, refused
 from ackbone.core.ids import new_id
+from ackbone.core.task_protocol import ONCE
 
 from .address import DELETE_ACKED, TIMEOUT_S, VISIBILITY_TIMEOUT_S, read_address
 from .entries import LEVELS, fields_of, key_of
@@ -93,7 +93,6 @@ class RedisBroker:
             release=True,
             lease_s=lease_s,
             max_body=MAX_BODY,
-            once=True,
         )
 
     @classmethod
@@ -199,6 +198,12 @@ class RedisBroker:
     # -- read -------------------------------------------------------------------------------------
 
     async def subscribe(self, sub: Subscription, *, room: int) -> Group:
+        return self._group(sub, self._delete_acked)
+
+    async def subscribe_beside(self, sub: Subscription, *, room: int) -> Group:
+        return self._group(sub, "never")
+
+    def _group(self, sub: Subscription, delete_acked: str) -> Group:
         wire = self.wire
         self._queues.add(sub.queue)
         name = (sub.queue, sub.group)
@@ -210,7 +215,7 @@ class RedisBroker:
                 self._consumer,
                 lease_s=self.capabilities.lease_s or VISIBILITY_TIMEOUT_S,
                 scan=bool(self._scan),
-                delete_acked="never" if sub.keep_acked else self._delete_acked,
+                delete_acked=delete_acked,
             )
         return self._groups[name]
 

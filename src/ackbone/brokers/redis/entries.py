@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from ackbone.core.broker import FLAT, Delivery, Outgoing
+from ackbone.core.broker import Delivery, Outgoing
 from ackbone.core.clock import LAST, to_us
 from ackbone.core.errors import InvalidMessage
+from ackbone.core.task_protocol import FLAT, FLAT_HEADERS, FlatDelivery, FlatOutgoing
 
 _MARK, _VERSION = b"ab", b"1"
 _MARK_NAME = _MARK.decode()
 _LAST_US = to_us(LAST)
 MOST_DIGITS = 18
 """Longest time to live that is read, in digits of microseconds: 30,000 years."""
-_FLAT_HEADERS: Mapping[str, str] = {FLAT: "1"}
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, str]).decode
@@ -56,8 +56,10 @@ def fields_of(out: Outgoing) -> Sequence[str | bytes | int]:
 
 
 def _flat(out: Outgoing) -> Sequence[str | bytes | int]:
-    found = out.fields
-    if found is None:
+    found: Mapping[str, str]
+    if isinstance(out, FlatOutgoing):
+        found = out.fields
+    else:
         try:
             found = _decode_fields(out.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -81,9 +83,19 @@ def delivery_of(
         if pairs.get(_MARK) == _VERSION and b"body" in pairs:
             return _ours(pairs, (level, entry), sent_at_us, count)
         named = _named(fields)
-    return Delivery(
-        body=_encode(named) if named is not None else _body_of_bytes(fields),
-        headers=_FLAT_HEADERS,
+    if named is None:
+        return Delivery(
+            body=_body_of_bytes(fields),
+            headers=FLAT_HEADERS,
+            tag=(level, entry),
+            identity=f"{queue}/{_name_of(level, entry)}",
+            count=count,
+            sent_at_us=sent_at_us,
+            priority=level,
+        )
+    return FlatDelivery(
+        body=_encode(named),
+        headers=FLAT_HEADERS,
         tag=(level, entry),
         identity=f"{queue}/{_name_of(level, entry)}",
         count=count,

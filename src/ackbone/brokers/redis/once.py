@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 
-from ackbone.core.broker import ONCE, Outgoing
+from ackbone.core.broker import Outgoing
+from ackbone.core.task_protocol import ONCE, FlatOutgoing
 
 from .entries import fields_of
 from .wire import Command
@@ -60,7 +61,7 @@ def once_command(queue: str, batch: Sequence[Outgoing]) -> Command:
 def _values_of_one_form(batch: Sequence[Outgoing]) -> list[tuple[str, ...]] | None:
     """Return the values of each message, or None unless all have the same fields. Results of tasks
     do."""
-    fields = [out.fields for out in batch if out.fields is not None]
+    fields = [out.fields for out in batch if isinstance(out, FlatOutgoing)]
     if len(fields) < len(batch) or len(fields[0]) < 2 or len(set(map(len, fields))) > 1:
         return None
     try:

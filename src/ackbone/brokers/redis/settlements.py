@@ -13,6 +13,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from ackbone.core.broker import Outgoing, Settlement, Verb
 from ackbone.core.errors import BrokerUnavailable
+from ackbone.core.task_protocol import AckWithNotices
 
 from .once import once_command
 from .pending import ACK, MOVE, RELEASED, RELEASED_MS
@@ -76,7 +77,7 @@ class Settlements:
         """
         queues: dict[str, list[tuple[Place, Outgoing]]] = {}
         for place, item in batch.items():
-            for queue, out in item.notices:
+            for queue, out in item.notices if isinstance(item, AckWithNotices) else ():
                 notices = queues.get(queue)
                 if notices is None:
                     notices = queues[queue] = []

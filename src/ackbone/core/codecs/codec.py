@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from ackbone.core.message import Message
 from ackbone.core.text import encodable
 
 from . import values
+from .base import Codec
 from .standard import StandardCodec
 from .task import TaskCodec
 from .values import dumps, loads
@@ -30,12 +31,10 @@ from .values import dumps, loads
 # -- bodies that are the payload -------------------------------------------------------------------
 
 
-class _BodyCodec(ABC):
+class _BodyCodec(Codec):
     """A codec whose body is the payload. All other fields are headers, which these codecs share."""
 
-    name = ""
     version = "1"
-    content_type = ""
 
     @abstractmethod
     def payload(self, body: bytes) -> Any: ...
@@ -131,23 +130,9 @@ class BinaryCodec(_BodyCodec):
 _encode = msgspec.json.Encoder().encode
 
 
-class Codec(Protocol):
-    """One wire form."""
-
-    name: str
-    version: str
-    content_type: str
-
-    def decode(self, delivery: Delivery, sub: Subscription) -> Message:
-        """Read a delivery. Raises DecodeError, and nothing else, if the bytes are not a message."""
-
-    def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        """Return body and headers. Raises InvalidMessage if this form would change the message."""
-
-
-STANDARD, TASK = StandardCodec(), TaskCodec()
+STANDARD = StandardCodec()
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec(), TASK)
+    codec.name: codec for codec in (STANDARD, JsonCodec(), TextCodec(), BinaryCodec(), TaskCodec())
 }
 
 

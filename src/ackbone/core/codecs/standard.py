@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ackbone.core.broker import Delivery, Subscription
+from ackbone.core.broker import Delivery, Outgoing, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import DEFAULT_TENANT, Message, Priority
 
 from . import values
+from .base import Codec
 from .values import MAX_DEPTH, dumps, encode, has_non_finite, loads
 
 VERSION = "1.0"
@@ -95,7 +96,7 @@ _NEW_METADATA = msgspec.Raw(encode({"tenant_id": DEFAULT_TENANT, "retry_count": 
 """`metadata` of a new message without any of these fields."""
 
 
-class StandardCodec:
+class StandardCodec(Codec):
     """The standard message. Fields that it does not have are sent in `metadata`."""
 
     name = "standard"
@@ -203,6 +204,9 @@ class StandardCodec:
         if message.extra:
             return dumps({**_fields_of(written), **message.extra}), dict(message.headers)
         return dumps(written), dict(message.headers)
+
+    def new(self, message_id: str, message_type: str, payload: Any) -> Outgoing:
+        return Outgoing(id=message_id, body=self.encode_new(message_id, message_type, payload))
 
     def encode_new(self, message_id: str, message_type: str, payload: Any) -> bytes:
         """Return the body of a new message with only a type and a payload. Faster than `encode`."""

@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ackbone.core.broker import FLAT, Delivery, Subscription
+from ackbone.core.broker import Delivery, Outgoing, Subscription
 from ackbone.core.errors import DecodeError, InvalidMessage
 from ackbone.core.message import DEFAULT_TENANT, Message, Priority
+from ackbone.core.task_protocol import FLAT, FLAT_HEADERS, FlatDelivery, FlatOutgoing
 
 from . import values
+from .base import Codec
 from .values import dumps, is_model, loads, loads_text
 
 REQUIRED = ("task_id", "tool_name", "payload", "idempotency_key")
@@ -41,16 +43,19 @@ _LONGEST_COUNT = 9
 """Largest number of digits of a retry_count."""
 
 
-class TaskCodec:
+class TaskCodec(Codec):
     """Tasks. `task_id` is the message's id, `tool_name` its type. Unknown fields become `extra`."""
 
     name = "task"
     version = "1.2.1"
     content_type = "application/json"
+    headers = FLAT_HEADERS
 
     def decode(self, delivery: Delivery, sub: Subscription) -> Message:
-        found = delivery.fields
-        if found is None:
+        found: Mapping[str, str]
+        if isinstance(delivery, FlatDelivery):
+            found = delivery.fields
+        else:
             found = _texts(loads(delivery.body))
         try:
             task_id, tool_name, payload, key = _required(found)
@@ -80,6 +85,33 @@ class TaskCodec:
 
     def encode(self, message: Message) -> tuple[bytes, dict[str, str]]:
         return self.body_of(self.fields_of(message)), {FLAT: "1"}
+
+    def outgoing(
+        self, message: Message, *, delay_s: float = 0.0, ttl_s: float | None = None
+    ) -> Outgoing:
+        fields = self.fields_of(message)
+        return FlatOutgoing(
+            id=message.id,
+            body=self.body_of(fields),
+            headers=FLAT_HEADERS,
+            priority=int(message.priority),
+            delay_s=delay_s,
+            ttl_s=ttl_s,
+            key=message.ordering_key,
+            fields=fields,
+        )
+
+    def new(self, message_id: str, message_type: str, payload: Any) -> Outgoing:
+        fields = {
+            "task_id": message_id,
+            "tool_name": message_type,
+            "payload": _payload_text(payload),
+            "idempotency_key": message_id,
+            "retry_count": "0",
+            "created_at": values.iso(datetime.now(UTC)),
+        }
+        body = self.body_of(fields)
+        return FlatOutgoing(id=message_id, body=body, headers=FLAT_HEADERS, fields=fields)
 
     def body_of(self, written: Mapping[str, str]) -> bytes:
         """Return the fields as one JSON object. Raises InvalidMessage for invalid Unicode."""
@@ -121,18 +153,6 @@ class TaskCodec:
         for name, value in message.extra.items():
             written[name] = value if isinstance(value, str) else dumps(value).decode()
         return written
-
-    def new_fields(self, message_id: str, message_type: str, payload: Any) -> dict[str, str]:
-        """Return the fields of a new message with only a type and a payload. Faster than
-        `fields_of`."""
-        return {
-            "task_id": message_id,
-            "tool_name": message_type,
-            "payload": _payload_text(payload),
-            "idempotency_key": message_id,
-            "retry_count": "0",
-            "created_at": values.iso(datetime.now(UTC)),
-        }
 
 
 def _payload_text(payload: Any) -> str:

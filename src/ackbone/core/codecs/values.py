@@ -160,7 +160,7 @@ def _depth(body: bytes) -> int:
 # -- fields ----------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
-    from .codec import Codec
+    from .base import Codec
 
 
 def raw_of(codec: Codec, delivery: Delivery) -> Raw:

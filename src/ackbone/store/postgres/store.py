@@ -7,10 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ackbone.core.broker import Notices, Subscription, Transactional
+from ackbone.core.broker import Subscription, Transactional
 from ackbone.core.clock import Clock, to_us
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
+from ackbone.core.notices import Notices
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import Candidate, Verdict, Worker
 from ackbone.pgserver.address import Address

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ackbone.core.broker import Notices, Transactional
+from ackbone.core.broker import Transactional
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
+from ackbone.core.notices import Notices
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import Reclaimed, Worker
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file

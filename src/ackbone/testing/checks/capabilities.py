@@ -6,12 +6,10 @@ import asyncio
 from unittest import SkipTest
 
 from ackbone.core.broker import (
-    ONCE,
     Broker,
     Delivery,
     Extends,
     Outgoing,
-    Settlement,
     Subscription,
     Verb,
 )
@@ -174,41 +172,3 @@ async def lease(trial: Trial) -> None:
     expect(back.body == held.body, "another message came back")
     expect(back.identity == held.identity, "it came back under another name")
     await trial.settle(broker, sub, [back], Verb.ACK)
-
-
-async def once(trial: Trial) -> None:
-    """One of several messages with the same mark is published. A notice is published with an
-    ACK."""
-    broker = await trial.broker()
-    sub = await trial.queue(broker)
-    first, again = [_marked(b"first", "a"), _marked(b"other", "b")], _marked(b"again", "a")
-    await trial.publish(broker, sub, [*first, again])
-    await trial.publish(broker, sub, [again])
-    if not broker.capabilities.once:
-        came = await trial.receive(broker, sub, 4, ack=True)
-        wanted = [b"first", b"other", b"again", b"again"]
-        expect_same(wanted, bodies(came), "`once` is not claimed: a mark has no effect")
-        return
-    came = await trial.receive(broker, sub, 2)
-    expect_same([b"first", b"other"], bodies(came), "one message for each mark")
-    await trial.expect_silence(broker, sub, "what is marked alike was published before")
-    told = await trial.queue(broker, "told")
-    ends = [
-        Settlement(
-            delivery=delivery,
-            verb=Verb.ACK,
-            notices=[(told.queue, _marked(b"of " + delivery.body, delivery.body.decode()))],
-        )
-        for delivery in came
-    ]
-    for _ in range(2):  # repeated, as after a lost answer
-        results = await (await trial.source(broker, sub)).settle(ends)
-        expect(all(result.ok for result in results), "an ACK with a notice was refused")
-    notices = await trial.receive(broker, told, 2, ack=True)
-    expect_same([b"of first", b"of other"], bodies(notices), "one notice for each ACK")
-    await trial.expect_silence(broker, told, "each notice was published before")
-    await trial.expect_silence(broker, sub, "everything is acknowledged")
-
-
-def _marked(body: bytes, mark: str) -> Outgoing:
-    return Outgoing(id=new_id(), body=body, headers={ONCE: mark})
