@@ -18,7 +18,18 @@ from . import machine, profile
 from .figures import Row, table
 from .measure import Bench, Section, Unavailable
 from .redis_drain import MANY_SLOTS
-from .sections import backlog, both_ways, delivery, drain, latency, peers, redis, sends, start
+from .sections import (
+    backlog,
+    both_ways,
+    delivery,
+    drain,
+    latency,
+    peers,
+    postgres,
+    redis,
+    sends,
+    start,
+)
 
 SECTIONS: dict[str, Section] = {
     "drain": drain.section,
@@ -27,6 +38,7 @@ SECTIONS: dict[str, Section] = {
     "backlog": backlog.section,
     "peers": peers.section,
     "redis": redis.section,
+    "postgres": postgres.section,
     "both-ways": both_ways.section,
     "delivery": delivery.section,
     "start": start.section,
