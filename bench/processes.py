@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -118,6 +119,13 @@ def worker(
         cwd=home,
         env={"ACKBONE_HOME": str(home), **(env or {})},
     )
+
+
+def rate_of(command: Sequence[str], home: Path, **env: str) -> float:
+    """The rate that a process of its own prints."""
+    with Measured(command, log=home / "rate.log", env=env, cwd=ROOT) as child:
+        child.wait()
+        return float(json.loads(child.tail)["rate"])
 
 
 def _environment() -> dict[str, str]:

@@ -32,7 +32,7 @@ def payload(n: int) -> dict[str, Any]:
 
 def queue_on(broker: str) -> str:
     """The queue that is measured: that of the task protocol on Redis."""
-    return "default" if broker == "sqlite" else "stream:task"
+    return "stream:task" if broker.startswith("redis:") else QUEUE
 
 
 def open_app(home: Path, broker: str = "sqlite") -> App:

@@ -48,9 +48,13 @@ MANY_SLOTS = 1000
 """For throughput: what is claimed and finished in one go is as many messages as there are slots."""
 
 
-def drain(home: Path, count: int, *, workers: int = 1, slots: int | None = None) -> Drained:
-    """Let workers empty the queue of `home`; raises if a message lacks its one final event."""
-    env = {} if slots is None else {"ACKBONE__WORKER__SLOTS": str(slots)}
+def drain(
+    home: Path, count: int, *, workers: int = 1, slots: int | None = None, broker: str = "sqlite"
+) -> Drained:
+    """Let workers empty the queue; raises if a message lacks its one final event."""
+    env = {"ACKBONE__BROKER": broker}
+    if slots is not None:
+        env["ACKBONE__WORKER__SLOTS"] = str(slots)
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(processes.worker(home, env=env)) for _ in range(workers)]
         for child in running:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from bench import processes, workload
 from bench.figures import Row, at_least
 from bench.measure import Bench, Unavailable
-from bench.redis_peers import HERE, TICKS, ticks_rate
+from bench.server_peers import HERE, TICKS, ticks_rate, versions_of
 
 from .drain import MANY_SLOTS, drain
 
@@ -70,22 +69,6 @@ def section(bench: Bench) -> list[Row]:
         )
         rows += [lite, _row("ackbone, beside litequeue", seen["ours"], beside=lite)]
     return rows
-
-
-def versions_of(python: Path) -> dict[str, str]:
-    """By its name, the version of each package that this interpreter has."""
-    script = (
-        "import importlib.metadata as m, json\n"
-        "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
-    )
-    try:
-        done = subprocess.run(
-            [str(python), "-c", script], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"{python} does not run: {error}") from error
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
 
 
 def _huey(bench: Bench, python: Path, count: int, fsync: str, results: str = "none") -> float:

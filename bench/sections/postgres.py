@@ -12,11 +12,10 @@ from bench.figures import Row, at_least, at_most
 from bench.measure import Bench, Unavailable
 from bench.postgres_drain import Stage, drain, drain_for
 from bench.postgres_server import PostgresServer, has_postgres
-from bench.redis_peers import HERE, TICKS, ticks_rate
+from bench.server_peers import HERE, TICKS, ticks_rate, versions_of
 
 from .backlog import FEW, MANY, TIMES
 from .drain import MANY_SLOTS
-from .peers import versions_of
 
 RESERVE = 400_000
 """What all turns take off the long queue at most. It is there from the beginning."""

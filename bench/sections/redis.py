@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
-from bench import processes, redis_peers, workload
+from bench import processes, server_peers, workload
 from bench.figures import Goal, Row, at_least, at_most, ratio_at_most
 from bench.measure import Bench
 from bench.postgres_server import PostgresServer, has_postgres
@@ -18,12 +16,11 @@ from bench.redis_server import RedisServer
 
 from . import latency
 from .backlog import FEW, MANY, RESERVE, TIMES
-from .peers import versions_of
 from .sends import TASKS
 
 STORES = {"SQLite store": 4.0, "PostgreSQL store": 2.0}
 """How many times the fastest peer ackbone should be on each."""
-_RAW = redis_peers.HERE / "redis_raw.py"
+_RAW = server_peers.HERE / "redis_raw.py"
 _TURNS = 2
 """Of the drains, in each round: every contender meets another moment of the machine."""
 _BACKLOG_SLOTS = 2000
@@ -69,9 +66,9 @@ def _drains(bench: Bench) -> list[Row]:
         "a worker's start and stop": start_and_stop,
         "redis-py": lambda: {"raw": _raw(bench, "drain", bench.size(50_000, least=1000))},
     }
-    peers = _peers(bench)
+    peers = server_peers.installed(bench, server_peers.ON_REDIS)
     for label, peer in reversed(peers.items()):  # the fast ones right before ours
-        contenders[label] = _peer(bench, label, peer)
+        contenders[label] = server_peers.contender(bench, label, peer, RedisServer)
     for name in STORES:
         postgres = name.startswith("PostgreSQL")
         if postgres and not has_postgres():
@@ -99,34 +96,6 @@ def _cpu_us(drained: Drained, idle_s: float) -> float:
     """CPU µs a message, of workers and servers."""
     used = max(0.0, drained.workers_cpu_s - idle_s) + drained.servers_cpu_s
     return used / drained.count * 1e6
-
-
-def _peers(bench: Bench) -> dict[str, redis_peers.Peer]:
-    """Those that are installed, each under its name and version."""
-    if bench.peers is None:
-        bench.say("no peers: ACKBONE_BENCH_PEERS names no interpreter; 'make bench' sets it")
-        return {}
-    versions = versions_of(bench.peers)
-    own = bench.peers.parent.parent
-    found: dict[str, redis_peers.Peer] = {}
-    for peer in redis_peers.PEERS:
-        version = versions.get(peer.package)
-        if peer.own_folder:
-            installed = sorted(own.glob(f"{peer.package}/{peer.package}-*.dist-info"))
-            version = installed[-1].name.split("-")[1].removesuffix(".dist") if installed else None
-        if version is None:
-            bench.say(f"{peer.name} is not installed")
-        else:
-            found[f"{peer.name} {version}"] = peer
-    return found
-
-
-def _peer(bench: Bench, label: str, peer: redis_peers.Peer) -> Callable[[], dict[str, float]]:
-    def run() -> dict[str, float]:
-        assert bench.peers is not None
-        return {label: redis_peers.drain(bench, bench.peers, peer)}
-
-    return run
 
 
 def _drain_rows(seen: Figures, peers: list[str]) -> list[Row]:
@@ -207,22 +176,15 @@ def _publishing(bench: Bench) -> list[Row]:
 
 def _sent(bench: Bench, what: str, count: int) -> float:
     with bench.home() as home, RedisServer(home) as server:
-        command = [sys.executable, "-m", "bench.redis_send", what, str(home), server.url]
-        return _rate_of([*command, str(count)], home, {})
+        command = [sys.executable, "-m", "bench.server_send", what, str(home), server.url]
+        return processes.rate_of([*command, str(count)], home)
 
 
 def _raw(bench: Bench, what: str, count: int) -> float:
     with bench.home() as home, RedisServer(home) as server:
         messages = workload.write_messages(home, count)
         command = [sys.executable, str(_RAW), what, str(messages)]
-        return _rate_of(command, home, {"BENCH_URL": server.url})
-
-
-def _rate_of(command: list[str], home: Path, env: dict[str, str]) -> float:
-    """What a process of its own says about itself."""
-    with processes.Measured(command, log=home / "rate.log", env=env, cwd=processes.ROOT) as child:
-        child.wait()
-        return float(json.loads(child.tail)["rate"])
+        return processes.rate_of(command, home, BENCH_URL=server.url)
 
 
 # -- latency and backlog --------------------------------------------------------------------------

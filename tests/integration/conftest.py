@@ -1,4 +1,4 @@
-"""The lab, in each way to put broker and store together."""
+"""The lab, in each way to put broker and store together, and the brokers that apps are tried on."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +8,34 @@ import pytest
 
 from ackbone.store.sqlite.migrate import ensure_schema
 from tests.integration.lab import MODES, ONE_FILE, Lab
+from tests.servers.rabbitmq import RabbitServer
+from tests.servers.redis import RedisServer
+
+on_each_broker = pytest.mark.parametrize(
+    "broker",
+    [
+        "sqlite",
+        "redis",
+        pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq")),
+    ],
+    indirect=True,
+)
+"""What a test runs by `App()` and by commands is on this broker: the environment says so."""
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of the default broker. It is empty, and its store is in `home`."""
+    kind = str(request.param)
+    if kind == "redis":
+        redis: RedisServer = request.getfixturevalue("server")
+        request.getfixturevalue("client")  # empties it
+        monkeypatch.setenv("ACKBONE__BROKER", redis.url)
+    elif kind == "rabbitmq":
+        rabbitmq: RabbitServer = request.getfixturevalue("rabbitmq")
+        rabbitmq.forget(*rabbitmq.queues())
+        monkeypatch.setenv("ACKBONE__BROKER", rabbitmq.url)
+    return kind
 
 
 @pytest.fixture(scope="session")

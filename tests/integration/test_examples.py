@@ -1,4 +1,7 @@
-"""The examples, as a newcomer runs them: real processes, until nothing is left to do."""
+"""The examples, as a newcomer runs them: real processes, until nothing is left to do.
+
+The same files run on each broker. `trigger.py` brings a queue of its own.
+"""
 
 import asyncio
 import json
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 from ackbone import App
+from tests.integration.conftest import on_each_broker
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PATIENCE_S = 90.0
@@ -77,12 +81,13 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(home: Path) -> Iterator[Shelf]:
+def shelf(home: Path, broker: str) -> Iterator[Shelf]:
     made = Shelf(home)
     yield made
     made.close()
 
 
+@on_each_broker
 def test_echo_answers(shelf: Shelf) -> None:
     (sent,) = shelf.send(("chat", {"text": "hi"}, {}))
     shelf.run("echo.py")
@@ -90,6 +95,7 @@ def test_echo_answers(shelf: Shelf) -> None:
     assert shelf.replies() == ["You said: hi"]
 
 
+@on_each_broker
 def test_chat_keeps_each_conversation_in_order(shelf: Shelf) -> None:
     texts = ["hello", "how are you?", "fine", "and you?", "bye"]
     people = ("ada", "bo")
@@ -103,6 +109,7 @@ def test_chat_keeps_each_conversation_in_order(shelf: Shelf) -> None:
         assert said == [f"{who}: {text}" for text in texts]
 
 
+@on_each_broker
 def test_shop_refuses_what_is_no_order(shelf: Shelf) -> None:
     (sent,) = shelf.send(("order", {"amount": "lots"}, {}))
     shelf.run("shop.py", SHOP_CHARGES=str(shelf.home / "charges.log"))
@@ -111,6 +118,7 @@ def test_shop_refuses_what_is_no_order(shelf: Shelf) -> None:
     assert not (shelf.home / "charges.log").exists()
 
 
+@on_each_broker
 def test_shop_charges_once_though_its_worker_is_killed(shelf: Shelf) -> None:
     """Killed between the charge and the commit: taken up again, not charged again."""
     charges = shelf.home / "charges.log"

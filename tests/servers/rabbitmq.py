@@ -138,6 +138,9 @@ class RabbitServer:
         """As an operator does: each client of this user gets CONNECTION_FORCED."""
         self.api("DELETE", f"connections/username/{quote(user, safe='')}")
 
+    def queues(self) -> list[str]:
+        return [each["name"] for each in self.api("GET", "queues")]
+
     def forget(self, *queues: str) -> None:
         for queue in queues:
             self.api("DELETE", f"queues/%2F/{quote(queue, safe='')}", missing_is_fine=True)

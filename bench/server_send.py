@@ -1,7 +1,8 @@
-"""ackbone sends tasks to Redis: `python -m bench.redis_send WHAT HOME URL COUNT` prints a rate.
+"""ackbone sends to a server: `python -m bench.server_send WHAT HOME URL COUNT` prints a rate.
 
 batches: `send_many` of 500. each: many tasks, each of which awaits every send. A process of its
-own, as redis-py beside it has: what a bench has seen before slows down whoever sends from it.
+own, as the bare driver beside it has: what a bench has seen before slows down whoever sends from
+it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Other queues on Redis, at their best settings: how each is filled, started and measured."""
+"""Other queues on Redis and RabbitMQ, at their best settings: how each is filled and measured."""
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from . import processes, workload
-from .measure import Bench
-from .redis_server import RedisServer
+from .measure import Bench, Unavailable
 
 HERE = Path(__file__).parent / "peers"
 TICKS = struct.Struct("<qdd")
@@ -54,7 +57,7 @@ def _arq(bin_: Path, url: str) -> list[str]:
     return [str(bin_ / "python"), "-m", "arq", "arq_app.WorkerSettings", *log]
 
 
-PEERS = (
+ON_REDIS = (
     Peer(
         "Dramatiq",
         "dramatiq",
@@ -84,10 +87,86 @@ PEERS = (
 )
 
 
-def drain(bench: Bench, python: Path, peer: Peer) -> float:
+ON_RABBITMQ = (
+    Peer(
+        "Dramatiq",
+        "dramatiq",
+        "dramatiq_rabbitmq_app",
+        8_000,
+        lambda bin_, url: [str(bin_ / "dramatiq"), "dramatiq_rabbitmq_app", "-p", "1", "-t", "1"],
+        env={"dramatiq_queue_prefetch": "500"},
+    ),
+    Peer(
+        "FastStream",
+        "faststream",
+        "faststream_rabbitmq_app",
+        8_000,
+        lambda bin_, url: [str(bin_ / "faststream"), "run", "faststream_rabbitmq_app:app"],
+    ),
+)
+
+
+class Server(Protocol):
+    """A server that is running."""
+
+    @property
+    def url(self) -> str: ...
+
+
+Serve = Callable[[Path], AbstractContextManager[Server]]
+"""Returns an empty server, which may keep its data in this folder."""
+
+
+def installed(bench: Bench, peers: Sequence[Peer]) -> dict[str, Peer]:
+    """Those that are installed, each under its name and version."""
+    if bench.peers is None:
+        bench.say("no peers: ACKBONE_BENCH_PEERS names no interpreter; 'make bench' sets it")
+        return {}
+    versions = versions_of(bench.peers)
+    own = bench.peers.parent.parent
+    found: dict[str, Peer] = {}
+    for peer in peers:
+        version = versions.get(peer.package)
+        if peer.own_folder:
+            there = sorted(own.glob(f"{peer.package}/{peer.package}-*.dist-info"))
+            version = there[-1].name.split("-")[1].removesuffix(".dist") if there else None
+        if version is None:
+            bench.say(f"{peer.name} is not installed")
+        else:
+            found[f"{peer.name} {version}"] = peer
+    return found
+
+
+def versions_of(python: Path) -> dict[str, str]:
+    """By its name, the version of each package that this interpreter has."""
+    script = (
+        "import importlib.metadata as m, json\n"
+        "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
+    )
+    try:
+        done = subprocess.run(
+            [str(python), "-c", script], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Unavailable(f"{python} does not run: {error}") from error
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def contender(bench: Bench, label: str, peer: Peer, serve: Serve) -> Callable[[], dict[str, float]]:
+    """Its turn in a section."""
+
+    def run() -> dict[str, float]:
+        assert bench.peers is not None
+        return {label: drain(bench, bench.peers, peer, serve)}
+
+    return run
+
+
+def drain(bench: Bench, python: Path, peer: Peer, serve: Serve) -> float:
     """Messages a second, from the first task's run to the last one's."""
     count = bench.size(peer.count, least=50)
-    with bench.home() as home, RedisServer(home) as server:
+    with bench.home() as home, serve(home) as server:
         ticks = home / "ticks"
         ticks.write_bytes(bytes(TICKS.size))
         own = f"{python.parent.parent / peer.package}{os.pathsep}" if peer.own_folder else ""
