@@ -445,6 +445,11 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
             "broker: names another database than `store`",
         ),
         (
+            "store: postgresql://u@h/db\ntriggers: [{queue_name: q, consumer_group: g, adapter:"
+            " {type: postgresql, connection: {url: postgresql://u@h/other}}}]",
+            "triggers[0].adapter: names another database than `store`",
+        ),
+        (
             "store: postgresql://u@h/db\nbrokers: {jobs: postgres://u@h:5433/db}",
             "brokers.jobs: names another database than `store`",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Collection
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
-from ackbone.brokers.registry import trigger_types
+from ackbone.brokers.registry import kind_of, trigger_types
 from ackbone.core.codecs.codec import CODECS
+from ackbone.core.errors import ConfigError
 from ackbone.core.message import NAME
 from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
 from ackbone.core.outbound.subscribers import events_named, no_event
@@ -139,6 +141,10 @@ class _Rules:
             if kind is not None and kind not in known:
                 text = _unknown(kind, "an adapter", known)
                 self.say(join(join(path, "adapter"), "type"), text)
+            with contextlib.suppress(ConfigError):  # `check_triggers` reports it
+                own = trigger.adapter.url(kind_of(self.config.broker))
+                if own is not None and (wrong := not_in_store(own, self.config.store)):
+                    self.say(join(path, "adapter"), wrong)
 
     def subscribers(self) -> None:
         for name, subscriber in self.config.subscribers.items():
