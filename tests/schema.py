@@ -496,10 +496,12 @@ sources = Table(
     Column("part", NAME, nullable=False, server_default=text("''")),
     Column("worker_id", BigInteger),
     Column("n", BigInteger, nullable=False, server_default=text("0")),
-    Column("floor", BigInteger),
+    Column("adopted_at", moment()),  # a message of this part was adopted last
     Column("paused_at", moment()),
     PrimaryKeyConstraint("subscription", "part"),
 )
+# Workers ask each second, and a queue may have many parts.
+_partial("idx_sources_paused", sources.c.subscription, where="paused_at IS NOT NULL")
 
 roles = Table(
     "roles",

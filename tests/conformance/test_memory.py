@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ackbone.brokers.memory import MemoryBroker
-from ackbone.core.broker import Broker
-from ackbone.testing import BrokerConformance, FakeClock
+from ackbone.core.broker import Broker, Identity
+from ackbone.testing import BrokerConformance, FakeClock, PretendingBroker
 
 
 class _Memory(BrokerConformance):
@@ -25,6 +25,33 @@ class _Memory(BrokerConformance):
     async def dead_letters(self, broker: Broker, queue: str) -> Sequence[bytes]:
         assert isinstance(broker, MemoryBroker)
         return [copy.body for copy in broker.dead_letters if copy.queue == queue]
+
+
+class _Pretending(_Memory):
+    delay_s = 0.5  # less than the lease
+
+    def setup_method(self) -> None:
+        self.clock = FakeClock()
+
+
+class TestLikeKafka(_Pretending):
+    async def make_broker(self) -> MemoryBroker:
+        return PretendingBroker("kafka", clock=self.clock)
+
+
+class TestLikeSqs(_Pretending):
+    async def make_broker(self) -> MemoryBroker:
+        return PretendingBroker("sqs", clock=self.clock)
+
+
+class TestLikeServiceBus(_Pretending):
+    async def make_broker(self) -> MemoryBroker:
+        return PretendingBroker("servicebus", clock=self.clock)
+
+
+class TestWithoutIdentity(_Pretending):
+    async def make_broker(self) -> MemoryBroker:
+        return PretendingBroker(clock=self.clock, identity=Identity.NONE, release=False, chunk=10)
 
 
 class TestMemoryByFakeClock(_Memory):

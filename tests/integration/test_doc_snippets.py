@@ -7,10 +7,11 @@ import ast
 import asyncio
 import inspect
 import re
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ackbone import App, Context
-from tests.integration.conftest import on_each_broker, stored
+from tests.integration.conftest import on_each_broker
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -204,10 +205,11 @@ def test_blocks_run_on_each_broker(page: Path, broker: str, home: Path, folder: 
                     await app.work(until_idle=True)
 
     asyncio.run(read_on())
-    ends = stored(home, "SELECT event_name, status FROM queue_executions")
-    replies = stored(home, "SELECT content FROM deliveries")
+    with closing(sqlite3.connect(home / "ackbone.db")) as conn:
+        ends = conn.execute("SELECT event_name, status FROM queue_executions").fetchall()
+        replies = conn.execute("SELECT content FROM deliveries ORDER BY content").fetchall()
     assert Counter(ends) == story.ends
-    assert sorted(content for (content,) in replies) == list(story.replies)
+    assert [content for (content,) in replies] == list(story.replies)
 
 
 def test_each_page_is_told_or_excused() -> None:

@@ -8,37 +8,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from ackbone import App, Context
-from ackbone.brokers.memory import MemoryBroker
-from ackbone.core.broker import Delivery, Identity, Outgoing, Settlement, Subscription, Verb
+from ackbone import App, Config, Context
+from ackbone.brokers.pretending import PretendingSource
+from ackbone.core.broker import Delivery, Identity, Outgoing, Settlement, Verb
+from ackbone.core.errors import ConfigError
 from ackbone.engine.worker import EngineWorker
+from ackbone.testing import PretendingBroker
 from tests.integration.lab import MEMORY, Lab
-
-
-class Pretender(MemoryBroker):
-    """A memory broker with other capabilities. It notes what it was told."""
-
-    def __init__(self, **capabilities: Any) -> None:
-        super().__init__()
-        self.capabilities = msgspec.structs.replace(self.capabilities, **capabilities)
-        self.settled: list[tuple[bytes, Verb]] = []
-
-    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
-        found = await super()._receive(sub, limit, wait)
-        if self.capabilities.identity is Identity.BROKER:
-            return found
-        return [msgspec.structs.replace(delivery, identity=None) for delivery in found]
-
-    async def _settle(self, batch: Sequence[Settlement]) -> Any:
-        self.settled += [(each.delivery.body, each.verb) for each in batch]
-        return await super()._settle(batch)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(queue.in_flight for queue in self._space.queues.values())
 
 
 @pytest.fixture
@@ -49,8 +27,9 @@ async def lab(home: Path, schema: Path) -> AsyncIterator[Lab]:
 
 
 @asynccontextmanager
-async def opened(lab: Lab, broker: Pretender, **settings: Any) -> AsyncIterator[App]:
-    app = await lab.open(queues={"q": {"codec": "text"}}, **settings)
+async def opened(lab: Lab, broker: PretendingBroker, **settings: Any) -> AsyncIterator[App]:
+    queue = {"codec": "text", **settings.pop("queue", {})}
+    app = await lab.open(queues={"q": queue}, **settings)
     await app.broker.close()
     app.brokers.by_name["default"] = broker
     await broker.open()
@@ -79,7 +58,7 @@ def held(lab: Lab) -> list[tuple[str, str]]:
 
 
 async def test_a_message_without_any_id_is_adopted_before_it_runs(lab: Lab) -> None:
-    broker = Pretender(identity=Identity.NONE)
+    broker = PretendingBroker(identity=Identity.NONE)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         await broker.publish("q", texts(5))
@@ -95,7 +74,7 @@ async def test_a_message_without_any_id_is_adopted_before_it_runs(lab: Lab) -> N
 
 
 async def test_two_messages_without_an_id_and_with_the_same_text_both_run(lab: Lab) -> None:
-    broker = Pretender(identity=Identity.NONE)
+    broker = PretendingBroker(identity=Identity.NONE)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         handler.may_end.set()
@@ -106,7 +85,7 @@ async def test_two_messages_without_an_id_and_with_the_same_text_both_run(lab: L
 
 
 async def test_a_run_over_the_hold_limit_is_adopted_and_commits_once(lab: Lab) -> None:
-    broker = Pretender(hold_limit_s=0.6)
+    broker = PretendingBroker(hold_limit_s=0.6)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         await broker.publish("q", texts(3))
@@ -123,7 +102,7 @@ async def test_a_run_over_the_hold_limit_is_adopted_and_commits_once(lab: Lab) -
 async def test_a_run_over_the_hold_limit_runs_again_from_the_store_when_its_worker_dies(
     lab: Lab,
 ) -> None:
-    broker = Pretender(hold_limit_s=0.6)
+    broker = PretendingBroker(hold_limit_s=0.6)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         await broker.publish("q", texts(1))
@@ -138,7 +117,7 @@ async def test_a_run_over_the_hold_limit_runs_again_from_the_store_when_its_work
 
 
 async def test_a_short_run_keeps_its_copy_at_the_broker(lab: Lab) -> None:
-    broker = Pretender(hold_limit_s=3600.0)
+    broker = PretendingBroker(hold_limit_s=3600.0)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         await broker.publish("q", texts(1))
@@ -153,7 +132,7 @@ async def test_a_short_run_keeps_its_copy_at_the_broker(lab: Lab) -> None:
 
 @pytest.mark.parametrize("release", [True, False])
 async def test_a_broker_that_cannot_release_is_never_asked_to(lab: Lab, release: bool) -> None:
-    broker = Pretender(release=release)
+    broker = PretendingBroker(release=release)
     async with opened(lab, broker) as app:
         handler = Waits(app)
         await broker.publish("q", texts(3))
@@ -167,3 +146,146 @@ async def test_a_broker_that_cannot_release_is_never_asked_to(lab: Lab, release:
         await lab.start(app)
         await lab.until(lambda: held(lab) == [("succeeded", "broker")] * 3)
     assert len(handler.ran) == 6
+
+
+async def test_a_long_run_keeps_a_lease_of_two_seconds(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extended = 0
+    extend = PretendingSource.extend
+
+    async def counted(source: PretendingSource, batch: Sequence[Delivery]) -> None:
+        nonlocal extended
+        extended += 1
+        await extend(source, batch)
+
+    monkeypatch.setattr(PretendingSource, "extend", counted)
+    broker = PretendingBroker(lease_s=2.0)
+    async with opened(lab, broker) as app:
+        handler = Waits(app)
+        await broker.publish("q", texts(3))
+        await lab.start(app)
+        await lab.until(lambda: extended >= 12, "three leases have passed, extended each 0.5 s")
+        assert held(lab) == [("running", "broker")] * 3, "no copy came again"
+        handler.may_end.set()
+        await lab.until(lambda: held(lab) == [("succeeded", "broker")] * 3)
+        await lab.until(lambda: broker.in_flight == 0)
+    assert sorted(handler.ran) == [f"text {n}" for n in range(3)]
+
+
+async def test_a_copy_that_comes_again_while_its_message_runs_is_adopted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody extends the lease, as where the event loop stood still."""
+
+    async def lost(source: PretendingSource, batch: Sequence[Delivery]) -> None:
+        return
+
+    monkeypatch.setattr(PretendingSource, "extend", lost)
+    broker = PretendingBroker(lease_s=0.5)
+    async with opened(lab, broker) as app:
+        handler = Waits(app)
+        await broker.publish("q", texts(3))
+        await lab.start(app)
+        await lab.until(lambda: held(lab) == [("running", "store")] * 3)
+        handler.may_end.set()
+        await lab.until(lambda: held(lab) == [("succeeded", "store")] * 3)
+        await lab.until(lambda: broker.in_flight == 0)
+    assert sorted(handler.ran) == [f"text {n}" for n in range(3)]
+
+
+async def test_deliveries_in_chunks_of_ten(lab: Lab) -> None:
+    broker = PretendingBroker("sqs")
+    async with opened(lab, broker, worker={"slots": 64}) as app:
+        handler = Waits(app)
+        await broker.publish("q", texts(100))
+        await lab.start(app)
+        await lab.until(lambda: len(handler.ran) == 64, "all slots are filled, ten at a time")
+        handler.may_end.set()
+        await lab.until(lambda: held(lab) == [("succeeded", "broker")] * 100)
+    assert sorted(handler.ran) == sorted(f"text {n}" for n in range(100))
+
+
+@pytest.mark.parametrize("policy", ["nack", "dlq"])
+async def test_a_copy_of_a_failed_message_is_rejected_until_that_succeeds(
+    lab: Lab, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that counts deliveries would end it by itself, under a reason of its own."""
+    broker = PretendingBroker(lease_s=0.3)
+    told: list[tuple[Verb, str]] = []
+    settle = broker._settle
+
+    async def twice_lost(batch: Sequence[Settlement]) -> Any:
+        told.extend((each.verb, each.reason) for each in batch)
+        return await settle(batch) if len(told) > 2 else []
+
+    monkeypatch.setattr(broker, "_settle", twice_lost)
+    async with opened(lab, broker, queue={"ack_policy": policy}) as app:
+        ran = []
+
+        @app.on("*", queue="q", retries=0)
+        async def fails(ctx: Context) -> None:
+            ran.append(ctx.payload)
+            raise RuntimeError("too hot")
+
+        await broker.publish("q", texts(1))
+        await lab.start(app)
+        await lab.until(lambda: broker.in_flight == 0 and len(told) == 3)
+    assert ran == ["text 0"]
+    (letter,) = lab.letters()
+    if policy == "nack":
+        assert told == [(Verb.REJECT, letter["reason"])] * 3
+        assert [(dead.body, dead.reason) for dead in broker.dead_letters] == [
+            (b"text 0", letter["reason"])
+        ]
+    else:
+        assert [verb for verb, _ in told] == [Verb.ACK] * 3
+        assert not broker.dead_letters
+
+
+@pytest.mark.parametrize(
+    ("policy", "able", "verbs"),
+    [
+        ("requeue", {"release": True}, [Verb.RELEASE, Verb.ACK]),
+        ("requeue", {"release": False}, [Verb.ACK]),
+        ("nack", {"reject": True}, [Verb.REJECT]),
+        ("nack", {"reject": False}, [Verb.ACK]),
+    ],
+)
+async def test_a_policy_that_the_broker_cannot_carry_out_is_an_acknowledgement(
+    lab: Lab, policy: str, able: dict[str, Any], verbs: list[Verb]
+) -> None:
+    broker = PretendingBroker(**able)
+    async with opened(lab, broker, queue={"ack_policy": policy}) as app:
+
+        @app.on("*", queue="q", retries=0)
+        async def fails(ctx: Context) -> None:
+            raise RuntimeError("too hot")
+
+        await broker.publish("q", texts(1))
+        await lab.start(app)
+        await lab.until(lambda: len(broker.settled) == len(verbs) and broker.in_flight == 0)
+    assert [verb for _, verb in broker.settled] == verbs
+
+
+@pytest.mark.parametrize("like", ["memory", "kafka", "sqs", "servicebus"])
+async def test_an_app_works_on_a_broker_that_its_url_makes_up(home: Path, like: str) -> None:
+    app = App(Config(home=home, broker=f"memory://?like={like}"))
+    heard: list[int] = []
+
+    @app.on("said")
+    async def said(ctx: Context) -> None:
+        heard.append(ctx.payload)
+
+    async with app:
+        assert isinstance(app.broker, PretendingBroker)
+        for n in range(30):
+            await app.send("said", n, ordering_key="ada")
+        await app.work(until_idle=True)
+    assert heard == list(range(30))
+
+
+@pytest.mark.parametrize("written", ["like=kafk", "liek=kafka", "like=kafka&parts=3", "kafka"])
+def test_a_wrong_parameter_of_memory_is_named(home: Path, written: str) -> None:
+    with pytest.raises(ConfigError, match="memory, kafka, sqs, servicebus"):
+        App(Config(home=home, broker=f"memory://?{written}")).check()

@@ -336,6 +336,13 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
             for name, days in (("old", 1.1), ("new", 0.9))
         ),
     )
+    await attic.put(
+        "sources",
+        *(
+            {"subscription": "q", "part": name, "adopted_at": at}
+            for name, at in (("", None), ("old", attic.ago(1.1)), ("new", attic.ago(0.9)))
+        ),
+    )
     gone = await attic.sweep()
     assert gone == {
         "idempotency_keys": 0,
@@ -344,6 +351,7 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
         "approvals": 0,
         "deliveries": 2,
         "send_windows": 1,
+        "sources": 1,
         "dead_letters": 2,
         "queue_metrics": 1,
     }
@@ -355,12 +363,17 @@ async def test_settled_letters_sent_replies_and_metrics_go_by_their_own_times(at
     }
     assert await attic.all("SELECT metric_name FROM queue_metrics") == ["new"]
     assert await attic.all("SELECT key FROM send_windows") == ["new"]
+    assert set(await attic.all("SELECT part FROM sources")) == {"", "new"}
 
 
 async def test_what_has_no_limit_is_kept_for_ever(attic):
     await attic.task("ancient", "succeeded", days=10_000)
     await attic.letter("ancient", "replayed", days=10_000)
-    assert await attic.sweep(Keep()) == {"idempotency_keys": 0, "send_windows": 0}
+    assert await attic.sweep(Keep()) == {
+        "idempotency_keys": 0,
+        "send_windows": 0,
+        "sources": 0,
+    }
     assert await attic.all("SELECT message_id FROM queue_executions") == ["ancient"]
 
 

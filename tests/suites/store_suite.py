@@ -20,6 +20,7 @@ from tests.suites.checks import (
     store_claims,
     store_finish,
     store_fleet,
+    store_parts,
     store_waiting,
     store_workers,
 )
@@ -191,6 +192,30 @@ class StoreConformance(StoreHarness):
 
     async def test_an_ordered_source_has_one_fetcher(self) -> None:
         await self.check(store_waiting.an_ordered_source_has_one_fetcher)
+
+    async def test_a_part_that_moved_is_closed_to_its_last_owner(self) -> None:
+        await self.check(store_parts.a_part_that_moved_is_closed_to_its_last_owner)
+
+    async def test_a_part_comes_back_without_a_lease(self) -> None:
+        await self.check(store_parts.a_part_comes_back_without_a_lease)
+
+    async def test_parts_of_one_batch_have_different_owners(self) -> None:
+        await self.check(store_parts.parts_of_one_batch_have_different_owners)
+
+    async def test_parts_change_owners_while_batches_are_written(self) -> None:
+        await self.check(store_parts.parts_change_owners_while_batches_are_written)
+
+    async def test_a_part_is_opened_by_a_message_without_a_key(self) -> None:
+        await self.check(store_parts.a_part_is_opened_by_a_message_without_a_key)
+
+    async def test_a_late_opening_passes_over_nothing(self) -> None:
+        await self.check(store_parts.a_late_opening_passes_over_nothing)
+
+    async def test_a_worker_that_registers_again_opens_its_parts_again(self) -> None:
+        await self.check(store_parts.a_worker_that_registers_again_opens_its_parts_again)
+
+    async def test_a_copy_of_a_failed_message_says_why_it_failed(self) -> None:
+        await self.check(store_parts.a_copy_of_a_failed_message_says_why_it_failed)
 
     async def test_a_retry_is_due_as_before_when_the_clock_is_set(self) -> None:
         await self.check(store_waiting.a_retry_is_due_as_before_when_the_clock_is_set)

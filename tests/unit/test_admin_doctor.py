@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ackbone.admin import doctor
+from ackbone.core.broker import Capabilities, Durability, Identity
 from ackbone.core.findings import Finding
 from ackbone.core.records import QueueState, WorkerState
 from ackbone.sqlitefile.wal import Witness
@@ -153,6 +155,30 @@ def test_subscribers_need_a_channel():
     assert silent.finding is Finding.WARNING
     assert "dashboard is notified by webhook" in silent.detail
     assert "channels.webhook" in (silent.hint or "")
+
+
+def test_what_a_broker_cannot_do_is_named_for_the_queues_that_ask_for_it():
+    able = Capabilities(
+        durability=Durability.FSYNC, priority=True, ttl=True, ordered=True, max_body=1024
+    )
+    asked: dict[str, Any] = {"ordered": ["orders"], "with_ttl": ["offers"], "max_bytes": 1024}
+    assert doctor.check_capabilities(able, **asked) == []
+
+    bare = Capabilities(durability=Durability.FSYNC, identity=Identity.NONE, max_body=1000)
+    found = doctor.check_capabilities(bare, **asked)
+    order, size = (check for check in found if check.finding is Finding.WARNING)
+    assert "orders" in order.detail
+    assert "queues.orders.ordered" in (order.hint or "")
+    assert "1,000 bytes" in size.detail
+    assert (size.hint or "").endswith("max_message_bytes: 1000")
+    names = [check.name for check in found if check.finding is Finding.OK]
+    assert names == ["identity", "time to live", "priority"]
+
+    with_parts = Capabilities(durability=Durability.FSYNC, parts=True)
+    nothing: dict[str, Any] = {"ordered": ["orders"], "with_ttl": [], "max_bytes": 1}
+    assert [check.name for check in doctor.check_capabilities(with_parts, **nothing)] == [
+        "priority"
+    ]
 
 
 def test_settings_that_give_up_a_promise_are_named():

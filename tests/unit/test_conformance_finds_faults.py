@@ -25,14 +25,30 @@ from ackbone.core.broker import (
 )
 from ackbone.core.errors import BrokerUnavailable, MessageTooLarge
 from ackbone.core.task_protocol import ONCE
-from ackbone.testing import BrokerConformance, BrokerHarness, Check, FakeClock, run_check
-from ackbone.testing.checks import capabilities, lifecycle, restarts, settling, tasks, transport
+from ackbone.testing import (
+    BrokerConformance,
+    BrokerHarness,
+    Check,
+    FakeClock,
+    PretendingBroker,
+    run_check,
+)
+from ackbone.testing.checks import (
+    capabilities,
+    lifecycle,
+    parts,
+    restarts,
+    settling,
+    tasks,
+    transport,
+)
 
 GROUPS: tuple[ModuleType, ...] = (
     transport,
     lifecycle,
     settling,
     capabilities,
+    parts,
     tasks,
     restarts,
 )
@@ -464,6 +480,59 @@ class NoAge(MemoryBroker):
         return [msgspec.structs.replace(entry, oldest_age_s=0.0) for entry in await super().stats()]
 
 
+class NamesPartsUnasked(OnReceive):
+    async def twist(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
+        got = await super().twist(sub, limit, wait)
+        return [msgspec.structs.replace(delivery, part="0") for delivery in got]
+
+
+class Partitioned(PretendingBroker):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"like": "kafka", **options})
+
+
+class SharesParts(Partitioned):
+    """Every client reads every part."""
+
+    def _may_take(self, item: Any) -> bool:
+        self._part_of(item)
+        return True
+
+
+class ScattersKeys(Partitioned):
+    """A message with a key goes to any part."""
+
+    async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        scattered = [msgspec.structs.replace(out, key=f"{n}") for n, out in enumerate(batch)]
+        return await super().publish(queue, scattered)
+
+
+class NeverOpens(Partitioned):
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
+        got = await super()._receive(sub, limit, wait)
+        return [msgspec.structs.replace(delivery, opens_part=False) for delivery in got]
+
+
+class OpensAlways(Partitioned):
+    async def _receive(self, sub: Subscription, limit: int, wait: float) -> Sequence[Delivery]:
+        got = await super()._receive(sub, limit, wait)
+        return [msgspec.structs.replace(delivery, opens_part=True) for delivery in got]
+
+
+class PassesOverUnsettled(Partitioned):
+    """The next reader begins behind the messages that the last one held."""
+
+    async def close(self) -> None:
+        for item in self._held.values():
+            item.number = next(self._space.numbers)
+        await super().close()
+
+
+class CannotReread(Partitioned):
+    def _reread(self, queue: str, parts: Collection[str]) -> None:
+        return
+
+
 class OnlySaysTaskBroker(MemoryBroker):
     """Has the method of the role, and nothing else of it."""
 
@@ -559,6 +628,17 @@ PLANTED: list[tuple[type[MemoryBroker], dict[str, Any], Check, str]] = [
     (OnlySaysTaskBroker, {}, tasks.fields, "the fields are None"),
     (ObeysMarks, {}, tasks.once, "are lost"),
     (HandsOutTwice, {}, capabilities.lease, "no lease is claimed"),
+    (NamesPartsUnasked, {}, parts.parts_have_one_reader, "not claimed"),
+    (Partitioned, {"parts": False}, parts.parts_have_one_reader, "not claimed"),
+    (MemoryBroker, {"parts": True}, parts.parts_have_one_reader, "names no part"),
+    (SharesParts, {}, parts.parts_have_one_reader, "two readers"),
+    (ScattersKeys, {}, parts.parts_have_one_reader, "is in parts"),
+    (NeverOpens, {}, parts.parts_have_one_reader, "does not open it"),
+    (NeverOpens, {}, parts.parts_move, "does not open it"),
+    (OpensAlways, {}, parts.parts_move, "that its reader has"),
+    (PassesOverUnsettled, {}, parts.parts_move, "the next reader"),
+    (ForgetsOnClose, {"parts": True}, parts.parts_move, "does not open it"),
+    (CannotReread, {}, parts.parts_move, "read again"),
     (ForgetsOnClose, {}, restarts.restart_keeps_messages, "lost with the restart"),
     (ForgetsAllOnClose, {}, restarts.restart_under_load, "accepted messages were lost"),
 ]

@@ -104,6 +104,13 @@ def test_the_model_shows_the_hot_statements(statements: list[str]) -> None:
     assert len(statements) > 60
 
 
+def test_paused_queues_are_found_beside_many_parts() -> None:
+    conn = sqlite3.connect(":memory:")
+    conn.deserialize(empty_database())
+    assert "idx_sources_paused" in str(plan_of(conn, SQL.store.paused))
+    conn.close()
+
+
 def test_no_hot_statement_sorts_or_reads_a_big_table(statements: list[str]) -> None:
     conn = sqlite3.connect(":memory:")
     conn.deserialize(empty_database())

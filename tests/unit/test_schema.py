@@ -244,6 +244,7 @@ def test_every_business_table_has_a_tenant_and_its_indexes_begin_with_it(db: Pat
         "idx_deliveries_lane",
         "idx_deliveries_put_off",
         "idx_deliveries_sending",
+        "idx_sources_paused",
         *(name for name in shape.indexes if name.startswith("idx_messages_")),
     }
     others = {n for n, (target, _) in shape.indexes.items() if "(tenant_id" not in target}

@@ -24,7 +24,13 @@ from ackbone.core.store import (
 )
 from ackbone.store.sqlite.migrate import ensure_schema
 from ackbone.store.sqlite.store import SqliteStore
-from tests.suites.checks import store_claims, store_finish, store_waiting, store_workers
+from tests.suites.checks import (
+    store_claims,
+    store_finish,
+    store_parts,
+    store_waiting,
+    store_workers,
+)
 from tests.suites.store_harness import Store, StoreCheck, StoreHarness, run_store_check
 
 
@@ -89,10 +95,70 @@ class TurnsVerdictsAround(SqliteStore):
 
 class LetsEveryoneFetch(SqliteStore):
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
-        found = await super().adopt_in_order(sub, batch, worker=worker)
+        found = await super().adopt_in_order(sub, batch, worker=worker, opened=opened)
         return [] if found is None else found
+
+
+class EveryoneOwnsEveryPart(SqliteStore):
+    opens = True
+
+    async def adopt_in_order(
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
+    ) -> Sequence[Verdict] | None:
+        parts = {c.delivery.part for c in batch if c.delivery.part} if self.opens else set[str]()
+        return await super().adopt_in_order(sub, batch, worker=worker, opened=parts)
+
+
+class NeverGivesAPart(EveryoneOwnsEveryPart):
+    opens = False
+
+
+class AdoptsTheLastFirst(SqliteStore):
+    async def adopt_in_order(
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
+    ) -> Sequence[Verdict] | None:
+        found = await super().adopt_in_order(sub, batch[::-1], worker=worker, opened=opened)
+        return None if found is None else found[::-1]
+
+
+class RefusesTheBatchForOnePart(SqliteStore):
+    async def adopt_in_order(
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
+    ) -> Sequence[Verdict] | None:
+        found = await super().adopt_in_order(sub, batch, worker=worker, opened=opened)
+        if any(verdict.answer is Answer.LEAVE for verdict in found or ()):
+            return [Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in batch]
+        return found
+
+
+class ForgetsFailures(SqliteStore):
+    async def claim(
+        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker, adopt: bool = False
+    ) -> Sequence[Verdict]:
+        found = await super().claim(sub, batch, worker=worker, adopt=adopt)
+        return [msgspec.structs.replace(verdict, failure=None) for verdict in found]
 
 
 class NeverReaps(SqliteStore):
@@ -168,6 +234,14 @@ FAULTS: list[tuple[type[SqliteStore], StoreCheck]] = [
     (TurnsVerdictsAround, store_claims.verdicts_stand_in_order),
     (TurnsVerdictsAround, store_claims.new_messages_run),
     (LetsEveryoneFetch, store_waiting.an_ordered_source_has_one_fetcher),
+    (EveryoneOwnsEveryPart, store_parts.a_part_that_moved_is_closed_to_its_last_owner),
+    (EveryoneOwnsEveryPart, store_parts.a_worker_that_registers_again_opens_its_parts_again),
+    (EveryoneOwnsEveryPart, store_parts.a_late_opening_passes_over_nothing),
+    (NeverGivesAPart, store_parts.a_part_comes_back_without_a_lease),
+    (NeverGivesAPart, store_parts.a_part_is_opened_by_a_message_without_a_key),
+    (AdoptsTheLastFirst, store_parts.parts_change_owners_while_batches_are_written),
+    (RefusesTheBatchForOnePart, store_parts.parts_of_one_batch_have_different_owners),
+    (ForgetsFailures, store_parts.a_copy_of_a_failed_message_says_why_it_failed),
     (NeverReaps, store_workers.the_dead_are_reaped_once),
     (NeverReaps, store_finish.a_late_result_is_fenced),
     (EndsEveryName, store_workers.names_of_workers_that_ended),

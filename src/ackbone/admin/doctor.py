@@ -7,6 +7,7 @@ import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ackbone.core.broker import Capabilities, Identity
 from ackbone.core.clock import from_us
 from ackbone.core.findings import Check, Finding, ok, refused, warning
 from ackbone.core.records import QueueState, WorkerState
@@ -154,6 +155,44 @@ def check_settings(*, in_memory: bool, dedup_may_stop: bool) -> list[Check]:
             )
         )
     return findings or [ok("settings", "no setting gives up a promise")]
+
+
+def check_capabilities(
+    able: Capabilities, *, ordered: Collection[str], with_ttl: Collection[str], max_bytes: int
+) -> list[Check]:
+    """Check what the queues of a broker ask for that it cannot do, or does in another way.
+
+    `ordered` and `with_ttl` are the queues whose messages have an order and a time to live.
+    """
+    findings = []
+    if ordered and not (able.ordered or able.parts):
+        findings.append(
+            warning(
+                "order",
+                f"the broker may deliver messages of {', '.join(ordered)} in any order: those with"
+                " the same ordering key run one after another, in the order in which they come",
+                f"write queues.{min(ordered)}.ordered: false, or use a broker that keeps the order",
+            )
+        )
+    if able.max_body is not None and able.max_body < max_bytes:
+        findings.append(
+            warning(
+                "size",
+                f"the broker takes messages up to {able.max_body:,} bytes, and max_message_bytes is"
+                f" {max_bytes:,}: larger ones are refused when they are sent",
+                f"write max_message_bytes: {able.max_body}",
+            )
+        )
+    if able.identity is Identity.NONE:
+        detail = "messages that come without an id get one when they are received"
+        hint = "let their senders set an id: a crash before the acknowledgement makes a second task"
+        findings.append(ok("identity", detail, hint))
+    if with_ttl and not able.ttl:
+        detail = f"messages of {', '.join(with_ttl)} expire by the clock of their senders"
+        findings.append(ok("time to live", detail))
+    if not able.priority:
+        findings.append(ok("priority", "messages are received without regard to their priority"))
+    return findings
 
 
 def check_subscribers(channel_of: Mapping[str, str], channels: Collection[str]) -> list[Check]:

@@ -65,8 +65,12 @@ class MemoryBroker:
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> MemoryBroker:
-        """Make a broker with queues of its own. The rest of the URL does not matter."""
-        return cls(clock=clock)
+        """Make a broker with queues of its own. `memory://?like=kafka`: one that pretends."""
+        if "?" not in url:
+            return cls(clock=clock)
+        from .pretending import PretendingBroker
+
+        return PretendingBroker.from_url(url, clock=clock)
 
     def connect(self) -> MemoryBroker:
         """Return another client of the same queues, with its own deliveries. It is not open yet."""
@@ -165,11 +169,15 @@ class MemoryBroker:
 
     def _take(self, queue: _Queue, limit: int) -> list[Delivery]:
         taken = []
-        for item in queue.take(limit, self._space.clock.monotonic()):
+        for item in queue.take(limit, self._space.clock.monotonic(), self._may_take):
             tag = f"{self._space.name}:{next(self._space.numbers)}"
             self._held[tag] = item
             taken.append(item.delivery(tag, self._space.name))
         return taken
+
+    def _may_take(self, item: _Item) -> bool:
+        """Return True if this client may receive the message now."""
+        return True
 
     def _end(self, item: _Item, settlement: Settlement) -> None:
         queue = item.queue
@@ -274,10 +282,18 @@ class _Queue:
         self.in_flight -= 1
         self.put(item, due)
 
-    def take(self, limit: int, now: float) -> list[_Item]:
+    def take(
+        self, limit: int, now: float, may_take: Callable[[_Item], bool] = lambda item: True
+    ) -> list[_Item]:
         while self._delayed and self._delayed[0][0] <= now:
             self.put(heappop(self._delayed)[2])
-        taken = [heappop(self._ready)[2] for _ in range(min(limit, len(self._ready)))]
+        taken: list[_Item] = []
+        left: list[_Item] = []
+        while self._ready and len(taken) < limit:
+            item = heappop(self._ready)[2]
+            (taken if may_take(item) else left).append(item)
+        for item in left:
+            self.put(item)
         self.in_flight += len(taken)
         return taken
 

@@ -81,13 +81,21 @@ async def _of_broker(config: Config) -> Sequence[Check]:
     found: list[Check] = []
     for endpoint in config.endpoints.values():
         try:
-            broker: object = make_broker(endpoint.url)
+            broker = make_broker(endpoint.url)
         except ConfigError as error:
             found += use.check_problems(map(endpoint.named, error.problems))
             continue
-        if isinstance(broker, Examinable):
-            queues = [name for name in config.queues if config.endpoint(name) == endpoint]
-            found += [_named(endpoint, check) for check in await broker.examine(queues)]
+        queues = [name for name in config.queues if config.endpoint(name) == endpoint]
+        checks = use.check_capabilities(
+            broker.capabilities,
+            ordered=[name for name in queues if config.subscription(name).ordered],
+            with_ttl=[name for name in queues if config.queue(name).ttl_s is not None],
+            max_bytes=config.max_message_bytes,
+        )
+        examinable: object = broker
+        if isinstance(examinable, Examinable):
+            checks = [*await examinable.examine(queues), *checks]
+        found += [_named(endpoint, check) for check in checks]
     return found
 
 

@@ -101,9 +101,9 @@ def read_url(setting: str, url: str, folder: Path) -> str:
             raise ValueError(
                 "the store cannot be in memory, because it must survive a restart; write sqlite"
             )
-        if rest:
+        if rest.partition("?")[0]:
             raise ValueError("memory:// takes no path; write memory://")
-        return "memory://"
+        return f"memory://{rest}"
     if scheme in STORES and broker and not rest:
         return scheme
     if broker and scheme in BY_SCHEME:

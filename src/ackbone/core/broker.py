@@ -137,7 +137,16 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     entry: str | None = None
     """The server's id of this copy, as its own tools show it. Set for copies that were pending."""
     part: str | None = None
-    """The part of the queue that this copy came from (`Capabilities.parts`)."""
+    """The part of the queue that this copy came from. None if the broker has no parts
+    (`Capabilities.parts`)."""
+    opens_part: bool = False
+    """The reader begins to read the part with this copy. No message before it was left out: each
+    one is settled, or this reader holds it.
+
+    Set on the first copy since the reader was given the part, and on the first one after a RELEASE,
+    the end of a lease or `Rereads.reread` brought copies of the part back. A worker that adopts
+    such a copy owns the part from then on, and the store refuses other copies of a part that their
+    worker does not own."""
     failure: str | None = None
     """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
     taken_from: str | None = None
@@ -152,7 +161,9 @@ class Verb(StrEnum):
     ACK = "ack"
     """The broker forgets the copy."""
     RELEASE = "release"
-    """The copy returns to the queue, to be received again."""
+    """The copy returns to the queue, to be received again. Never sent to a broker without
+    `Capabilities.release`: there it comes when its lease ends, its reader closes, or by `Rereads`.
+    """
     REJECT = "reject"
     """The copy goes to the broker's dead-letter queue (`Capabilities.reject`)."""
 
@@ -403,6 +414,18 @@ class Extends(Protocol):
 
     async def extend(self, batch: Sequence[Delivery]) -> None:
         """Start the lease of these deliveries over."""
+        ...
+
+
+@runtime_checkable
+class Rereads(Protocol):
+    """Optional role of a source: it can read a part again, if it cannot release a message."""
+
+    def reread(self, parts: Collection[str]) -> None:
+        """Read these parts again from their first message that is not settled, with `opens_part`.
+
+        The next `receive` does it. A part that this reader does not have any more is left out.
+        """
         ...
 
 

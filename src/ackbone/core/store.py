@@ -76,6 +76,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 Decode = Callable[[Delivery], Candidate]
 
 
+def opened_parts(batch: Sequence[Candidate]) -> frozenset[str]:
+    """Return the parts that a batch opens. The first copy of each part decides: later copies belong
+    to the same reading of the part, or the source mixed two of them."""
+    opens: dict[str, bool] = {}
+    for candidate in batch:
+        delivery = candidate.delivery
+        if delivery.part is not None:
+            opens.setdefault(delivery.part, delivery.opens_part)
+    return frozenset(part for part, opened in opens.items() if opened)
+
+
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
     """A person's approval. It holds for one rule and one payload."""
 
@@ -150,7 +161,7 @@ class Answer(StrEnum):
     PARKED = "parked"
     """No living worker has a handler for the message. It is parked."""
     LEAVE = "leave"
-    """Another worker reads this ordered queue. Release the copy."""
+    """Another worker reads this ordered queue, or this part of it. Release the copy."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +171,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     run: Run | None = None
     """Set for RUN, and for PARKED, to say which message was parked."""
     delivery: Delivery | None = None
+    failure: str | None = None
+    """Why the message ended without success, if its copies are to be settled by that: for EXPIRED,
+    and for FINAL where `Subscription.ack_policy` is `nack`."""
 
 
 def lets_go(verdicts: Sequence[Verdict]) -> bool:
@@ -345,11 +359,18 @@ class Claims(Protocol):
         """Store the whole messages, so that their broker copies can be acknowledged."""
 
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
         """Store a batch of an ordered queue, each message behind its conversation.
 
-        Returns None if another worker reads this queue.
+        Returns None if another worker reads this queue. In a queue with parts (`Delivery.part`)
+        each part has an owner. The worker becomes the owner of the parts in `opened`, and copies of
+        parts that it does not own are answered by LEAVE.
         """
 
     async def next_due_s(self, sub: Subscription) -> float | None:

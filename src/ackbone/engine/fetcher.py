@@ -228,25 +228,29 @@ class BrokerFetcher(_Fetcher):
                 pause = min(2.0, pause * 2)
 
     async def _settle_others(self, verdicts: Sequence[Verdict]) -> None:
-        """Settle the copies that no run of this worker will settle. The reason is the verdict."""
-        granted = Answer.RUN
-        others = [
-            (verdict.delivery, verdict.answer)
-            for verdict in verdicts
-            if verdict.delivery is not None
-            and (
-                verdict.answer is not granted
-                or (verdict.run is not None and verdict.run.delivery is None)
-            )
-        ]
-        acks = [
-            Settlement(delivery=delivery, verb=Verb.ACK, reason=answer)
-            for delivery, answer in others
-            if answer is not Answer.LEAVE
-        ]
-        if acks:
-            await self._steps.settle(self.sub, acks)
-        await self._release([delivery for delivery, answer in others if answer is Answer.LEAVE])
+        """Settle the copies that no run of this worker will settle. The reason is the verdict.
+
+        A server that counts deliveries would end a message by itself if its REJECT got lost. So
+        each further copy of a message that ended without success is rejected again.
+        """
+        granted, left = Answer.RUN, []
+        ends: list[Settlement] = []
+        for verdict in verdicts:
+            delivery, answer = verdict.delivery, verdict.answer
+            if delivery is None or (
+                answer is granted and (verdict.run is None or verdict.run.delivery is not None)
+            ):
+                continue
+            if answer is Answer.LEAVE:
+                left.append(delivery)
+            elif verdict.failure and self._steps.verb_of_failure(self.sub) is Verb.REJECT:
+                reject = Settlement(delivery=delivery, verb=Verb.REJECT, reason=verdict.failure)
+                ends.append(reject)
+            else:
+                ends.append(Settlement(delivery=delivery, verb=Verb.ACK, reason=answer))
+        if ends:
+            await self._steps.settle(self.sub, ends)
+        await self._release(left)
 
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         """Release messages that were received but not claimed: no other worker can see them while
@@ -256,13 +260,18 @@ class BrokerFetcher(_Fetcher):
             await self._steps.settle(self.sub, back)
 
     async def _is_the_reader(self) -> bool:
-        """Only one worker reads an ordered source. Read by two, its messages have no order."""
+        """Only one worker reads an ordered source. Read by two, its messages have no order.
+
+        On a broker with parts every worker reads, each one its parts, and the store looks at the
+        owner of each part when it adopts a message.
+        """
         steps = self._steps
         broker = steps.sources.broker(self.sub)
         assert broker is not None  # noqa: S101 - for the type checker
         able = broker.capabilities
-        if able.durability is Durability.NONE and able.lease_s is None:
-            return True  # a broker in memory belongs to this process
+        in_memory = able.durability is Durability.NONE and able.lease_s is None
+        if able.parts or in_memory:  # a broker in memory belongs to this process
+            return True
         worker = steps.worker
         if await steps.store.adopt_in_order(self.sub, [], worker=worker) is None:
             if self._reads_as is not None:

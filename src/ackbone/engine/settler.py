@@ -239,12 +239,9 @@ class Settler:
             # A message that must wait is held by the store, never by a broker.
             return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
         if isinstance(outcome, Dead | Expired):
-            broker = self._steps.sources.broker(sub)
-            can_reject = broker is not None and broker.capabilities.reject
-            if sub.ack_policy == "nack" and can_reject:
-                return Verb.REJECT, getattr(outcome, "reason", "expired")
-            if sub.ack_policy == "requeue":
-                return Verb.RELEASE, ""
+            verb = self._steps.verb_of_failure(sub)
+            reason = getattr(outcome, "reason", "expired")
+            return verb, (reason if verb is Verb.REJECT else "")
         return Verb.ACK, ""
 
     def _result(self, finished: Finished) -> Outgoing:

@@ -387,15 +387,23 @@ class BaseStore(RunWrites[X]):
         return verdicts
 
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
+        in_parts = bool(opened) or any(c.delivery.part is not None for c in batch)
+
         async def op(tx: Tx, change: Change) -> list[Verdict] | None:
-            if not await tx.lanes.own_source(sub.name, worker.worker_id):
+            if not in_parts and not await tx.lanes.own_source(sub.name, worker.worker_id):
                 return None
-            if not batch:  # only asked whether this worker is the one that fetches
+            if not batch and not opened:  # asked whether this worker is the one that fetches
                 return []
             change.topics.add(WORK)
-            return await claims.adopt_in_order(self._claiming(tx, change, sub, worker), batch)
+            claim = self._claiming(tx, change, sub, worker)
+            return await claims.adopt_in_order(claim, batch, opened)
 
         return await self.write(op, worker_id=worker.worker_id, durable=bool(batch))
 

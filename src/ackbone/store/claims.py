@@ -12,7 +12,7 @@ each other in one order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -162,7 +162,8 @@ async def _end_expired(
     for n in late:
         await dead_on_arrival.expired(claim, runs[n])
         delivery = tasks[n].candidate.delivery
-        verdicts[tasks[n].at] = Verdict(answer=Answer.EXPIRED, delivery=delivery)
+        expired = Verdict(answer=Answer.EXPIRED, delivery=delivery, failure=Status.EXPIRED)
+        verdicts[tasks[n].at] = expired
     if not late:
         return tasks, runs
     timely = [n for n in range(len(tasks)) if n not in late]
@@ -188,7 +189,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
     """The verdict for a copy, by the row that was there before it came."""
     tx, sub, delivery = claim.tx, claim.sub, candidate.delivery
     identity = (message.tenant_id, sub.name, message.id)
-    answer = Answer.KNOWN
+    answer, failure = Answer.KNOWN, None
     if differs := what_differs(sub, candidate, message, row):
         await dead_on_arrival.id_conflict(claim, candidate, message, differs)
         answer = Answer.DEAD
@@ -197,7 +198,7 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
             await dead_on_arrival.complete_letter(claim, candidate, message)
         elif row.status == Status.SUCCEEDED:
             claim.change.again.add(identity)
-        answer = Answer.FINAL
+        answer, failure = Answer.FINAL, await _failure(claim, identity, row)
     elif row.status == Status.OPEN:  # a suspect, or it comes for its place in a conversation
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         await tx.send(tx.sql.claims.keep, *identity, await tx.moment())
@@ -207,29 +208,45 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
     elif row.held == "broker":
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         answer = Answer.ADOPTED
-    return Verdict(answer=answer, delivery=delivery)
+    return Verdict(answer=answer, delivery=delivery, failure=failure)
+
+
+async def _failure(claim: Claiming, identity: Identity, row: Existing) -> str | None:
+    """Return why a task ended without success, if its copies might be rejected for that."""
+    if row.status not in (Status.FAILED, Status.EXPIRED) or claim.sub.ack_policy != "nack":
+        return None
+    found = await claim.tx.rows(claim.tx.sql.claims.failure, *identity)
+    return str(found[0][0]) if found else row.status
 
 
 # -- conversations --------------------------------------------------------------------------------
 
 
-async def adopt_in_order(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """Take over messages with an ordering key, in the broker's order. Every copy of them may be
-    acknowledged after the commit."""
-    rest = await waiting.append(claim, candidates)
+async def adopt_in_order(
+    claim: Claiming, candidates: Sequence[Candidate], opened: Collection[str] = ()
+) -> list[Verdict]:
+    """Take over messages with an ordering key, in the broker's order. After the commit, every copy
+    may be acknowledged that is not answered by LEAVE."""
+    mine = await waiting.of_own_parts(claim, candidates, opened)
+    rest = await waiting.append(claim, mine)
     others = {id(candidate) for candidate in rest}
-    new = [c.message for c in candidates if c.message is not None and id(c) not in others]
+    new = [c.message for c in mine if c.message is not None and id(c) not in others]
     if claim.sub.protocol is not None:
         claim.change.entries += created(claim.sub, [(m, to_us(m.created_at)) for m in new])
+    verdicts = {id(c): Verdict(answer=Answer.WAITING, delivery=c.delivery) for c in mine}
     copies = [Copy(at, c, c.message) for at, c in enumerate(rest) if c.message is not None]
     if copies:
         pairs = [(copy.message.tenant_id, copy.message.id) for copy in copies]
         await claim.tx.tasks.lock(claim.sub.name, sorted(pairs))
-        await _answer_copies(claim, copies, {})
+        known: dict[int, Verdict] = {}
+        await _answer_copies(claim, copies, known)
+        ended = {id(rest[at]): found for at, found in known.items() if found.failure is not None}
+        verdicts.update(ended)
     for candidate in rest:
         if candidate.message is None:
             await dead_on_arrival.undecodable(claim, candidate)
-    return [Verdict(answer=Answer.WAITING, delivery=c.delivery) for c in candidates]
+    leave = [Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in candidates]
+    return [verdicts.get(id(c), left) for c, left in zip(candidates, leave, strict=True)]
 
 
 # -- messages that the store holds ----------------------------------------------------------------

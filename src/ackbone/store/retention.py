@@ -9,6 +9,7 @@ waits long.
 | quotas           | nothing was counted under them for `tasks_days`                             |
 | deliveries       | they were sent or discarded `deliveries_days` ago                           |
 | send windows     | they ended a day ago                                                        |
+| parts of sources | no message of the part was adopted for a day                                |
 | dead letters     | they were replayed or discarded `dead_letters_days` ago                     |
 | metrics          | they were written `metrics_days` ago                                        |
 
@@ -113,6 +114,14 @@ RULES = (
         over="t.ends_at < {before}",
         key="key",
         made="ends_at",
+    ),
+    # A worker that still reads the part is refused once, and takes it over again.
+    Rule(
+        table="sources",
+        keep="windows_days",
+        over="t.part <> '' AND t.adopted_at < {before}",
+        key="subscription, part",
+        made="adopted_at",
     ),
     Rule(
         table="dead_letters",

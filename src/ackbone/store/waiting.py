@@ -57,6 +57,28 @@ async def release_waiting(
     return moved
 
 
+async def of_own_parts(
+    claim: Claiming, candidates: Sequence[Candidate], opened: Collection[str]
+) -> Sequence[Candidate]:
+    """Make this worker the owner of the parts in `opened`. Return the candidates of parts that it
+    owns.
+
+    A copy that does not open its part is adopted only for the owner. Another worker that was given
+    the part since then reads it from the first unsettled message, and might not have adopted the
+    messages between. Taking a part over needs no lease: no message was left out before the copy
+    that opens it, so adopting that copy, however late, passes over none.
+    """
+    parts = {c.delivery.part for c in candidates if c.delivery.part is not None}
+    if not parts and not opened:
+        return candidates
+    tx, sql, sub, me = claim.tx, claim.tx.sql.claims, claim.sub.name, claim.worker.worker_id
+    owners = await tx.rows(sql.owners, sub, sorted(parts.union(opened)))
+    await tx.require_alive(me)
+    owned = {part for part, owner in owners if owner == me}.union(opened)
+    await tx.send(sql.take_parts, sub, me, sorted(owned), await tx.moment())
+    return [c for c in candidates if c.delivery.part is None or c.delivery.part in owned]
+
+
 async def append(claim: Claiming, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Write messages with an ordering key behind their conversations, in order.
 

@@ -1,9 +1,12 @@
 """Tools for testing what you build on ackbone, and brokers of your own.
 
 `BrokerConformance` is the suite that every broker passes. A `FakeClock` stands still until a test
-moves it. A `Signal` lets a test wait for an event instead of a time. The mocks replace the parts
-around a queue trigger: agent runtime, governance, ledger and dedup store.
+moves it. A `Signal` lets a test wait for an event instead of a time. A `PretendingBroker` is a
+memory broker with the limits of Kafka, SQS or Service Bus. The mocks replace the parts around a
+queue trigger: agent runtime, governance, ledger and dedup store.
 """
+
+from ackbone.brokers.pretending import PretendingBroker
 
 from .agents import (
     GovernanceResult,
@@ -28,6 +31,7 @@ __all__ = [
     "MockGovernanceLayer",
     "MockIdempotencyStore",
     "MockLedger",
+    "PretendingBroker",
     "Signal",
     "SignalTimeout",
     "Trial",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from .checks import capabilities, lifecycle, restarts, settling, tasks, transport
+from .checks import capabilities, lifecycle, parts, restarts, settling, tasks, transport
 from .harness import BrokerHarness, Check, run_check
 
 
@@ -86,6 +86,8 @@ class BrokerConformance(BrokerHarness):
     test_ordered = _test(capabilities.ordered)
     test_ttl = _test(capabilities.ttl)
     test_lease = _test(capabilities.lease)
+    test_parts_have_one_reader = _test(parts.parts_have_one_reader)
+    test_parts_move = _test(parts.parts_move)
 
     test_once = _test(tasks.once)
     test_notices = _test(tasks.notices)

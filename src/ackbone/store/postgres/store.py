@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ackbone.core.broker import Subscription, Transactional
@@ -145,13 +145,19 @@ class PostgresStore(BaseStore[Tx]):
     # -- claim ------------------------------------------------------------------------------------
 
     async def adopt_in_order(
-        self, sub: Subscription, batch: Sequence[Candidate], *, worker: Worker
+        self,
+        sub: Subscription,
+        batch: Sequence[Candidate],
+        *,
+        worker: Worker,
+        opened: Collection[str] = (),
     ) -> Sequence[Verdict] | None:
-        if not batch:  # asked before every fetch, and most often this worker is the fetcher
+        if not batch and not opened:
+            # Asked before every fetch, and most often this worker is the fetcher.
             owner = await self.read(OWNER, sub.name)
             if owner:
                 return [] if owner == [(worker.worker_id,)] else None
-        return await super().adopt_in_order(sub, batch, worker=worker)
+        return await super().adopt_in_order(sub, batch, worker=worker, opened=opened)
 
     def _now_us(self) -> None:
         return None

@@ -19,6 +19,7 @@ words:
 | `placed(id)`             | `id`: ids and `seq` grow        | `rowid`                             |
 | `digits(id)`             | 32 hexadecimal digits           | the same                            |
 | `= ANY($1::text[])`      | as it is                        | `IN`, with a list as JSON           |
+| `unnest($1::text[]) AS value` | as it is                   | `json_each`, with a list as JSON    |
 | `starts_with`, `strpos`  | as it is                        | by `substr`, `instr`                |
 | `FOR UPDATE`, `FOR SHARE`, `COLLATE "C"` | as it is        | left out: it is always so           |
 """

@@ -59,6 +59,8 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
         f" WHERE {TASK} AND body IS NULL"
     )
     """task, body, body_info, body_crc: only if the dead letter has no body"""
+    failure: str = f"SELECT reason FROM dead_letters WHERE {TASK} ORDER BY failed_at DESC LIMIT 1"
+    """task → the reason of its dead letter"""
 
     own_source: str = (
         "INSERT INTO sources (subscription, worker_id) VALUES ($1, $2::bigint)"
@@ -68,6 +70,18 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
         " RETURNING 1"
     )
     """subscription, worker → a row unless another living worker fetches from the source"""
+    owners: str = (  # sorted: two batches wait for each other in one order
+        "SELECT part, worker_id FROM sources WHERE subscription = $1 AND part = ANY($2::text[])"
+        " ORDER BY part FOR UPDATE"
+    )
+    """subscription, parts → part, worker_id"""
+    take_parts: str = (
+        "INSERT INTO sources (subscription, part, worker_id, adopted_at)"
+        " SELECT $1, value, $2::bigint, at($4) FROM unnest($3::text[]) AS value WHERE true"
+        " ON CONFLICT (subscription, part) DO UPDATE"
+        " SET worker_id = excluded.worker_id, adopted_at = excluded.adopted_at"
+    )
+    """subscription, worker, parts (sorted), now: the worker owns these parts, whoever did before"""
     take_places: str = (
         "INSERT INTO sources (subscription, n) VALUES ($1, $2::bigint)"
         " ON CONFLICT (subscription, part) DO UPDATE SET n = sources.n + excluded.n RETURNING n"

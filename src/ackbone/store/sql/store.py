@@ -101,7 +101,9 @@ class WorkersSql(msgspec.Struct, frozen=True, kw_only=True):
         " HAVING count(*) FILTER (WHERE state IN ('alive', 'leaving')) = 0"
     )
     """list of names → those whose workers have died or left"""
-    free_sources: str = "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint"
+    free_sources: str = (  # a part is taken over whoever has it
+        "UPDATE sources SET worker_id = NULL WHERE worker_id = $1::bigint AND part = ''"
+    )
     """worker"""
     running: str
     """worker → the columns of `workers.Running`, locked; the worker has left"""

@@ -34,6 +34,7 @@ WORDS = (
     (r"\bdigits\((\w+)\)", r"lower(hex(\1))"),
     (r"= ANY\((\$\d+)::text\[\]\)", r"IN (SELECT value FROM json_each(\1))"),
     (r"= ANY\((\$\d+)::uuid\[\]\)", r"IN (SELECT id_of(value) FROM json_each(\1))"),
+    (r"\bunnest\((\$\d+)::text\[\]\) AS value", r"json_each(\1)"),
     (r"\bstarts_with\(([\w.]+), ([^()]+)\)", r"substr(\1, 1, length(\2)) = \2"),
     (r"\bstrpos\(", "instr("),
     (r"(\$\d+)::uuid IS NULL", r"\1 IS NULL"),

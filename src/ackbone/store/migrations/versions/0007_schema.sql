@@ -245,10 +245,11 @@ CREATE TABLE sources (
     part NAME DEFAULT '' NOT NULL,
     worker_id BIGINT,
     n BIGINT DEFAULT 0 NOT NULL,
-    floor BIGINT,
+    adopted_at MOMENT,
     paused_at MOMENT,
     PRIMARY KEY (subscription, part)
 );
+CREATE INDEX idx_sources_paused ON sources (subscription) WHERE paused_at IS NOT NULL;
 
 CREATE TABLE roles (
     role NAME NOT NULL,
