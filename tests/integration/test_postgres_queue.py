@@ -12,6 +12,7 @@ import pytest
 
 from ackbone.brokers.postgres import PostgresBroker
 from ackbone.core.broker import Outgoing, Settlement, Subscription, Verb
+from ackbone.core.clock import Clock
 from ackbone.core.codecs.codec import CODECS
 from ackbone.core.errors import InvalidMessage, PublishUnknown, StoreUnavailable
 from ackbone.core.message import Message
@@ -21,6 +22,7 @@ from ackbone.engine.decoder import decoder
 from ackbone.pgserver.connections import Session
 from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.store import PostgresStore
+from ackbone.testing import FakeClock
 from tests.faults.waiting import until
 from tests.integration.test_postgres_store import WAITS, LostAnswers, rows
 
@@ -37,10 +39,10 @@ FOR EACH ROW EXECUTE FUNCTION wait_for_us();
 class Place:
     """A process: a broker and a store on one database, and a worker."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = url
         self.broker = PostgresBroker(url)
-        self.store = PostgresStore(url, queue=self.broker)
+        self.store = PostgresStore(url, queue=self.broker, clock=clock)
         self.worker = Worker(worker_id=0)
 
     async def open(self) -> "Place":
@@ -343,3 +345,20 @@ async def test_a_lease_that_is_over_returns_the_message(place: Place) -> None:
     assert rows(place.url, "SELECT state FROM messages") == [(2,)], "a stale tag settles nothing"
     await broker.close()
     assert rows(place.url, "SELECT state FROM messages") == [(0,)]
+
+
+async def test_a_delayed_message_is_due_when_it_was_due_before_the_clock_was_set(
+    postgres_url: str,
+) -> None:
+    """An hour passes here, and none on the server's clock: somebody set it back by an hour."""
+    clock = FakeClock()
+    place = await Place(postgres_url, clock).open()
+    try:
+        await place.send("soon", delay_s=1800.0)
+        await place.send("late", delay_s=7200.0)
+        assert await place.take() == []
+        clock.advance(3600)
+        assert ids(await place.take()) == ["soon"]
+        assert await place.take() == []
+    finally:
+        await place.close()
