@@ -18,7 +18,7 @@ from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
 from ackbone.core.outbound.subscribers import events_named, no_event
 from ackbone.triggers.config import validate_config
 
-from .endpoints import read_url
+from .endpoints import not_in_store, read_url
 from .nodes import Where, join
 from .queues import Queue
 from .settings import DEFAULT, Config
@@ -79,8 +79,12 @@ class _Rules:
             return url
 
     def brokers(self) -> None:
-        for name in self.config.brokers:
+        if problem := not_in_store(self.config.broker, self.config.store):
+            self.say("broker", problem)
+        for name, url in self.config.brokers.items():
             path = join("brokers", name)
+            if problem := not_in_store(url, self.config.store):
+                self.say(path, problem)
             if NAME.match(name) is None:
                 self.say(path, f"not a valid name: {_NAME_RULE}")
             elif name == DEFAULT:
@@ -152,6 +156,10 @@ class _Rules:
             if kind is not None and kind not in known:
                 text = _unknown(kind, "an adapter", known)
                 self.say(join(join(path, "adapter"), "type"), text)
+            with contextlib.suppress(ConfigError):  # `check_triggers` reports it
+                own = trigger.adapter.url(kind_of(self.config.broker))
+                if own is not None and (wrong := not_in_store(own, self.config.store)):
+                    self.say(join(path, "adapter"), wrong)
 
     def subscribers(self) -> None:
         for name, subscriber in self.config.subscribers.items():

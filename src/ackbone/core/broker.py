@@ -381,11 +381,12 @@ class NamesConsumers(Protocol):
 class Transactional(Protocol):
     """Optional role: the queue is in the store's own database.
 
-    The store calls these methods inside its transaction (`tx`), so that receiving and claiming a
-    message, or finishing a run and publishing its follow-ups, is one commit.
+    The store calls these methods inside its transaction, so that receiving and claiming a message,
+    or finishing a run and publishing its follow-ups, is one commit. `tx` is the transaction of the
+    store's dialect. Transactions that run side by side never get the same message.
     """
 
-    def take_in(
+    async def take_in(
         self, tx: Any, sub: Subscription, *, limit: int, keyed: bool, floor: int
     ) -> Sequence[Delivery]:
         """Remove up to `limit` due messages from the queue and return them.
@@ -395,16 +396,20 @@ class Transactional(Protocol):
         """
         ...
 
-    def has_keyed_in(self, tx: Any, sub: Subscription) -> bool:
+    async def has_keyed_in(self, tx: Any, sub: Subscription) -> bool:
         """Return True if a message with an ordering key is due."""
         ...
 
-    def promote_in(self, tx: Any, now_us: int) -> int | None:
-        """Make delayed messages ready that are due. Returns when the next one is due."""
+    async def promote_in(self, tx: Any) -> None:
+        """Make delayed messages ready that are due."""
         ...
 
-    def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
-        """Store a batch."""
+    async def next_due_in(self, tx: Any) -> int | None:
+        """Return the microseconds until the next delayed message is due. None: there is none."""
+        ...
+
+    async def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
+        """Store a batch. The store wakes the readers after the commit."""
         ...
 
 

@@ -7,8 +7,8 @@ many messages at a time, and repeat a step while the store or the broker is unav
     executor.py   for each granted run    4 guard, 5 run                   in a task of its own
     settler.py    when runs have ended    6 finish, 7 settle               for a batch
 
-A broker outside the store's file keeps its copy of a message until step 7. Where queue and store
-are one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
+A broker outside the store's database keeps its copy of a message until step 7. Where queue and
+store are one database, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
 `flow.py` hands messages from one loop to the next.
 """
 
@@ -116,7 +116,7 @@ class Steps:
             verdicts += await _answer(self.store.claim(sub, others, worker=self.worker))
         return verdicts
 
-    # -- steps 1 to 3, queue and store in one file ------------------------------------------------
+    # -- steps 1 to 3, queue and store in one database --------------------------------------------
 
     async def take(self, sub: Subscription, limit: int) -> Taken:
         """Steps 1, 2 and 3 in one transaction of the store.
@@ -126,7 +126,7 @@ class Steps:
         store calls the decoder in the middle of the transaction, because a message's id and keys
         decide its claim. The same call claims messages that the store holds (see `claim_held`).
         """
-        store: Any = self.store  # a store with queues in its file has `take` (core.store.Fused)
+        store: Any = self.store  # a store with queues in it has `take` (core.store.Fused)
         return await _answer(
             store.take(
                 sub, decoder(sub, max_bytes=self._max_bytes), limit=limit, worker=self.worker

@@ -113,8 +113,7 @@ async def admit(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdic
         await dead_on_arrival.undecodable(claim, candidate)
         verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
     answers = [verdicts[at] for at in range(len(candidates))]
-    if claim.tx.granted is not None:
-        claim.tx.granted.keep(answers)
+    keep_granted(claim, answers)
     return answers
 
 
@@ -263,7 +262,30 @@ async def adopt_in_order(
 # -- messages that the store holds ----------------------------------------------------------------
 
 
-async def claim_ready(
+async def claim_ready(claim: Claiming, limit: int, company: Company = Company.ANY) -> list[Verdict]:
+    """Claim tasks that the store holds, and return runs that an earlier claim granted whose answer
+    was lost."""
+    again = await granted_before(claim)
+    due = await claim_due(claim, max(0, limit - len(again)), company)
+    keep_granted(claim, [*again, *due])
+    return [*again, *due]
+
+
+async def granted_before(claim: Claiming) -> list[Verdict]:
+    """Runs of messages that the store holds, which an earlier claim of this process granted: its
+    commit was made, and the answer was lost."""
+    granted = claim.tx.granted
+    kept = [] if granted is None else await granted.held_by_store(claim)
+    return [Verdict(answer=Answer.RUN, run=run) for run in kept]
+
+
+def keep_granted(claim: Claiming, verdicts: Sequence[Verdict]) -> None:
+    """Remember all runs of this transaction, in case the answer to its commit is lost."""
+    if claim.tx.granted is not None:
+        claim.tx.granted.keep(verdicts)
+
+
+async def claim_due(
     claim: Claiming,
     limit: int,
     company: Company = Company.ANY,
@@ -271,23 +293,18 @@ async def claim_ready(
 ) -> list[Verdict]:
     """Claim due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
     tx = claim.tx
-    kept = [] if tx.granted is None else await tx.granted.held_by_store(claim)
-    again = [Verdict(answer=Answer.RUN, run=run) for run in kept]
     rows = await tx.tasks.claim_due(
         claim,
         choice=await claim.choice(),
         crashes=crashes_of(company, isolates=claim.isolates),
         priorities=priorities,
-        limit=max(0, limit - len(again)),
+        limit=limit,
     )
     await tx.require_alive(claim.worker.worker_id)
-    verdicts = again
-    if rows:
-        await tx.look_at_clock()
-        verdicts = [*again, *await _grant_ready(claim, rows)]
-    if tx.granted is not None:
-        tx.granted.keep(verdicts)
-    return verdicts
+    if not rows:
+        return []
+    await tx.look_at_clock()
+    return await _grant_ready(claim, rows)
 
 
 async def _grant_ready(claim: Claiming, rows: Sequence[Ready]) -> list[Verdict]:
