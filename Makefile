@@ -10,7 +10,8 @@ BIN      := $(VENV)/bin
 PYTHON   ?=
 # Other queues that `make bench` measures beside this one, in an environment of their own.
 PEER_PACKAGES ?= huey~=3.5 litequeue~=0.9 'dramatiq[redis,rabbitmq]~=2.2' 'faststream[cli,redis,rabbit]~=0.7' \
-  taskiq~=0.13 taskiq-redis~=1.2 saq~=0.26 'celery[redis]~=5.7' rq~=2.12 'redis[hiredis]' aio-pika~=9.6 uvloop orjson
+  taskiq~=0.13 taskiq-redis~=1.2 saq~=0.26 'celery[redis]~=5.7' rq~=2.12 'redis[hiredis]' aio-pika~=9.6 uvloop orjson \
+  procrastinate~=3.10 'psycopg[binary]'
 # arq wants an older redis-py than the others: it has a folder of its own.
 ARQ_PACKAGES  ?= arq~=0.28 'redis[hiredis]' uvloop
 # More arguments for pytest, ackbone dev or the bench: make test ARGS="-k lanes -x"

@@ -3,7 +3,7 @@
 "Exception 1" and so on are those that `ackbone.store.revisions` lists.
 
 Both dialects have the same tables, but for what belongs to one of them alone (`info={"only": …}`):
-the SQLite broker's queue and witness; the beats of workers on PostgreSQL, where no locked file says
+the witness of SQLite; the beats of workers on PostgreSQL, where no locked file says
 who is alive; there an index that finds events by time, and a number for the order of replies.
 """
 
@@ -80,10 +80,10 @@ def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     return "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) || '000' AS INTEGER)"
 
 
-@compiles(CreateColumn, "sqlite")
+@compiles(CreateColumn)
 def _column_of_another(element: CreateColumn, compiler: DDLCompiler, **kw: Any) -> str | None:
-    only = element.element.info.get("only", "sqlite")
-    if only != "sqlite":
+    dialect = compiler.dialect.name
+    if element.element.info.get("only", dialect) != dialect:
         return None
     text: str = compiler.visit_create_column(element, **kw)
     return text
@@ -511,11 +511,17 @@ roles = Table(
     Column("state", json_text()),
 )
 
-# The SQLite broker's queue.
+# The queue of the broker in the same database.
 messages = Table(
     "messages",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column(
+        "seq",
+        Integer().with_variant(BigInteger(), "postgresql"),
+        Identity(always=False),
+        primary_key=True,
+        autoincrement=True,
+    ),
     Column("queue", NAME, nullable=False),
     Column("state", Integer, nullable=False, server_default=text("0")),
     Column("priority", Integer, nullable=False, server_default=text("1")),
@@ -525,12 +531,18 @@ messages = Table(
     Column("expires_at", moment()),
     Column("sent_at", moment(), nullable=False),
     Column("deliveries", Integer, nullable=False, server_default=text("0")),
-    Column("worker_id", BigInteger),
+    Column("worker_id", BigInteger, info={"only": "sqlite"}),
     Column("headers", json_text(), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("body_crc", BigInteger, nullable=False),
-    info={"only": "sqlite"},
     sqlite_autoincrement=True,
+    postgresql_with={
+        "autovacuum_vacuum_scale_factor": 0,
+        "autovacuum_vacuum_threshold": 20000,
+        "autovacuum_vacuum_cost_delay": 0,
+        "autovacuum_analyze_scale_factor": 0,
+        "autovacuum_analyze_threshold": 1000000,
+    },
 )
 _partial(
     "idx_messages_ready",
@@ -545,8 +557,9 @@ _partial(
     messages.c.seq,
     where="state = 0 AND lane IS NOT NULL",
 )
-_partial("idx_messages_delayed", messages.c.due_at, where="state = 1")
-_partial("idx_messages_taken", messages.c.worker_id, where="state = 2")
+_partial("idx_messages_delayed", messages.c.due_at, where="state = 1", only="sqlite")
+_partial("idx_messages_delayed", messages.c.due_at, where="due_at IS NOT NULL", only="postgresql")
+_partial("idx_messages_taken", messages.c.worker_id, where="state = 2", only="sqlite")
 
 # One row: how many durable commits this file has seen (the witness file holds the same number).
 witness = Table(

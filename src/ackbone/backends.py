@@ -344,10 +344,11 @@ class SqliteStorage(Storage):
 
 
 class PostgresStorage(Storage):
-    """A PostgreSQL database, for workers on several machines. A SQLite broker keeps its file."""
+    """A PostgreSQL database, for workers on several machines, which the broker's queue may share. A
+    SQLite broker keeps its file."""
 
     def __init__(self, config: Config) -> None:
-        from ackbone.store.postgres.address import Address
+        from ackbone.pgserver.address import Address
 
         super().__init__(config, _postgres(), config.store)
 
@@ -390,7 +391,11 @@ class PostgresStorage(Storage):
         return self._config.broker_files
 
     def _options(self, brokers: Brokers | None) -> dict[str, Any]:
-        return {"lease_s": self._config.worker.lease_s}
+        options: dict[str, Any] = {"lease_s": self._config.worker.lease_s}
+        here = [] if brokers is None else brokers.at(self._url)
+        if brokers is not None and here:
+            options |= {"queue": here[0], "is_local": lambda name: brokers.of(name) in here}
+        return options
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Looking]:

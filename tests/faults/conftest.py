@@ -20,9 +20,11 @@ _BROKERS = [
     "embedded",
     pytest.param("redis", marks=pytest.mark.xdist_group("faults-redis")),
     pytest.param("redis+postgres", marks=pytest.mark.xdist_group("faults-postgres")),
+    pytest.param("postgres", marks=pytest.mark.xdist_group("faults-postgres")),
 ]
 on_each_broker = pytest.mark.parametrize("broker", _BROKERS, indirect=True)
-"""Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too."""
+"""Queue and store in one file; the queue on a Redis server; the store on PostgreSQL, too; queue and
+store in one PostgreSQL database."""
 
 
 def on_every_broker(*, soak: bool = False) -> pytest.MarkDecorator:
@@ -95,10 +97,13 @@ def make_fleet(
     if broker.startswith("rabbitmq"):
         rabbitmq: RabbitServer = request.getfixturevalue("rabbitmq")
         rabbitmq.forget("default")
-        settings_of = {"BROKER": rabbitmq.url, "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
-    if broker.endswith("+postgres"):
+        url = f"{rabbitmq.url}?heartbeat_s=1"  # less than the lease, as it is by default
+        settings_of = {"BROKER": url, "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
+    if broker.endswith("postgres"):
         database: PostgresServer = request.getfixturevalue("postgres_server")
         settings_of["STORE"] = database.url(database.new_database())
+    if broker == "postgres":
+        settings_of |= {"BROKER": "postgresql", "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
 
     def make(**settings: object) -> Fleet:
         fleets.append(Fleet(home, seed=seed, **{**settings_of, **settings}))

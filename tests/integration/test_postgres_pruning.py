@@ -16,10 +16,10 @@ from ackbone.core import events
 from ackbone.core.clock import from_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.findings import Finding
+from ackbone.pgserver.address import Address
 from ackbone.store.ledger import TENANT
 from ackbone.store.postgres import pruned_rows as rows_module
 from ackbone.store.postgres import seals
-from ackbone.store.postgres.address import Address
 from ackbone.store.postgres.checks import examine
 from ackbone.store.postgres.migrate import ensure_schema
 from ackbone.store.postgres.prune import Pruner

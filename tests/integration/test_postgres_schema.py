@@ -53,7 +53,7 @@ def test_an_empty_database_gets_its_tables(empty: str) -> None:
     assert ensure_schema(empty) is False
     ours = {table.name for table, _ in tables_of(DIALECT)}
     assert {"queue_executions", "event_log", "workers"} <= ours
-    assert not {"messages", "witness"} & ours
+    assert "witness" not in ours
     months = {name for name in tables(empty) if name.startswith("event_log_2")}
     assert tables(empty) == ours | months | {"event_log_default", "alembic_version"}
     assert len(months) == 4

@@ -31,10 +31,13 @@ from ackbone.core.quota import Limits, Quota
 from ackbone.core.records import Identity
 from ackbone.core.store import Answer, Candidate, Commit, EffectState, Finished, Reply, Run, Worker
 from ackbone.engine.decoder import decoder
+from ackbone.pgserver import arrays
+from ackbone.pgserver.connections import _SETTINGS, READERS, WRITERS, Session
+from ackbone.pgserver.wake import WakeUps
 from ackbone.store.operations import StoreOperations
 from ackbone.store.outbox import Outbox
-from ackbone.store.postgres import arrays, database, key_rows, leases, task_rows
-from ackbone.store.postgres.database import _SETTINGS, READERS, WRITERS, Database, Session
+from ackbone.store.postgres import database, key_rows, leases, task_rows
+from ackbone.store.postgres.database import Database
 from ackbone.store.postgres.deliveries import PostgresDeliveries
 from ackbone.store.postgres.granted_runs import PostgresGrantedRuns
 from ackbone.store.postgres.partitions import PartitionMaker, make_partitions
@@ -42,7 +45,6 @@ from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.sql import SQL
 from ackbone.store.postgres.store import PostgresStore
 from ackbone.store.postgres.verify import verify_ledger
-from ackbone.store.postgres.wake import WakeUps
 from tests.faults.waiting import until
 from tests.servers.postgres_clock import ServerClock, silence
 
@@ -133,6 +135,16 @@ async def test_even_if_the_store_is_away_for_longer_than_it_repeats(
     assert verdict.answer is Answer.RUN
     (verdict,) = await store.claim(SUB, [candidate("a")], worker=worker)
     assert verdict.answer is Answer.ADOPTED, "a further copy of what runs here"
+
+
+async def test_a_claim_that_adopts_stores_the_whole_message(
+    store: PostgresStore, worker: Worker, postgres_url: str
+) -> None:
+    """Its copy is acknowledged before it runs: a crash must bring it back from the store."""
+    verdicts = await store.claim(SUB, [candidate("a")], worker=worker, adopt=True)
+    assert [v.answer for v in verdicts] == [Answer.RUN]
+    held = rows(postgres_url, "SELECT held, status, body IS NOT NULL FROM queue_executions")
+    assert held == [("store", "running", True)]
 
 
 async def test_due_work_whose_claim_is_unheard_of_is_granted(

@@ -18,8 +18,8 @@ import pytest
 
 from ackbone.core.clock import from_us
 from ackbone.core.ids import uuid7_bytes
+from ackbone.pgserver.connections import _SETTINGS
 from ackbone.sqlitefile import sharing
-from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.prune import DELETE_TASKS, PostgresOldRows
 from ackbone.store.postgres.sql import SQL as POSTGRES_SQL
 from ackbone.store.postgres.store import PostgresStore

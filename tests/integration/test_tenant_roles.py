@@ -25,11 +25,11 @@ from ackbone.core.approvals import ApprovalFilter
 from ackbone.core.errors import Conflict, NotFound, StoreUnavailable
 from ackbone.core.notices import Notices
 from ackbone.core.records import LetterFilter
+from ackbone.pgserver.connections import _SETTINGS
 from ackbone.store import parked
 from ackbone.store.operations import StoreOperations
 from ackbone.store.parked import Answering
 from ackbone.store.postgres import key_rows, task_rows, tenant_wall
-from ackbone.store.postgres.database import _SETTINGS
 from ackbone.store.postgres.migrate import admit, ensure_schema, tend, upgrade
 from ackbone.store.postgres.records import PostgresRecords
 from ackbone.store.postgres.sql import SQL

@@ -41,9 +41,8 @@ class FakeTx:
     def insert(self, rows: Sequence[Row]) -> None:
         self._steps.append(f"{len(rows)} deliveries")
 
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+    def publish(self, sends: Sequence[Send], now_us: int) -> None:
         self._steps.append(f"{len(sends)} messages")
-        return True
 
 
 class Recorded(Transactions[Tx]):

@@ -236,6 +236,23 @@ def test_queues_do_not_tell_of_each_other_for_ever(load):
         load("queues:\n  a: {results: b}\n  b: {results: a}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: {broker_dead_letters: b}\n  b: {}", "a loop"),
+        ("a: {broker_dead_letters: b, results: b}", "a loop"),
+        ("a: {broker_dead_letters: default}", "a loop"),
+        ("a: {broker_dead_letters: dead, broker: files}", "SQLite has no dead-letter queues"),
+    ],
+)
+def test_the_dead_letter_queue_of_a_server(load, text, said):
+    brokers = "broker: amqp://h/\nbrokers: {files: sqlite}\n"
+    with pytest.raises(ConfigError, match=said):
+        load(f"{brokers}queues:\n  {text}\n")
+    found = load(f"{brokers}queues:\n  a: {{broker_dead_letters: a.dead}}\n")
+    assert found.subscription("a").broker_dead_letters == "a.dead"
+
+
 def test_nothing_is_written_by_loading(load, tmp_path):
     load()
     assert list(tmp_path.iterdir()) == []
@@ -316,6 +333,15 @@ def test_broker_and_store_share_a_file_unless_told_otherwise(
     config = load(f"home: home\n{lines}\n")
     assert config.endpoints["default"].file == (broker_file and tmp_path / broker_file)
     assert config.store_file == tmp_path / store_file
+
+
+@pytest.mark.parametrize(
+    "broker", ["postgresql", "postgres", "postgresql://", "postgres://other@H:5432/db"]
+)
+def test_the_postgresql_broker_is_in_the_database_of_the_store(load, broker):
+    config = load(f"store: postgresql://u@h/db\nbroker: {broker}\nbrokers: {{jobs: postgresql}}\n")
+    assert [config.endpoints[name].url for name in ("default", "jobs")] == [config.store] * 2
+    assert config.endpoints["default"].kind.name == "postgresql"
 
 
 def test_an_absolute_sqlite_url_has_four_slashes(load, problems, tmp_path):
@@ -429,7 +455,21 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ("broker: servicebus://h", "no Azure Service Bus adapter"),
         ("store: postgresql://", "postgresql:// names no database; write postgresql://user@host"),
         ("store: postgrsql://u:hunter2@h/db", "did you mean postgresql?"),
-        ("broker: postgresql://u:hunter2@h/db", "'postgresql://***@h/db' is not a known broker"),
+        ("broker: postgresql", "broker: the PostgreSQL broker is in the store's database, and"),
+        ("broker: postgresql://u:hunter2@h/db", "write `store: postgresql://user@host/name` and"),
+        (
+            "store: postgresql://u@h/db\nbroker: postgresql://u:hunter2@h/other",
+            "broker: names another database than `store`",
+        ),
+        (
+            "store: postgresql://u@h/db\ntriggers: [{queue_name: q, consumer_group: g, adapter:"
+            " {type: postgresql, connection: {url: postgresql://u@h/other}}}]",
+            "triggers[0].adapter: names another database than `store`",
+        ),
+        (
+            "store: postgresql://u@h/db\nbrokers: {jobs: postgres://u@h:5433/db}",
+            "brokers.jobs: names another database than `store`",
+        ),
         ("store: memory://", "store: the store cannot be in memory"),
         ("broker: sqllite", "'sqllite' is not a known broker; did you mean sqlite?"),
         ("broker: sqlite://a.db", "a file takes three slashes (sqlite:///relative.db)"),

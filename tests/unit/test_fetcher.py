@@ -18,7 +18,7 @@ from ackbone.core.codecs.standard import StandardCodec
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.message import Message
 from ackbone.core.store import Answer, Candidate, Run, Taken, Verdict, Worker
-from ackbone.engine.fetcher import BrokerFetcher, FileFetcher
+from ackbone.engine.fetcher import BrokerFetcher, TakeFetcher
 from ackbone.engine.flow import Flow, Slots
 from ackbone.engine.outages import Outages
 from ackbone.engine.steps import Steps
@@ -128,7 +128,7 @@ class Endless:
 async def test_slots_are_filled_in_two_halves(size: int, asked: list[int]) -> None:
     """At once, without waiting for news in between: what was found was all that was asked for."""
     store = Endless(size)
-    fetcher = FileFetcher(SUB, steps_on(store, None), Slots(size), cast(Flow, Idle()))
+    fetcher = TakeFetcher(SUB, steps_on(store, None), Slots(size), cast(Flow, Idle()))
     fetching = asyncio.ensure_future(fetcher.run())
     async with asyncio.timeout(0.9):  # less than a fetcher waits for news
         await store.enough.wait()

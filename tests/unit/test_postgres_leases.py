@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ackbone.store.postgres.address import Address
+from ackbone.pgserver.address import Address
 from ackbone.store.postgres.leases import LeaseRenewal
 
 

@@ -16,7 +16,8 @@ from ackbone.testing import FakeClock
 
 
 def test_schemes_of_this_version() -> None:
-    assert broker_schemes() == ("memory", "sqlite", "redis", "rediss", "unix", "amqp", "amqps")
+    files, servers = ("memory", "sqlite"), ("redis", "rediss", "unix", "amqp", "amqps")
+    assert broker_schemes() == (*files, "postgresql", "postgres", *servers)
 
 
 @pytest.mark.parametrize("url", ["memory:", "memory://", "memory", "MEMORY://x"])
@@ -71,7 +72,8 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
         ("rabbitmq://u:secret@host", r"Did you mean amqp:\?"),
         (
             "zzzz://secret",
-            r"zzzz: is not a scheme that this version knows \(memory:, sqlite:, redis:, "
+            r"zzzz: is not a scheme that this version knows \(memory:, sqlite:, "
+            r"postgresql:, postgres:, redis:, "
             r"rediss:, unix:, amqp:, amqps:\)\.$",
         ),
         ("://secret", r"has no scheme"),

@@ -58,6 +58,8 @@ EXCUSED = {
     "SELECT min(e.created_at) FROM {table} e": "pruning: a time to begin at",
     # For operators, who see all tenants: numbers, checks, and places in the ledger.
     "SELECT count(*) FROM event_log": "a number",
+    "SELECT count(*) FROM (SELECT 1 FROM queue_executions a WHERE a.subscription = $1": "a number",
+    "SELECT p.priority, (extract(epoch FROM d.due_at)": "when each priority is due",
     "SELECT queue_name, count(*) FROM queue_executions WHERE status = 'running'": "numbers",
     "SELECT queue_name, count(*) FROM dead_letters": "numbers",
     "SELECT queue_name, status, count(*) FROM queue_executions GROUP BY 1, 2": "numbers",

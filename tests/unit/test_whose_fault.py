@@ -20,10 +20,10 @@ from ackbone.core.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.failures import translate as of_postgres
 from ackbone.sqlitefile.faults import translate as of_sqlite
 from ackbone.store.commit import commit_in_halves
-from ackbone.store.postgres.address import Address
-from ackbone.store.postgres.failures import translate as of_postgres
 
 WHERE = Address.from_url("postgresql://somebody@db.internal/agents")
 FILE = Path("/somewhere/ackbone.db")

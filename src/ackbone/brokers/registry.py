@@ -34,7 +34,10 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
     """The package that the adapter imports."""
     is_server: bool = True
-    """The broker may be unreachable, and other processes reach the same queues."""
+    """The broker is a server of its own, which may be unreachable. False: it is in this process, or
+    in the store's database."""
+    gives_up: bool = False
+    """The server moves messages to dead-letter queues by itself (role `DeadLetters`)."""
     trigger_types: tuple[str, ...] = ()
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
@@ -68,6 +71,18 @@ KINDS = (
         misspelled=("sqlite3",),
     ),
     BrokerKind(
+        name="postgresql",
+        title="PostgreSQL",
+        schemes=("postgresql", "postgres"),
+        example="postgresql://user@host:5432/name",
+        adapter="ackbone.brokers.postgres:PostgresBroker",
+        extra="postgres",
+        driver="psycopg",
+        is_server=False,
+        misspelled=("pg", "psql", "pgsql"),
+        varies={"lease_s": "none in a worker, where receiving a message is claiming it"},
+    ),
+    BrokerKind(
         name="redis",
         title="Redis",
         schemes=("redis", "rediss", "unix"),
@@ -88,6 +103,7 @@ KINDS = (
         adapter="ackbone.brokers.rabbitmq:RabbitBroker",
         extra="rabbitmq",
         driver="aiormq",
+        gives_up=True,
         misspelled=("rabbitmq",),
         varies={
             "hold_limit_s": "`hold_limit_s` in the URL",

@@ -146,7 +146,7 @@ class SqliteBroker:
         if good:
             try:
                 await self.file.write(
-                    lambda conn: self.publish_in(conn, queue, good), within_s=self.publish_within_s
+                    lambda conn: self._publish(conn, queue, good), within_s=self.publish_within_s
                 )
             except StoreError as error:
                 failure = error
@@ -186,45 +186,47 @@ class SqliteBroker:
             for queue, ready, delayed, taken, oldest in found
         ]
 
-    # -- inside the store's transaction -----------------------------------------------------------
+    def _publish(self, conn: sqlite3.Connection, queue: str, batch: Sequence[Outgoing]) -> None:
+        self._insert(conn, queue, batch, self._clock.now_us())
+        self.file.wake_after_commit()
 
-    def publish_in(self, tx: sqlite3.Connection, queue: str, batch: Sequence[Outgoing]) -> None:
-        now = self._clock.now_us()
+    @staticmethod
+    def _insert(conn: sqlite3.Connection, queue: str, batch: Sequence[Outgoing], now: int) -> None:
         plain = [
             (item.priority, item.id, item.body, zlib.crc32(item.body))
             for item in batch
             if item.key is None and not item.headers and not item.delay_s and item.ttl_s is None
         ]
         if len(plain) == len(batch):
-            rows.insert(tx, _INSERT_PLAIN, plain, shared=(queue, now, _NO_HEADERS))
+            rows.insert(conn, _INSERT_PLAIN, plain, shared=(queue, now, _NO_HEADERS))
         else:
-            rows.insert(tx, _INSERT, _full_rows(queue, batch, now))
-        self.file.wake_after_commit()
+            rows.insert(conn, _INSERT, _full_rows(queue, batch, now))
 
-    def take_in(
-        self, tx: sqlite3.Connection, sub: Subscription, *, limit: int, keyed: bool, floor: int
+    # -- inside the store's transaction, `SqliteTx` -----------------------------------------------
+
+    async def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
+        self._insert(tx.conn, queue, batch, tx.now_us)
+
+    async def take_in(
+        self, tx: Any, sub: Subscription, *, limit: int, keyed: bool, floor: int
     ) -> Sequence[Delivery]:
         if keyed:
-            found = tx.execute(_SELECT_KEYED, (sub.queue, limit)).fetchall()
+            found = tx.conn.execute(_SELECT_KEYED, (sub.queue, limit)).fetchall()
         else:
-            found = tx.execute(_SELECT_FREE, (sub.queue, floor, limit)).fetchall()
+            found = tx.conn.execute(_SELECT_FREE, (sub.queue, floor, limit)).fetchall()
         if found:
-            _delete(tx, [row[0] for row in found])
+            _delete(tx.conn, [row[0] for row in found])
         return [_delivery(row) for row in found]
 
-    def has_keyed_in(self, tx: sqlite3.Connection, sub: Subscription) -> bool:
-        return tx.execute(_HAS_KEYED, (sub.queue,)).fetchone() is not None
+    async def has_keyed_in(self, tx: Any, sub: Subscription) -> bool:
+        return tx.conn.execute(_HAS_KEYED, (sub.queue,)).fetchone() is not None
 
-    def promote_in(self, tx: sqlite3.Connection, now_us: int) -> int | None:
-        """Make messages ready whose delay is over. Returns when the next one is due (µs)."""
-        due = _next_due(tx)
-        if due is not None and due <= now_us:
-            tx.execute(
-                "UPDATE messages SET state = 0, due_at = NULL WHERE state = 1 AND due_at <= ?",
-                (now_us,),
-            )
-            due = _next_due(tx)
-        return due
+    async def promote_in(self, tx: Any) -> None:
+        _promote(tx.conn, tx.now_us)
+
+    async def next_due_in(self, tx: Any) -> int | None:
+        due = _next_due(tx.conn)
+        return None if due is None else due - tx.now_us
 
     # -- without a store on the same file ---------------------------------------------------------
 
@@ -236,7 +238,8 @@ class SqliteBroker:
         now = self._clock.now_us()
         owner = self._own(conn)
         self._reclaim(conn)
-        next_due = self.promote_in(conn, now)
+        _promote(conn, now)
+        next_due = _next_due(conn)
         found = conn.execute(_SELECT_ANY, (sub.queue, limit)).fetchall()
         if found:
             seqs = _encode([row[0] for row in found]).decode()
@@ -390,6 +393,16 @@ def _delete(tx: sqlite3.Connection, seqs: Sequence[int]) -> None:
         return
     marks = _encode(seqs).decode()
     tx.execute("DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))", (marks,))
+
+
+def _promote(tx: sqlite3.Connection, now_us: int) -> None:
+    """Make messages ready whose delay is over."""
+    due = _next_due(tx)
+    if due is not None and due <= now_us:
+        tx.execute(
+            "UPDATE messages SET state = 0, due_at = NULL WHERE state = 1 AND due_at <= ?",
+            (now_us,),
+        )
 
 
 def _next_due(tx: sqlite3.Connection) -> int | None:

@@ -71,6 +71,10 @@ class Brokers:
         names = (name for name, each in self._endpoints.items() if each.file == path)
         return next((self.by_name[name] for name in names), None)
 
+    def at(self, url: str) -> list[Broker]:
+        """Return the brokers whose queues are in the database with this URL."""
+        return [self.by_name[name] for name, each in self._endpoints.items() if each.url == url]
+
     def prepare(
         self, consumer: str, *, publish_within_s: float, config_now: Callable[[], Config]
     ) -> str:

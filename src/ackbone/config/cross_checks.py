@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Collection
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import TypeVar
 
 import msgspec
 
-from ackbone.brokers.registry import trigger_types
+from ackbone.brokers.registry import kind_of, trigger_types
 from ackbone.core.codecs.codec import CODECS
+from ackbone.core.errors import ConfigError
 from ackbone.core.message import NAME
 from ackbone.core.outbound.delivery import LONGEST_RECIPIENT
 from ackbone.core.outbound.subscribers import events_named, no_event
 from ackbone.triggers.config import validate_config
 
-from .endpoints import read_url
+from .endpoints import not_in_store, read_url
 from .nodes import Where, join
+from .queues import Queue
 from .settings import DEFAULT, Config
 from .settings_reader import Reader
 
@@ -76,8 +79,12 @@ class _Rules:
             return url
 
     def brokers(self) -> None:
-        for name in self.config.brokers:
+        if problem := not_in_store(self.config.broker, self.config.store):
+            self.say("broker", problem)
+        for name, url in self.config.brokers.items():
             path = join("brokers", name)
+            if problem := not_in_store(url, self.config.store):
+                self.say(path, problem)
             if NAME.match(name) is None:
                 self.say(path, f"not a valid name: {_NAME_RULE}")
             elif name == DEFAULT:
@@ -105,6 +112,20 @@ class _Rules:
                         join(path, field),
                         "must not be a queue that has results or dead_letters itself: a loop",
                     )
+            if queue.broker_dead_letters is not None:
+                self.broker_dead_letters(join(path, "broker_dead_letters"), queue)
+
+    def broker_dead_letters(self, path: str, queue: Queue) -> None:
+        ours = {*self.config.queues, self.config.default_queue}
+        for name in self.config.queues:
+            to = self.config.queue(name).notices
+            ours.update(() if to is None else {to.results or "", to.dead_letters or ""})
+        if queue.broker_dead_letters in ours:
+            self.say(path, "must not be a queue that this configuration reads or sends to: a loop")
+        with contextlib.suppress(ConfigError):  # a wrong URL is reported where it is written
+            kind = kind_of(self.config.brokers.get(queue.broker or "", self.config.broker))
+            if not kind.gives_up:
+                self.say(path, f"{kind.title} has no dead-letter queues of its own; remove it")
 
     def waits(self) -> None:
         """Check that no first wait exceeds the longest one."""
@@ -135,6 +156,10 @@ class _Rules:
             if kind is not None and kind not in known:
                 text = _unknown(kind, "an adapter", known)
                 self.say(join(join(path, "adapter"), "type"), text)
+            with contextlib.suppress(ConfigError):  # `check_triggers` reports it
+                own = trigger.adapter.url(kind_of(self.config.broker))
+                if own is not None and (wrong := not_in_store(own, self.config.store)):
+                    self.say(join(path, "adapter"), wrong)
 
     def subscribers(self) -> None:
         for name, subscriber in self.config.subscribers.items():

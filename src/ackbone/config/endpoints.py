@@ -6,6 +6,7 @@ import difflib
 import os
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from ackbone.brokers.registry import BY_SCHEME, KINDS, BrokerKind, kind_of
 from ackbone.core.errors import ConfigError
@@ -39,9 +40,46 @@ class Endpoint(NamedTuple):
         return text.replace("`broker`", f"`{self.setting}`")
 
 
-def endpoint(name: str, url: str, *, file: Path) -> Endpoint:
-    """Return a broker by its URL. `file`: the file of `sqlite` without a path."""
-    return Endpoint(name, f"sqlite:///{file}" if url == "sqlite" else url, kind_of(url))
+def endpoint(name: str, url: str, *, file: Path, store: str) -> Endpoint:
+    """Return a broker by its URL. `file`: the file of `sqlite` without a path. `store`: the URL of
+    the store, whose database is the only one that a PostgreSQL broker can be in."""
+    kind = kind_of(url)
+    if kind.name == "sqlite" and url == "sqlite":
+        url = f"sqlite:///{file}"
+    if kind.name in STORES.values() and store.partition(":")[0] in STORES:
+        url = store
+    return Endpoint(name, url, kind)
+
+
+def not_in_store(url: str, store: str) -> str | None:
+    """Return what is wrong with a broker that shares the store's database. None: nothing, or it is
+    another kind of broker."""
+    scheme = url.partition(":")[0]
+    if scheme not in STORES:
+        return None
+    if store.partition(":")[0] not in STORES:
+        return (
+            "the PostgreSQL broker is in the store's database, and the store is SQLite; write "
+            "`store: postgresql://user@host/name` and `broker: postgresql`"
+        )
+    if url.partition("://")[2] and _database(url) != _database(store):
+        return (
+            "names another database than `store`. The PostgreSQL broker is in the store's database,"
+            " so that receiving and claiming a message are one transaction; write postgresql"
+        )
+    return None
+
+
+def _database(url: str) -> tuple[object, ...]:
+    """Return server, port and name of a PostgreSQL database."""
+    parts = urlsplit(url)
+    given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    where, _, port = parts.netloc.rpartition("@")[2].partition(":")
+    return (
+        (where or given.get("host") or "localhost").lower(),
+        port or given.get("port") or "5432",
+        parts.path.lstrip("/") or given.get("dbname"),
+    )
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -66,6 +104,8 @@ def read_url(setting: str, url: str, folder: Path) -> str:
         if rest.partition("?")[0]:
             raise ValueError("memory:// takes no path; write memory://")
         return f"memory://{rest}"
+    if scheme in STORES and broker and not rest:
+        return scheme
     if broker and scheme in BY_SCHEME:
         return _server(BY_SCHEME[scheme], scheme, rest, url)
     if scheme in STORES and not broker:
@@ -84,7 +124,7 @@ def read_url(setting: str, url: str, folder: Path) -> str:
 def _forms(*, broker: bool) -> str:
     if not broker:
         return "sqlite, sqlite:///path/to/file.db, postgresql://user@host:5432/name"
-    return ", ".join(["sqlite", *(kind.example for kind in KINDS if kind.adapter)])
+    return ", ".join(["sqlite", "postgresql", *(kind.example for kind in KINDS if kind.adapter)])
 
 
 def _server(kind: BrokerKind, scheme: str, rest: str, url: str) -> str:

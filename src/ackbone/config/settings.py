@@ -269,7 +269,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     home: Path = Path(".ackbone")
     """Folder of all files that ackbone writes."""
     broker: str = "sqlite"
-    """The broker that is called `default`: `sqlite` (in `home`), `sqlite:///path`,
+    """The broker that is called `default`: `sqlite` (in `home`), `sqlite:///path`, `postgresql`
+    (the store's database),
     `redis://host:6379/0` or `memory://`."""
     brokers: dict[str, str] = {}
     """More brokers, by the names that queues use: `{events: "redis://host:6379/0"}`."""
@@ -314,7 +315,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def endpoints(self) -> dict[str, Endpoint]:
         """All brokers by name, that of each trigger with an adapter of its own among them."""
         own = self.home / "ackbone.db"
-        usual = endpoint(DEFAULT, self.broker, file=sqlite_file(self.store) or own)
+        usual = endpoint(
+            DEFAULT, self.broker, file=sqlite_file(self.store) or own, store=self.store
+        )
         found = {DEFAULT: usual._replace(url=self._completed(usual.url))}
         urls = dict(self.brokers)
         for trigger in self.triggers:
@@ -323,7 +326,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 if url is not None and url not in (self.broker, *self.brokers.values()):
                     urls[f"trigger {trigger.queue_name}"] = url
         for name, url in urls.items():
-            found[name] = endpoint(name, self._completed(url), file=own)
+            found[name] = endpoint(name, self._completed(url), file=own, store=self.store)
         return found
 
     def _completed(self, url: str) -> str:
@@ -436,6 +439,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ack_policy=own.ack_policy,
             dedup=own.dedup,
             dedup_window_s=own.dedup_window_s or 0.0,
+            broker_dead_letters=own.broker_dead_letters,
             protocol=self.tasks.protocol(own, max_retries=self.retry_policy(queue).max_retries),
         )
         trigger = self.trigger(queue)

@@ -1,6 +1,6 @@
 """Fetchers: the loops that bring messages into a worker, as many as there are free slots.
 
-`FileFetcher` where queue and store are one file. Otherwise `BrokerFetcher` for new messages and
+`TakeFetcher` where queue and store are one database. Otherwise `BrokerFetcher` for new messages and
 `StoreFetcher` for messages that the store holds. What they do with a batch is in `steps.py`.
 """
 
@@ -89,8 +89,8 @@ class _Fetcher:
         raise NotImplementedError
 
 
-class FileFetcher(_Fetcher):
-    """New messages and those that the store holds, where queue and store are one file."""
+class TakeFetcher(_Fetcher):
+    """New messages and those that the store holds, where queue and store are one database."""
 
     async def _fetch(self, limit: int) -> tuple[int, float | None]:
         taken = await self._steps.take(self.sub, limit)
@@ -243,7 +243,7 @@ class BrokerFetcher(_Fetcher):
                 continue
             if answer is Answer.LEAVE:
                 left.append(delivery)
-            elif verdict.failure and self._steps.verb_of_failure(self.sub) is Verb.REJECT:
+            elif verdict.failure and self._steps.sources.verb_of_failure(self.sub) is Verb.REJECT:
                 reject = Settlement(delivery=delivery, verb=Verb.REJECT, reason=verdict.failure)
                 ends.append(reject)
             else:

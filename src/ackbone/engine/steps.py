@@ -7,8 +7,8 @@ many messages at a time, and repeat a step while the store or the broker is unav
     executor.py   for each granted run    4 guard, 5 run                   in a task of its own
     settler.py    when runs have ended    6 finish, 7 settle               for a batch
 
-A broker outside the store's file keeps its copy of a message until step 7. Where queue and store
-are one SQLite file, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
+A broker outside the store's database keeps its copy of a message until step 7. Where queue and
+store are one database, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
 `flow.py` hands messages from one loop to the next.
 """
 
@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ackbone.core.broker import Delivery, Rereads, Settlement, Subscription, Verb
+from ackbone.core.broker import Delivery, Settlement, Subscription
 from ackbone.core.errors import BrokerError
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import (
@@ -116,7 +116,7 @@ class Steps:
             verdicts += await _answer(self.store.claim(sub, others, worker=self.worker))
         return verdicts
 
-    # -- steps 1 to 3, queue and store in one file ------------------------------------------------
+    # -- steps 1 to 3, queue and store in one database --------------------------------------------
 
     async def take(self, sub: Subscription, limit: int) -> Taken:
         """Steps 1, 2 and 3 in one transaction of the store.
@@ -126,7 +126,7 @@ class Steps:
         store calls the decoder in the middle of the transaction, because a message's id and keys
         decide its claim. The same call claims messages that the store holds (see `claim_held`).
         """
-        store: Any = self.store  # a store with queues in its file has `take` (core.store.Fused)
+        store: Any = self.store  # a store with queues in it has `take` (core.store.Fused)
         return await _answer(
             store.take(
                 sub, decoder(sub, max_bytes=self._max_bytes), limit=limit, worker=self.worker
@@ -166,31 +166,13 @@ class Steps:
         """
         return await self.store.finish(ended, worker=self.worker)
 
-    def verb_of_failure(self, sub: Subscription) -> Verb:
-        """Return how a copy of a message that ended without success is settled: as the policy says,
-        if the broker can do that."""
-        broker = self.sources.broker(sub)
-        if broker is not None and sub.ack_policy == "nack" and broker.capabilities.reject:
-            return Verb.REJECT
-        if broker is not None and sub.ack_policy == "requeue" and broker.capabilities.release:
-            return Verb.RELEASE
-        return Verb.ACK
-
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
         """Step 7. The store holds the outcome: let the broker drop, release or reject its copies.
 
         An error here is harmless. The copy comes again, and step 3 recognizes it.
         """
-        broker = self.sources.broker(sub)
         try:
-            if broker is not None and not broker.capabilities.release:
-                source: object = await self.sources.of(sub)
-                back = [each.delivery.part for each in batch if each.verb is Verb.RELEASE]
-                if back and isinstance(source, Rereads):
-                    source.reread({part for part in back if part is not None})
-                batch = [each for each in batch if each.verb is not Verb.RELEASE]
-            if batch:
-                await (await self.sources.of(sub)).settle(batch)
+            await self.sources.settle(sub, batch)
         except BrokerError as error:
             caller, side = f"settling messages of {sub.queue}", broker_side(sub.broker)
             self.outages.failed(caller, error, asks_again=False, broker=side)

@@ -18,7 +18,7 @@ from ackbone.core.broker import Subscription
 from ackbone.core.errors import StoreError
 from ackbone.core.store import Offers, Worker
 
-from .fetcher import BrokerFetcher, FileFetcher, StoreFetcher
+from .fetcher import BrokerFetcher, StoreFetcher, TakeFetcher
 from .flow import Flow
 from .guard import asking
 from .lease import Lease, LeaseLimits
@@ -121,12 +121,12 @@ class EngineWorker:
             after_s = FIRST_STEPS_S if waits else 0.0
             self._spawn(run_relay(relay, self, self.outages, after_s=after_s), relay.name)
 
-    def _fetchers(self, sub: Subscription) -> list[FileFetcher | BrokerFetcher | StoreFetcher]:
+    def _fetchers(self, sub: Subscription) -> list[TakeFetcher | BrokerFetcher | StoreFetcher]:
         steps, slots, flow = self._steps, self._flow.slots[sub.name], self._flow
         if self._settings.is_child:
             return [StoreFetcher(sub, steps, slots, flow, company=self._settings.company)]
         if steps.sources.broker(sub) is None:
-            return [FileFetcher(sub, steps, slots, flow)]
+            return [TakeFetcher(sub, steps, slots, flow)]
         return [
             BrokerFetcher(sub, steps, slots, flow),
             StoreFetcher(sub, steps, slots, flow),

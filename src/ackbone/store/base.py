@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ackbone.core.broker import Subscription
+from ackbone.core.broker import Subscription, Transactional
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.ids import new_id
 from ackbone.core.outbound.subscribers import Subscribers
@@ -45,6 +45,7 @@ from .ledger import Chains
 from .quota_book import QuotaBook
 from .runs import RunWrites
 from .sql import Statements
+from .taking import Taking, take_in_halves
 from .tasks import Ahead
 from .unit import NOTHING_EXPIRES, OUTGOING, WORK, Change, Operation, Row, Tx
 from .waiting import release_waiting
@@ -78,12 +79,20 @@ class BaseStore(RunWrites[X]):
     _waiters: Waiters
 
     def __init__(
-        self, *, isolates: bool, notices: NoticesOf | None, subscribers: Subscribers | None
+        self,
+        *,
+        queue: Transactional | None,
+        is_local: Callable[[str], bool],
+        isolates: bool,
+        notices: NoticesOf | None,
+        subscribers: Subscribers | None,
     ) -> None:
-        """`notices`: by the name of a subscription, the queues that learn how its tasks end.
+        """`queue`: the broker in the same database, if there is one: taking a message and claiming
+        it is one commit then. `is_local` returns True for the queues of that broker.
+        `notices`: by the name of a subscription, the queues that learn how its tasks end.
         `subscribers`: places that get events, by deliveries that are committed with them.
         `isolates`: a supervisor starts child processes for messages that crashed their workers."""
-        super().__init__(notices, subscribers)
+        super().__init__(notices, subscribers, queue, is_local)
         self._opened: Any = None
         """The open database, as the dialect knows it."""
         self._isolates = isolates
@@ -349,7 +358,21 @@ class BaseStore(RunWrites[X]):
         return await commit_in_halves(batch, admit, unstorable)
 
     async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        raise StoreCorrupt("taking from the queue needs a queue in the same file")
+        """One transaction. A message that no row can hold ends as `unstorable`, as in `claim`."""
+        if self._queue is None:
+            raise StoreCorrupt("taking from the queue needs a queue in the same database")
+
+        async def commit(taking: Taking, n: int) -> Taken:
+            async def op(tx: Tx, change: Change) -> Taken:
+                return await taking.take(self._claiming(tx, change, sub, worker), n)
+
+            # Not synced, whatever it answers: a crash that takes a verdict back puts the message
+            # back into the queue, because both are the same commit.
+            taken = await self.write(op, worker_id=worker.worker_id, durable=False)
+            self._claim_is_answered(sub, None)
+            return taken
+
+        return await take_in_halves(self._queue, decode, commit, limit=limit)
 
     async def claim_ready(
         self, sub: Subscription, *, limit: int, worker: Worker, company: Company = Company.ANY

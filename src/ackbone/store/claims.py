@@ -113,8 +113,7 @@ async def admit(claim: Claiming, candidates: Sequence[Candidate]) -> list[Verdic
         await dead_on_arrival.undecodable(claim, candidate)
         verdicts[at] = Verdict(answer=Answer.DEAD, delivery=candidate.delivery)
     answers = [verdicts[at] for at in range(len(candidates))]
-    if claim.tx.granted is not None:
-        claim.tx.granted.keep(answers)
+    keep_granted(claim, answers)
     return answers
 
 
@@ -129,7 +128,7 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
     if protocol is not None:
         runs = await with_failures_elsewhere(claim, protocol, runs)
         entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
-    tasks, runs = await _end_expired(claim, tasks, runs, verdicts)
+    tasks, runs = await _end_at_once(claim, tasks, runs, verdicts)
     batch = await _prepared(claim, runs)
     mine, simple, yes = claim.mine, not batch.lost and claim.book is None, Answer.RUN
     for task, run in zip(tasks, runs, strict=True):
@@ -150,25 +149,31 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
     await _end_batch(claim, batch)
 
 
-async def _end_expired(
+async def _end_at_once(
     claim: Claiming, tasks: Sequence[Task], runs: list[Run], verdicts: dict[int, Verdict]
 ) -> tuple[Sequence[Task], list[Run]]:
-    """End the tasks whose time to live is over; returns the others, and their runs."""
+    """End the tasks whose time to live is over, and those that the broker's server gave up.
+    Returns the others, and their runs."""
     over_us = claim.over_us(runs[0].claimed_at_us)
-    late = {
+    ended = {
         n
         for n, task in enumerate(tasks)
-        if task.expires_us is not None and task.expires_us <= over_us
+        if (task.expires_us is not None and task.expires_us <= over_us)
+        or task.candidate.delivery.failure is not None
     }
-    for n in late:
-        await dead_on_arrival.expired(claim, runs[n])
+    for n in ended:
         delivery = tasks[n].candidate.delivery
-        expired = Verdict(answer=Answer.EXPIRED, delivery=delivery, failure=Status.EXPIRED)
-        verdicts[tasks[n].at] = expired
-    if not late:
+        if delivery.failure is not None:
+            await dead_on_arrival.given_up(claim, runs[n], delivery.failure)
+            verdict = Verdict(answer=Answer.DEAD, delivery=delivery)
+        else:
+            await dead_on_arrival.expired(claim, runs[n])
+            verdict = Verdict(answer=Answer.EXPIRED, delivery=delivery, failure=Status.EXPIRED)
+        verdicts[tasks[n].at] = verdict
+    if not ended:
         return tasks, runs
-    timely = [n for n in range(len(tasks)) if n not in late]
-    return [tasks[n] for n in timely], [runs[n] for n in timely]
+    left = [n for n in range(len(tasks)) if n not in ended]
+    return [tasks[n] for n in left], [runs[n] for n in left]
 
 
 async def _answer_copies(
@@ -204,7 +209,11 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         await tx.send(tx.sql.claims.keep, *identity, await tx.moment())
         answer = Answer.WAITING
-    elif tx.granted is not None and (run := tx.granted.of(claim, message, row)) is not None:
+    elif (
+        delivery.failure is None
+        and tx.granted is not None
+        and (run := tx.granted.of(claim, message, row)) is not None
+    ):
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
     elif row.held == "broker":
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
@@ -253,7 +262,30 @@ async def adopt_in_order(
 # -- messages that the store holds ----------------------------------------------------------------
 
 
-async def claim_ready(
+async def claim_ready(claim: Claiming, limit: int, company: Company = Company.ANY) -> list[Verdict]:
+    """Claim tasks that the store holds, and return runs that an earlier claim granted whose answer
+    was lost."""
+    again = await granted_before(claim)
+    due = await claim_due(claim, max(0, limit - len(again)), company)
+    keep_granted(claim, [*again, *due])
+    return [*again, *due]
+
+
+async def granted_before(claim: Claiming) -> list[Verdict]:
+    """Runs of messages that the store holds, which an earlier claim of this process granted: its
+    commit was made, and the answer was lost."""
+    granted = claim.tx.granted
+    kept = [] if granted is None else await granted.held_by_store(claim)
+    return [Verdict(answer=Answer.RUN, run=run) for run in kept]
+
+
+def keep_granted(claim: Claiming, verdicts: Sequence[Verdict]) -> None:
+    """Remember all runs of this transaction, in case the answer to its commit is lost."""
+    if claim.tx.granted is not None:
+        claim.tx.granted.keep(verdicts)
+
+
+async def claim_due(
     claim: Claiming,
     limit: int,
     company: Company = Company.ANY,
@@ -261,23 +293,18 @@ async def claim_ready(
 ) -> list[Verdict]:
     """Claim due tasks, the highest priority first: retries, resumed, adopted, lane heads."""
     tx = claim.tx
-    kept = [] if tx.granted is None else await tx.granted.held_by_store(claim)
-    again = [Verdict(answer=Answer.RUN, run=run) for run in kept]
     rows = await tx.tasks.claim_due(
         claim,
         choice=await claim.choice(),
         crashes=crashes_of(company, isolates=claim.isolates),
         priorities=priorities,
-        limit=max(0, limit - len(again)),
+        limit=limit,
     )
     await tx.require_alive(claim.worker.worker_id)
-    verdicts = again
-    if rows:
-        await tx.look_at_clock()
-        verdicts = [*again, *await _grant_ready(claim, rows)]
-    if tx.granted is not None:
-        tx.granted.keep(verdicts)
-    return verdicts
+    if not rows:
+        return []
+    await tx.look_at_clock()
+    return await _grant_ready(claim, rows)
 
 
 async def _grant_ready(claim: Claiming, rows: Sequence[Ready]) -> list[Verdict]:

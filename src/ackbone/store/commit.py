@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ackbone.core import events
+from ackbone.core.broker import Outgoing, Transactional
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.notices import End, Notices, letter_fields, notices_of
 from ackbone.core.outbound.subscribers import Subscribers
@@ -34,7 +35,7 @@ from ackbone.core.store import Send
 from .conditions import STATUS_OF_EVENT
 from .delivery_rows import notification_rows
 from .outcomes import Letter
-from .unit import OUTGOING, Change, Identity, Row, Tx
+from .unit import OUTGOING, WORK, Change, Identity, Row, Tx
 
 T = TypeVar("T")
 X = TypeVar("X", bound=Tx)
@@ -51,14 +52,26 @@ _encode = msgspec.json.Encoder().encode
 class Transactions(ABC, Generic[X]):
     """The transactions of one store. `X` is the `Tx` of its dialect."""
 
-    def __init__(self, notices: NoticesOf | None, subscribers: Subscribers | None) -> None:
+    def __init__(
+        self,
+        notices: NoticesOf | None,
+        subscribers: Subscribers | None,
+        queue: Transactional | None = None,
+        is_local: Callable[[str], bool] = lambda queue: True,
+    ) -> None:
         self._notices = notices
         self._subscribers = subscribers
+        self._queue = queue
+        self._is_local = is_local
         self._listeners: list[events.Listener] = []
 
     def on_events(self, listener: events.Listener) -> None:
         """Call `listener`, on the event loop, with the events that this store object committed."""
         self._listeners.append(listener)
+
+    def holds(self, queue: str) -> bool:
+        """Return True if the queue is in the same database."""
+        return self._queue is not None and self._is_local(queue)
 
     @abstractmethod
     async def read(self, statement: str, *values: Any) -> list[Row]:
@@ -96,9 +109,27 @@ class Transactions(ABC, Generic[X]):
         if change.deliveries:
             tx.deliveries.insert(change.deliveries)
             change.topics.add(OUTGOING)
-        if change.sends and tx.deliveries.publish(change.sends, await tx.moment()):
-            change.topics.add(OUTGOING)
+        if change.sends:
+            await self._publish(tx, change)
         await append()
+
+    async def _publish(self, tx: X, change: Change) -> None:
+        """Put messages into their queues, if these are in the same database, else into the
+        outbox."""
+        here: dict[str, list[Outgoing]] = {}
+        elsewhere: list[Send] = []
+        for send in change.sends:
+            if self.holds(send.queue):
+                here.setdefault(send.queue, []).append(send.outgoing)
+            else:
+                elsewhere.append(send)
+        for queue, batch in here.items():
+            assert self._queue is not None  # noqa: S101 - `holds` says so
+            await self._queue.publish_in(tx, queue, batch)
+            change.topics.add(WORK)
+        if elsewhere:
+            tx.deliveries.publish(elsewhere, await tx.moment())
+            change.topics.add(OUTGOING)
 
     @abstractmethod
     async def _pass_on(self, tx: X, change: Change) -> None:

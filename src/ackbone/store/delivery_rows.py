@@ -58,8 +58,8 @@ class DeliveryRows(Protocol):
 
     async def save_windows(self, rows: Sequence[WindowRow]) -> None: ...
 
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
-        """Write messages with the commit. Return True if they wait in the outbox for a relay."""
+    def publish(self, sends: Sequence[Send], now_us: int) -> None:
+        """Write messages into the outbox with the commit."""
 
 
 # -- new deliveries -------------------------------------------------------------------------------

@@ -104,6 +104,13 @@ class TaskRows(Protocol):
     async def tokens(self, runs: Sequence[Run]) -> Mapping[Identity, tuple[int | None, int, str]]:
         """worker_id, epoch and status of these runs' rows."""
 
+    async def ready_heads(self, claim: Claiming, choice: Choice, limit: int) -> int:
+        """Count due messages of conversations that this worker could run now, up to `limit`.
+
+        A message that waits for a retry, that crashed a worker, or that only another worker can
+        handle does not count: it must not keep others out of their lanes.
+        """
+
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         """tenant_id, message_id, approval id, rule, payload_sha256 of what people allowed."""
 
@@ -144,6 +151,10 @@ class LaneRows(Protocol):
 
     async def own_source(self, subscription: str, worker_id: int) -> bool:
         """Become or stay the one fetcher of an ordered source. False: a living worker has it."""
+
+    async def lead(self, subscription: str) -> bool:
+        """Become the only one that moves messages of a queue into their conversations, until the
+        end of the transaction. False: another transaction does."""
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         """Those of these (tenant, lane) that have a task which has not ended."""

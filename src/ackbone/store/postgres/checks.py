@@ -9,11 +9,11 @@ import psycopg
 
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.findings import Check, ok, refused, warning
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.failures import translate
 from ackbone.store.checks import check_bodies, check_revision, named
 from ackbone.store.revisions import HEAD
 
-from .address import Address
-from .failures import translate
 from .migrate import current_revision, is_behind
 from .partitions import MISSING
 from .tenant_wall import bound_tables, open_tables

@@ -1,4 +1,4 @@
-"""Connections and transactions.
+"""Transactions.
 
 A transaction is a pipeline: a statement that needs no answer is sent with the next one, and the
 last statements go out together with COMMIT. It runs in a task of its own: if the caller is
@@ -9,61 +9,42 @@ lost connection) are repeated here. `Tx.repeated` says that an earlier commit ma
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import math
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncPipeline, AsyncRawCursor
 
-from ackbone.core.clock import Clock, SystemClock, to_us
+from ackbone.core.clock import Clock, to_us
 from ackbone.core.errors import StoreUnavailable
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.connections import (
+    CALL_S,
+    RECONNECTS,
+    WRITERS,
+    Connections,
+    Row,
+    Session,
+    parameter,
+)
+from ackbone.pgserver.failures import is_away, may_repeat
 from ackbone.store.outcomes import Letter
 from ackbone.store.tables import GrantedRuns, KeyRows, LaneRows, QuotaRows, TaskRows
 
-from . import arrays
-from .address import Address
 from .delivery_rows import PostgresDeliveryRows
-from .failures import is_away, may_repeat, translate
 from .granted_runs import PostgresGrantedRuns, UnsureRuns
 from .key_rows import PostgresKeyRows, PostgresLaneRows, PostgresQuotaRows
 from .sql import SQL
 from .task_rows import PostgresTaskRows
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 Op = Callable[["Tx"], Awaitable[T]]
-log = logging.getLogger("ackbone.store")
 
-CALL_S = 30.0
-"""Longest time of one call, in seconds. After that, server and client give up."""
-WRITERS, READERS = 6, 3
-"""Connections at a time. A transaction may read beside itself: readers never wait for writers."""
-KEPT = WRITERS + READERS
-"""How many idle connections are kept."""
+REPEATS = 8
 MUCH = 64_000
 """Above this many characters of values, a socket may not take them all at once."""
-REPEATS = 8
-RECONNECTS = 2
-
-# Batches are joined to their rows one by one, through an index, in the order of the batch, so that
-# sorted batches lock in one order. A plan made while the tables were small must not be kept.
-_SETTINGS = {
-    "TimeZone": "UTC",
-    "statement_timeout": f"{CALL_S - 5:.0f}s",
-    "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "10s",
-    "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "jit": "off",
-}
 _BEGIN = "SELECT clock_timestamp(), (SELECT state FROM workers WHERE worker_id = $1)"
 _BEGIN_LOSSY = f"{_BEGIN}, set_config('synchronous_commit', 'off', true)"
 _HOLD_DELIVERIES = "SELECT 1 FROM pg_advisory_xact_lock(7310579635104523)"
@@ -71,18 +52,6 @@ _HOLD_DELIVERIES = "SELECT 1 FROM pg_advisory_xact_lock(7310579635104523)"
 being sent and a limit is counted once."""
 _SYNCED = "SET LOCAL synchronous_commit TO DEFAULT"
 """Undoes `_BEGIN_LOSSY`: the commit reads the setting last."""
-
-
-class Session:
-    """One connection, and the server process behind it."""
-
-    def __init__(self, conn: AsyncConnection[Row], backend: tuple[int, Any]) -> None:
-        self.conn = conn
-        self.backend = backend
-
-    async def close(self) -> None:
-        with contextlib.suppress(psycopg.Error, OSError):
-            await self.conn.close()
 
 
 class Look(NamedTuple):
@@ -271,72 +240,23 @@ class Tx:
         return self._opening
 
     async def _execute(self, statement: str, values: Sequence[Any]) -> AsyncRawCursor[Row]:
-        values = [_parameter(value) for value in values]
+        values = [parameter(value) for value in values]
         self._unsent += sum([len(value) for value in values if isinstance(value, str | bytes)])
         cursor = AsyncRawCursor(self._conn)
         return await cursor.execute(statement, values, prepare=True, binary=True)
-
-
-def _parameter(value: Any) -> Any:
-    """Numbers and lists are sent as text: the statement decides the type of a parameter then."""
-    kind = type(value)
-    if kind is int:
-        return str(value)
-    return arrays.texts(value) if kind is list else value
 
 
 Committer = Callable[[Tx, Callable[[], Awaitable[None]]], Awaitable[None]]
 """A function that gets a transaction that is ready, and the function that commits it."""
 
 
-class Database:
-    """The connections of one process."""
+class Database(Connections):
+    """The transactions of one process."""
 
     def __init__(self, address: Address, clock: Clock | None = None) -> None:
-        self.address = address
-        self.clock = clock or SystemClock()
-        self._idle: list[Session] = []
-        self._is_open = False
+        super().__init__(address, clock)
         self._writers = asyncio.Semaphore(WRITERS)
-        self._readers = asyncio.Semaphore(READERS)
-        self._running: set[asyncio.Task[Any]] = set()
-        self._away_at = -math.inf
-        self._on_connect: list[Callable[[], None]] = []
-        self.lost: list[tuple[int, Any]] = []
-        """Server processes that may still be committing a transaction of a lost connection."""
-        self.unsure = UnsureRuns()
-
-    def on_connect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` for every new connection: commits that were not synced may be gone."""
-        self._on_connect.append(callback)
-
-    @property
-    def steady_s(self) -> float:
-        """How long the database has been reachable without a break, in seconds."""
-        return time.monotonic() - self._away_at
-
-    async def open(self) -> None:
-        self._is_open = True
-        try:
-            async with self._translated():
-                self._give(await self._connect())
-        except BaseException:
-            self._is_open = False
-            raise
-
-    async def close(self) -> None:
-        if self._running:
-            await asyncio.wait(set(self._running))
-        self._is_open = False
-        idle, self._idle = self._idle, []
-        for session in idle:
-            await session.close()
-
-    # -- work -------------------------------------------------------------------------------------
-
-    async def read(self, statement: str, *values: Any) -> list[Row]:
-        """Run one statement in its own transaction, again if the connection was stale."""
-        return await self._shielded(self._read(statement, values))
+        self.unsure = UnsureRuns(self.end_lost)
 
     async def write(
         self,
@@ -351,27 +271,6 @@ class Database:
 
         `limit_s`: how long it may take, if that is not `CALL_S`."""
         return await self._shielded(self._write(op, worker_id, durable, commit, limit_s or CALL_S))
-
-    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work, name="ackbone-postgres")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
-
-    async def _read(self, statement: str, values: Sequence[Any]) -> list[Row]:
-        async with self._translated():
-            for attempt in range(RECONNECTS + 1):
-                try:
-                    async with self._readers, asyncio.timeout(CALL_S), self._session() as session:
-                        cursor = AsyncRawCursor(session.conn)
-                        sent = [_parameter(value) for value in values]
-                        await cursor.execute(statement, sent, prepare=True, binary=True)
-                        return await cursor.fetchall() if cursor.description else []
-                except (psycopg.Error, OSError) as error:
-                    if not is_away(error) or attempt == RECONNECTS:
-                        raise
-                    await self._lost()
-        raise AssertionError("unreachable")
 
     async def _write(
         self, op: Op[T], worker_id: int, durable: bool, commit: Committer, limit_s: float
@@ -440,81 +339,6 @@ class Database:
                 raise _Unknown(why) from error
             raise
         return result
-
-    # -- connections ------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[Session]:
-        session = self._idle.pop() if self._idle else await self._connect()
-        try:
-            yield session
-        except BaseException:
-            await self._after_failure(session)
-            raise
-        self._give(session)
-
-    async def _after_failure(self, session: Session) -> None:
-        """Bring the connection back to a clean state, or close it."""
-        status = psycopg.pq.TransactionStatus
-        try:
-            async with asyncio.timeout(1):
-                if session.conn.info.transaction_status in (status.INERROR, status.INTRANS):
-                    await session.conn.execute("ROLLBACK")
-            if session.conn.info.transaction_status is status.IDLE:
-                self._give(session)
-                return
-        except (psycopg.Error, OSError, TimeoutError) as error:
-            log.debug("closing a connection: %s", error)
-        await session.close()
-
-    def _give(self, session: Session) -> None:
-        if self._is_open and len(self._idle) < KEPT and not session.conn.closed:
-            self._idle.append(session)
-        else:
-            asyncio.get_running_loop().create_task(session.close())
-
-    async def _lost(self) -> None:
-        """A connection broke. The others are as old and most likely broken, too: close them."""
-        self._away_at = time.monotonic()
-        idle, self._idle = self._idle, []
-        for session in idle:
-            await session.close()
-
-    async def _connect(self) -> Session:
-        if not self._is_open:
-            raise StoreUnavailable(f"the store ({self.address.shown}) is not open")
-        conn = await self.connect()
-        try:
-            names = ", ".join(f"set_config('{k}', '{v}', false)" for k, v in _SETTINGS.items())
-            await conn.execute(f"SELECT {names}")
-            cursor = await conn.execute(
-                "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
-            )
-            backend = await cursor.fetchone()
-        except BaseException:
-            await conn.close()
-            raise
-        for callback in self._on_connect:
-            callback()
-        return Session(conn, backend or (0, None))
-
-    async def connect(self) -> AsyncConnection[Row]:
-        """Open a connection that belongs to the caller, not to the pool."""
-        return await AsyncConnection.connect(
-            self.address, autocommit=True, prepare_threshold=None, cursor_factory=AsyncRawCursor
-        )
-
-    @contextlib.asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except (psycopg.Error, OSError) as error:
-            if is_away(error):
-                self._away_at = time.monotonic()
-            translated = translate(error, self.address)
-            if translated is None:
-                raise
-            raise translated from error
 
 
 class _Unknown(Exception):

@@ -12,13 +12,13 @@ from typing import TypeVar
 from ackbone.core.outbound.delivery import Limits, Outbound, Settled, Status, Taken
 from ackbone.core.outbound.settling import AttemptEnd
 from ackbone.core.store import Worker
+from ackbone.pgserver import arrays
 from ackbone.store.deliveries import StoreDeliveries
 from ackbone.store.delivery_rows import due_reply, with_content
 from ackbone.store.sql import worded
 from ackbone.store.sql.deliveries import DUE_REPLY
 from ackbone.store.unit import OUTGOING, Change, Operation, Row, Rows, Tx
 
-from . import arrays
 from .sql import SQL, WORDS
 from .store import PostgresStore
 

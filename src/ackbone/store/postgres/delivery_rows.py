@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
 from ackbone.core.store import Send
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import moment
 from ackbone.store.delivery_rows import DELIVERY_COLUMNS, DeliveryRow, WindowRow
 from ackbone.store.outbox import outbox_row
 from ackbone.store.unit import Row
-
-from . import arrays
-from .arrays import moment
 
 if TYPE_CHECKING:
     from .database import Tx
@@ -108,10 +107,9 @@ class PostgresDeliveryRows:
             values = arrays.texts(keys), arrays.texts(states), arrays.numbers(ends)
             await self._tx.send(SAVE_WINDOWS, *values)
 
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
+    def publish(self, sends: Sequence[Send], now_us: int) -> None:
         rows = [outbox_row(send, now_us) for send in sends]
         self._tx.at_end(_OUTBOX, *_outbox_values(rows))
-        return True
 
 
 def insert_values(rows: Sequence[DeliveryRow]) -> tuple[str, ...]:

@@ -6,18 +6,18 @@ the run as it was granted, instead of finding it running elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ackbone.core.broker import Subscription
 from ackbone.core.message import Message
 from ackbone.core.outcome import Status
 from ackbone.core.store import Answer, Candidate, Run, Token, Verdict
+from ackbone.pgserver import arrays
 from ackbone.store.outcomes import identity_of
 from ackbone.store.tasks import Existing
 from ackbone.store.unit import Identity
 
-from . import arrays
 from .task_rows import LOCK
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 class UnsureRuns:
     """The runs of this process of which nobody knows whether they were committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, end_lost: Callable[[], Awaitable[bool]]) -> None:
+        """`end_lost` ends lost connections; it returns False if there is none."""
         self._runs: dict[Identity, Run] = {}
+        self.end_lost = end_lost
 
     def add(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
@@ -83,14 +85,25 @@ class PostgresGrantedRuns:
     async def held_by_store(self, claim: Claiming) -> list[Run]:
         """Their rows are asked for by their names alone, and locked: a claim that is still being
         committed is waited for. By its status such a row would not be found yet, and never again.
+
+        A row that `take` is writing cannot be seen and not be locked, so a lost connection that may
+        be writing one is ended. If its commit was made, its runs are returned here. If not, their
+        messages are in the queue. So none is lost, and none is granted twice.
         """
         asked = self._unsure.held_by_store(claim.sub.name)
         if not asked:
             return []
+        mine = await self._mine(claim, asked)
+        if len(mine) < len(asked) and await self._unsure.end_lost():
+            mine = await self._mine(claim, asked)
+        return mine
+
+    async def _mine(self, claim: Claiming, asked: Mapping[tuple[str, str], Run]) -> list[Run]:
+        """Those whose rows bear their token."""
         found = await self._tx.rows(LOCK, claim.sub.name, *arrays.columns(sorted(asked)))
-        mine = {
+        tokens = {
             (tenant_id, message_id): Token(worker_id, epoch)
             for tenant_id, message_id, worker_id, epoch, status in found
             if status == Status.RUNNING and worker_id == claim.worker.worker_id
         }
-        return [asked[pair] for pair, token in mine.items() if token == asked[pair].token]
+        return [asked[pair] for pair, token in tokens.items() if token == asked[pair].token]

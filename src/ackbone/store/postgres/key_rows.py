@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ackbone.core.store import Finished
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import BEGUN, moment, us
 from ackbone.store.conditions import ENDED, none_of
 from ackbone.store.quota_book import COLUMNS
 from ackbone.store.tables import Holder, Pair, QuotaName, Waiter, Wanted
 from ackbone.store.unit import Identity, Key, Lane
 
-from . import arrays
-from .arrays import BEGUN, moment, us
 from .sql import SQL
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ OWNER = (
     "SELECT s.worker_id FROM sources s JOIN workers w ON w.worker_id = s.worker_id"
     " WHERE s.subscription = $1 AND s.part = '' AND w.state = 'alive'"
 )
+_LEAD = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 7310579635104524))"
 _BUSY = (
     "SELECT u.tenant, u.lane FROM unnest($2::text[], $3::text[]) u(tenant, lane)"
     " WHERE EXISTS (SELECT 1 FROM queue_executions q WHERE q.tenant_id = u.tenant"
@@ -183,6 +184,10 @@ class PostgresLaneRows:
         if await self._tx.rows(_ALIVE, worker_id) != [("alive",)]:
             return False
         return bool(await self._tx.rows(SQL.claims.own_source, subscription, worker_id))
+
+    async def lead(self, subscription: str) -> bool:
+        ((leads,),) = await self._tx.rows(_LEAD, subscription)
+        return bool(leads)
 
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         found = await self._tx.rows(_BUSY, subscription, *arrays.columns(sorted(lanes)))

@@ -16,12 +16,12 @@ import psycopg
 from ackbone.core.clock import SystemClock
 from ackbone.core.errors import StoreUnavailable
 from ackbone.core.store import PARENT_WORKER, Worker
+from ackbone.pgserver import arrays
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.failures import translate
 from ackbone.store.workers import Gone
 
-from . import arrays
-from .address import Address
 from .database import Tx
-from .failures import translate
 from .timebase import MOVED
 
 REGISTER = (

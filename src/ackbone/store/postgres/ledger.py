@@ -15,11 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from ackbone.core import events
-from ackbone.core.errors import StoreUnavailable
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import moment
 from ackbone.store.ledger import GENESIS, Chain, Chains, chained
 
-from . import arrays
-from .arrays import moment
 from .database import Database, Tx
 
 Entry = events.Entry
@@ -39,11 +38,6 @@ _HOLDS = (
     " AND event_type = $4 AND data::text = $5 AND worker_id = $6::bigint"
     f" AND created_at >= {moment('$7::bigint')} LIMIT 1"
 )
-_STILL_THERE = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid = $1::int AND backend_start = $2::timestamptz"
-)
-_GONE_WITHIN_S = 5.0
 _encode = msgspec.json.Encoder().encode
 
 
@@ -82,8 +76,7 @@ class Ledger(Chains):
 
     async def holds(self, tx: Tx, worker_id: int, entry: Entry, since_us: int) -> bool:
         """Return True if this event was committed by our transaction whose answer was lost."""
-        async with self._lock:
-            await self._forget_the_lost()
+        await self._database.end_lost()
         *named, data = entry
         text = _encode(data).decode()
         return bool(await tx.rows(_HOLDS, *named, text, str(worker_id), str(since_us)))
@@ -150,28 +143,10 @@ class Ledger(Chains):
             head = _Head(0, GENESIS, 0, GENESIS, begun_us or 0, doubtful=begun_us is None)
             self._begun[chain] = head
         if head.doubtful:
-            await self._forget_the_lost()
+            await self._database.end_lost()
             found = await tx.rows(
                 READ_HEAD, chain[0], str(chain[1]), str(head.sure_us), str(head.sure_seq)
             )
             head.seq, head.digest = found[0] if found else (head.sure_seq, head.sure_digest)
             head.doubtful = False
         return head.seq, head.digest
-
-    async def _forget_the_lost(self) -> None:
-        """End server processes that may still commit under one of our worker ids."""
-        lost = self._database.lost
-        try:
-            async with asyncio.timeout(_GONE_WITHIN_S):
-                while lost:
-                    pid, since = lost[-1]
-                    # Not in this transaction: it would only see the processes of its begin.
-                    if await self._database.read(_STILL_THERE, str(pid), since):
-                        await asyncio.sleep(0.02)
-                    else:
-                        lost.pop()
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"{self._database.address.shown}: a lost connection is still active on the server, "
-                "so no events can be written yet"
-            ) from None

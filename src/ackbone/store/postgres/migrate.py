@@ -18,10 +18,10 @@ import psycopg
 from psycopg import errors
 
 from ackbone.core.errors import SchemaMismatch, StoreError, StoreUnavailable
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.failures import translate
 from ackbone.store.revisions import HEAD, is_older, run_migrations, upgrade_needed
 
-from .address import Address
-from .failures import translate
 from .partitions import make_partitions
 from .tenant_wall import (
     Admission,

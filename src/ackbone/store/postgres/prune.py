@@ -20,11 +20,11 @@ import logging
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt
 from ackbone.core.store import Worker
+from ackbone.pgserver.arrays import MICROSECOND, moment
 from ackbone.store.ledger import Anchor, Chain, Checkpoint, Head, key_id
 from ackbone.store.retention import BATCH, MARGIN_US, TASKS, Pruning, Rule, delete_all
 
 from . import seals
-from .arrays import MICROSECOND, moment
 from .database import Tx
 from .pruned_rows import Gone, PrunedRows, pruned_rows
 from .sql import SQL

@@ -24,13 +24,14 @@ import psycopg
 from psycopg import AsyncConnection, errors
 
 from ackbone.core.clock import to_us
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import moment
+from ackbone.pgserver.connections import Row
+from ackbone.pgserver.failures import translate
 from ackbone.store.ledger import PRUNED_TASK, TENANT
 from ackbone.store.retention import DAY_US
 
-from . import arrays
-from .arrays import moment
-from .database import Database, Row
-from .failures import translate
+from .database import Database
 from .seals import LATE_US
 
 log = logging.getLogger("ackbone.ledger")

@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Sequence
 
 from ackbone.core.records import LedgerEvent, Waiting
-from ackbone.store.record_rows import text_id
+from ackbone.pgserver.arrays import moment, us
+from ackbone.store.record_rows import text_id, waiting_of_row
 from ackbone.store.records import StoreRecords
 from ackbone.store.sql import worded
 from ackbone.store.sql.records import EVENT
 from ackbone.store.unit import OUTGOING, WORK, Row
 
-from .arrays import moment, us
 from .sql import SQL, WORDS
 from .store import PostgresStore
 
@@ -26,6 +26,16 @@ _EVENTS_AFTER = (
     f" AND (created_at, id) > ({moment('$1::bigint')}, $2::uuid)"
     " ORDER BY created_at, id LIMIT $3::int"
 )
+_SENT = (
+    "SELECT queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),"
+    f" {us('min(sent_at) FILTER (WHERE state = 0)')} FROM messages GROUP BY queue"
+)
+_SENT_WITH_TEXT = (
+    f"SELECT queue, message_id, state, priority, lane, {us('sent_at')}, {us('due_at')},"
+    f" {us('expires_at')}, headers::text, body, body_crc FROM messages"
+    " WHERE message_id = $1 OR position($2::bytea IN body) > 0"
+    " ORDER BY message_id <> $1, seq LIMIT $3::int"
+)
 _LAST_EVENT = (
     f"SELECT uuid_send(id), {us('created_at')} FROM event_log"
     " ORDER BY created_at DESC, id DESC OFFSET $1::int LIMIT 1"
@@ -33,7 +43,7 @@ _LAST_EVENT = (
 
 
 class PostgresRecords(StoreRecords):
-    """`Records` of one database. The broker's queue is not in it."""
+    """`Records` of one database, and of the broker's queue in it."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__(store.read, SQL)
@@ -44,15 +54,16 @@ class PostgresRecords(StoreRecords):
         """Positions of the events that were returned in the last seconds, with their times."""
 
     async def waiting_with(self, text: str, *, limit: int) -> Sequence[Waiting]:
-        """The broker's queue is elsewhere, and cannot be searched from here."""
-        return []
+        """Messages in the queue of this database. Queues elsewhere cannot be searched here."""
+        part = text.encode("utf-8", "surrogatepass")
+        return [waiting_of_row(row) for row in await self._read(_SENT_WITH_TEXT, text, part, limit)]
 
     async def _now_us(self) -> int:
         ((now_us,),) = await self._read(_NOW)
         return int(now_us)
 
     async def _sent(self) -> list[Row]:
-        return []
+        return await self._read(_SENT)
 
     def _place(self, number: int) -> str:
         return text_id(number.to_bytes(16, "big"))

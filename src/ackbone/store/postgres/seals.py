@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ackbone.pgserver.arrays import moment
+from ackbone.pgserver.connections import CALL_S
 from ackbone.store.anchors import Moved, last_anchor
 from ackbone.store.ledger import (
     ANCHOR_TASK,
@@ -25,8 +27,6 @@ from ackbone.store.ledger import (
 from ackbone.store.retention import DAY_US
 from ackbone.store.unit import Tx
 
-from .arrays import moment
-from .database import CALL_S
 from .store import PostgresStore
 
 LATE_S = 2 * CALL_S

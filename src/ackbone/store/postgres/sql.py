@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ackbone.pgserver.arrays import MICROSECOND, NOW, moment, us
 from ackbone.store.conditions import ENDED, FINAL_EVENTS, UNCOMMON, UNENDED, none_of
 from ackbone.store.delivery_rows import LIVE
 from ackbone.store.ledger import TENANT
@@ -13,8 +14,6 @@ from ackbone.store.sql.operations import ApprovalsSql, OperationsSql
 from ackbone.store.sql.records import EVENT, RecordsSql
 from ackbone.store.sql.store import GONE, OURS, RUNNING, MaintenanceSql, StoreSql, WorkersSql
 from ackbone.store.workers import ALONE_AT, SUSPECT_AT
-
-from .arrays import MICROSECOND, NOW, moment, us
 
 WORDS = (
     (r"\bat\((\$\d+)\)", moment(r"\1::bigint")),
@@ -30,6 +29,12 @@ _NEXT_LANE = (
 )
 
 _CLAIMS = ClaimsSql(
+    first_due=(
+        f"SELECT p.priority, {us('d.due_at')} - coalesce($2::bigint, {us(NOW)})"
+        " FROM (VALUES (3), (2), (1), (0)) p(priority) CROSS JOIN LATERAL ("
+        "SELECT a.due_at FROM queue_executions a WHERE a.subscription = $1 AND a.status = 'ready'"
+        " AND a.priority = p.priority ORDER BY a.due_at LIMIT 1) d"
+    ),
     unresolved="SELECT 1 FROM queue_executions WHERE status = 'waiting_key' LIMIT 1",
     stuck=(
         # From lane to lane through the index, however many messages wait in each.

@@ -7,13 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ackbone.core.broker import Subscription
+from ackbone.core.broker import Subscription, Transactional
 from ackbone.core.clock import Clock, to_us
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.notices import Notices
 from ackbone.core.outbound.subscribers import Subscribers
 from ackbone.core.store import Candidate, Verdict, Worker
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.connections import Row
+from ackbone.pgserver.wake import WakeUps
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
 from ackbone.store.tasks import Ahead
@@ -21,13 +24,11 @@ from ackbone.store.unit import Change
 from ackbone.store.waiting import release_waiting
 
 from . import leases
-from .address import Address
-from .database import Database, Look, Row, Tx
+from .database import Database, Look, Tx
 from .key_rows import OWNER
 from .ledger import Ledger
 from .sql import SQL
 from .timebase import ClockSet, TimeBase
-from .wake import WakeUps
 
 T = TypeVar("T")
 Operation = Callable[[Tx, Change], Awaitable[T]]
@@ -47,20 +48,25 @@ class PostgresStore(BaseStore[Tx]):
     forgets_claims = True
     """Claims are not synced, and workers outlive a crash of the server."""
 
-    def holds(self, queue: str) -> bool:
-        return False
-
     def __init__(
         self,
         url: str,
         *,
         lease_s: float = 10.0,
+        queue: Transactional | None = None,
+        is_local: Callable[[str], bool] = lambda queue: True,
         clock: Clock | None = None,
         isolates: bool = True,
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
-        super().__init__(isolates=isolates, notices=notices, subscribers=subscribers)
+        super().__init__(
+            queue=queue,
+            is_local=is_local,
+            isolates=isolates,
+            notices=notices,
+            subscribers=subscribers,
+        )
         self._address = Address.from_url(url)
         self._clock = clock
         self._lease_s = lease_s

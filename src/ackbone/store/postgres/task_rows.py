@@ -12,15 +12,14 @@ from ackbone.core.clock import to_us
 from ackbone.core.ids import uuid7_block
 from ackbone.core.outcome import Done
 from ackbone.core.store import Finished, Run
+from ackbone.pgserver import arrays
+from ackbone.pgserver.arrays import BEGUN, NOW, moment
 from ackbone.store.claiming import Choice
 from ackbone.store.conditions import ENDED, none_of
 from ackbone.store.outcomes import duration_ms, identity_of, run_uuid, write_of
 from ackbone.store.tables import Pair, Placed
 from ackbone.store.tasks import Existing, Ready, Task, crc, run_info
 from ackbone.store.unit import Identity, Row
-
-from . import arrays
-from .arrays import BEGUN, NOW, moment
 
 if TYPE_CHECKING:
     from ackbone.store.claiming import Claiming
@@ -30,24 +29,34 @@ if TYPE_CHECKING:
 Claimed = tuple[str, str, str, int, int]
 """Which claim a run has: the identity of its task, and its token."""
 
-CLAIM = (
+_CLAIM = (
     # A copy of an existing task changes nothing, but locks its row: the answer to it stays true.
     "INSERT INTO queue_executions AS t (subscription, queue_name, worker_id, status, held, epoch,"
     " attempt, started_at, id, tenant_id, message_id, event_name, priority, idem_key, created_at,"
-    " expires_at, correlation_id, trace_id, body_sha256)"
-    " SELECT $1, $2, $3::bigint, 'running', 'broker', 1, 1, clock_timestamp(), u.id, u.tenant,"
+    " expires_at, correlation_id, trace_id, body_sha256{columns})"
+    " SELECT $1, $2, $3::bigint, 'running', '{held}', 1, 1, clock_timestamp(), u.id, u.tenant,"
     f" u.message, u.type, u.priority, u.key, {moment('u.created')}, {moment('u.expires')},"
-    " u.correlation, u.trace, u.sha"
+    " u.correlation, u.trace, u.sha{values}"
     " FROM unnest($5::uuid[], $6::text[], $7::text[], $8::text[], $9::int[], $10::text[],"
-    " $11::bigint[], $12::bigint[], $13::text[], $14::text[], $15::bytea[])"
-    " u(id, tenant, message, type, priority, key, created, expires, correlation, trace, sha)"
+    " $11::bigint[], $12::bigint[], $13::text[], $14::text[], $15::bytea[]{arrays})"
+    " u(id, tenant, message, type, priority, key, created, expires, correlation, trace, sha{names})"
     " ON CONFLICT (tenant_id, subscription, message_id) DO UPDATE SET status = 'running',"
     " worker_id = excluded.worker_id, epoch = t.epoch + 1, attempt = t.attempt + 1"
     " WHERE t.status = 'open' AND t.crashes < $4::int AND t.body_sha256 = excluded.body_sha256"
     " AND t.event_name = excluded.event_name"
     " RETURNING tenant_id, message_id, epoch, attempt, crashes, history::text, t.ctid, t.lost_by"
 )
-"""Sorted by identity; one row per identity."""
+CLAIM = {
+    "broker": _CLAIM.format(held="broker", columns="", values="", arrays="", names=""),
+    "store": _CLAIM.format(
+        held="store",
+        columns=", body, body_info, body_crc",
+        values=", u.body, u.info, u.crc",
+        arrays=", $16::bytea[], $17::json[], $18::bigint[]",
+        names=", body, info, crc",
+    ),
+}
+"""By who holds the message while it runs. Sorted by identity; one row per identity."""
 FIND = (
     "SELECT t.tenant_id, t.message_id, t.status, t.held, t.body_sha256, t.event_name,"
     " t.worker_id, t.epoch"
@@ -84,21 +93,31 @@ _HEAD = (
     " WHERE b.tenant_id = a.tenant_id AND b.subscription = a.subscription AND b.lane = a.lane"
     f" AND b.lane_seq < a.lane_seq AND {none_of(*ENDED, column='b.status')}))"
 )
+_CHOSEN = {
+    "all": "",
+    "only": " AND a.event_name = ANY({}::text[])",
+    "but": " AND a.event_name <> ALL({}::text[])",
+}
+"""By the rule of a `Choice`, the condition that follows it."""
 CLAIM_READY = {
     rule: "WITH due AS MATERIALIZED (SELECT d.* FROM unnest($6::int[]) p(priority)"
     " CROSS JOIN LATERAL (SELECT a.tenant_id, a.subscription, a.message_id FROM queue_executions a"
     " WHERE a.subscription = $1 AND a.status = 'ready' AND a.priority = p.priority"
-    f" AND a.due_at <= {NOW} AND a.crashes BETWEEN $3::int AND $4::int{condition} AND {_HEAD}"
+    f" AND a.due_at <= {NOW} AND a.crashes BETWEEN $3::int AND $4::int{condition.format('$7')}"
+    f" AND {_HEAD}"
     " ORDER BY a.due_at LIMIT $5::int FOR UPDATE OF a SKIP LOCKED) d LIMIT $5::int)"
     " UPDATE queue_executions q SET status = 'running', worker_id = $2::bigint,"
     " epoch = q.epoch + 1, attempt = q.attempt + 1 FROM due WHERE q.tenant_id = due.tenant_id"
     " AND q.subscription = due.subscription AND q.message_id = due.message_id"
     f" RETURNING {_READY_COLUMNS}"
-    for rule, condition in (
-        ("all", ""),
-        ("only", " AND a.event_name = ANY($7::text[])"),
-        ("but", " AND a.event_name <> ALL($7::text[])"),
-    )
+    for rule, condition in _CHOSEN.items()
+}
+READY_HEADS = {
+    rule: "SELECT count(*) FROM (SELECT 1 FROM queue_executions a WHERE a.subscription = $1"
+    " AND a.status = 'ready' AND a.priority IN (0, 1, 2, 3)"
+    f" AND a.due_at <= {NOW} AND a.crashes = 0 AND a.lane IS NOT NULL{condition.format('$3')}"
+    " LIMIT $2::int) h"
+    for rule, condition in _CHOSEN.items()
 }
 APPROVED = (
     "SELECT a.tenant_id, a.message_id, a.id::text, a.rule, a.payload_sha256"
@@ -173,12 +192,13 @@ class PostgresTaskRows:
         named = [(t.message.tenant_id, t.message.id, n) for n, t in enumerate(new)]
         order = [n for _, _, n in sorted(named)]
         rows = await self._tx.rows(
-            CLAIM,
+            CLAIM[claim.held],
             claim.sub.name,
             claim.sub.queue,
             claim.worker.worker_id,
             claim.most_crashes + 1,
             *_claim_values(new, order),
+            *(_bodies(new, order) if claim.held == "store" else ()),
         )
         found = {(row[0], row[1]): row[2:] for row in rows}
         granted = []
@@ -201,7 +221,6 @@ class PostgresTaskRows:
         tasks = [each.task for each in placed]
         named = [(t.message.tenant_id, t.message.id, n) for n, t in enumerate(tasks)]
         order = [n for _, _, n in sorted(named)]
-        bodies = [tasks[n].candidate.delivery.body for n in order]
         rows = await self._tx.rows(
             _APPEND,
             claim.sub.name,
@@ -210,9 +229,7 @@ class PostgresTaskRows:
             arrays.texts([placed[n].status for n in order]),
             arrays.texts([tasks[n].message.ordering_key for n in order]),
             arrays.numbers(placed[n].lane_seq for n in order),
-            arrays.blobs(bodies),
-            arrays.texts([tasks[n].form for n in order]),
-            arrays.numbers(crc(body) for body in bodies),
+            *_bodies(tasks, order),
         )
         found = {(tenant_id, message_id) for tenant_id, message_id in rows}
         return [task for task in tasks if (task.message.tenant_id, task.message.id) in found]
@@ -237,6 +254,11 @@ class PostgresTaskRows:
         )
         rows.sort(key=lambda row: (-row[13], row[14]))
         return [_ready(row) for row in rows]
+
+    async def ready_heads(self, claim: Claiming, choice: Choice, limit: int) -> int:
+        types = () if choice.rule == "all" else (arrays.texts(choice.types),)
+        ((found,),) = await self._tx.rows(READY_HEADS[choice.rule], claim.sub.name, limit, *types)
+        return int(found)
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         return await self._tx.rows(APPROVED, subscription, *arrays.columns(pairs))
@@ -328,6 +350,16 @@ def _claim_values(tasks: Sequence[Task], order: Sequence[int]) -> tuple[str, ...
         arrays.texts([m.correlation_id for m in messages]),
         arrays.texts([None if m.trace is None else m.trace_id for m in messages]),
         arrays.blobs(each.candidate.sha256 for each in found),
+    )
+
+
+def _bodies(tasks: Sequence[Task], order: Sequence[int]) -> tuple[str, ...]:
+    """The arrays of the whole messages: bodies, their forms and checksums."""
+    deliveries = [tasks[n].candidate.delivery for n in order]
+    return (
+        arrays.blobs(each.body for each in deliveries),
+        arrays.texts([tasks[n].form for n in order]),
+        arrays.numbers(crc(each.body) if each.crc is None else each.crc for each in deliveries),
     )
 
 

@@ -17,8 +17,7 @@ import psycopg
 from psycopg import errors, sql
 
 from ackbone.core.errors import Conflict, StoreUnavailable
-
-from .address import Address
+from ackbone.pgserver.address import Address
 
 TABLES = (
     "idempotency_keys",
@@ -33,11 +32,12 @@ TABLES = (
     "quotas",
 )
 """Those with a tenant, in the order in which they are locked."""
-MACHINERY = ("workers", "sources", "roles", "send_windows")
-"""Tables without a tenant: their rows describe workers and queues, not messages."""
+MACHINERY = ("workers", "sources", "roles", "send_windows", "messages")
+"""Tables without a tenant: their rows describe workers and queues, or are messages that nobody has
+read. Only workers have rights on them."""
 NUMBERS = "workers_worker_id_seq"
-ARRIVALS = "deliveries_seq_seq"
-"""The sequence of new replies. Roles that add one need no right on it."""
+ARRIVALS = ("deliveries_seq_seq", "messages_seq_seq")
+"""The sequences of new replies and messages. Roles that add one need no right on them."""
 API_RIGHTS: Mapping[str, Sequence[str]] = {
     # What pages show. Not queue_metrics: its rows count queues, which tenants share.
     "queue_executions": (
@@ -212,7 +212,7 @@ def admit_api(conn: psycopg.Connection[Any], address: Address, role: str) -> Adm
         )
     name = sql.Identifier(role)
     partitions = [partition for (partition,) in conn.execute(_PARTITIONS)]
-    for table in (*TABLES, *MACHINERY, *partitions, "alembic_version", NUMBERS, ARRIVALS):
+    for table in (*TABLES, *MACHINERY, *partitions, "alembic_version", NUMBERS, *ARRIVALS):
         conn.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(sql.SQL(table), name))
     for table, rights in API_RIGHTS.items():
         for right in rights:

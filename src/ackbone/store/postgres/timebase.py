@@ -41,7 +41,11 @@ _HOLD = (
     "SELECT coalesce((state ->> 'moved_us')::bigint, 0) FROM roles WHERE role = 'clock' FOR UPDATE"
 )
 _KEEP = "UPDATE roles SET state = json_build_object('moved_us', $1::bigint) WHERE role = 'clock'"
-_TABLES = ", ".join(dict.fromkeys(rule.table for rule in due_times.WAITING))
+_WAITING = (
+    *due_times.WAITING,
+    due_times.Waiting("messages", ("due_at",), "due_at IS NOT NULL"),
+)
+_TABLES = ", ".join(dict.fromkeys(rule.table for rule in _WAITING))
 _LOCK = f"LOCK TABLE {_TABLES}, send_windows IN SHARE ROW EXCLUSIVE MODE"
 """Wait for transactions that wrote by the old clock, so that their rows move, too."""
 _BY = "$1::bigint * interval '1 microsecond'"
@@ -59,7 +63,7 @@ def _move(rule: due_times.Waiting) -> str:
 
 
 WAITING = (
-    *(_move(rule) for rule in due_times.WAITING),
+    *(_move(rule) for rule in _WAITING),
     _COUNTED.format(
         f"UPDATE send_windows SET ends_at = ends_at + {_BY}, state = json_build_object('calls',"
         " coalesce((SELECT json_object_agg(c.key, c.value::bigint + $1::bigint)"

@@ -16,6 +16,8 @@ import psycopg
 
 from ackbone.core.clock import to_us
 from ackbone.core.errors import StoreCorrupt, StoreUnavailable
+from ackbone.pgserver.address import Address
+from ackbone.pgserver.failures import translate
 from ackbone.store.anchors import AnchorFile
 from ackbone.store.ledger import (
     ANCHOR_TASK,
@@ -30,8 +32,6 @@ from ackbone.store.ledger import (
 )
 from ackbone.store.ledger_verifier import PAGE, LedgerReport, LedgerVerifier, Progress
 
-from .address import Address
-from .failures import translate
 from .seals import LATE_US
 
 _ROWS = (

@@ -88,6 +88,9 @@ class ClaimsSql(msgspec.Struct, frozen=True, kw_only=True):
     )
     """subscription, how many → the last of the places that are taken in its order"""
 
+    first_due: str
+    """subscription, now → priority, microseconds until its first task that the store holds is due
+    (NULL, or no row: it has none); the database's own time where none is given"""
     unresolved: str
     """→ a row if a message waits for a key that is free or done"""
     stuck: str

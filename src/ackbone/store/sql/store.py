@@ -13,24 +13,17 @@ from .records import TENANTS
 # All history is in the table, so every part of `busy` and `stuck` is answered by an index. UNCOMMON
 # repeats the words of a partial index, or it would not be used.
 OURS = "subscription = ANY($1::text[])"
-SENT = "EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
+SENT = (
+    "EXISTS (SELECT 1 FROM outbox WHERE queue_name = ANY($1::text[]))"
+    " OR EXISTS (SELECT 1 FROM messages WHERE queue = ANY($1::text[]))"
+)
+"""Anything of the subscriptions was sent and not taken. The broker's queue may be in the same
+database."""
 _RUNNING = f"EXISTS (SELECT 1 FROM queue_executions WHERE status = 'running' AND {OURS})"
 _AMONG = f"FROM queue_executions WHERE status IN ({{}}) AND {UNCOMMON} AND {OURS}"
 _WAITING = _AMONG.format("'ready', 'queued', 'waiting_key', 'open'")
 _READY = _AMONG.format("'ready'")
 _BEHIND = _AMONG.format("'queued', 'waiting_key', 'open'")
-
-
-def busy(sent: str = SENT) -> str:
-    """`sent`: a condition that holds if anything of the subscriptions was sent and not taken."""
-    return f"SELECT {sent} OR {_RUNNING} OR EXISTS (SELECT 1 {_WAITING})"
-
-
-def stuck(sent: str = SENT) -> str:
-    return (
-        f"SELECT CASE WHEN {sent} OR {_RUNNING} OR EXISTS (SELECT 1 {_READY}) THEN 0"
-        f" ELSE (SELECT count(*) {_BEHIND}) END"
-    )
 
 
 class StoreSql(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +40,13 @@ class StoreSql(msgspec.Struct, frozen=True, kw_only=True):
     that are not yet; the database's own time where none is given"""
     paused: str = "SELECT subscription FROM sources WHERE paused_at IS NOT NULL"
     """→ subscriptions"""
-    busy: str = busy()
+    busy: str = f"SELECT {SENT} OR {_RUNNING} OR EXISTS (SELECT 1 {_WAITING})"
     """subscriptions → whether anything of them waits, runs or is due later, parked messages
     aside"""
-    stuck: str = stuck()
+    stuck: str = (
+        f"SELECT CASE WHEN {SENT} OR {_RUNNING} OR EXISTS (SELECT 1 {_READY}) THEN 0"
+        f" ELSE (SELECT count(*) {_BEHIND}) END"
+    )
     """subscriptions → how many messages are left, if nothing is ready and nothing runs. Such a
     message waits for a parked one, or for one whose copy is with the broker."""
     holds_role: str = "SELECT 1 FROM roles WHERE role = $1 AND worker_id = $2::bigint"

@@ -1,12 +1,10 @@
-"""Writes of many deliveries, and of messages that leave with a commit: into the queue of the same
-file, or into the outbox."""
+"""Writes of many deliveries, and of messages that leave by the outbox."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ackbone.core.broker import Transactional
 from ackbone.core.outbound.send_order import PutOff
 from ackbone.core.outbound.settling import AttemptEnd, EndedRow
 from ackbone.core.store import Send
@@ -37,17 +35,8 @@ OUTBOX = (
 class SqliteDeliveryRows:
     """`ackbone.store.delivery_rows.DeliveryRows` on the connection of the writer thread."""
 
-    def __init__(
-        self,
-        conn: sqlite3.Connection,
-        queue: Transactional | None,
-        holds: Callable[[str], bool],
-    ) -> None:
-        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
-        True for these."""
+    def __init__(self, conn: sqlite3.Connection) -> None:
         self._conn = conn
-        self._queue = queue
-        self._holds = holds
 
     def insert(self, found: Sequence[DeliveryRow]) -> None:
         rows.insert(self._conn, INSERT, found)
@@ -84,16 +73,5 @@ class SqliteDeliveryRows:
     async def save_windows(self, found: Sequence[WindowRow]) -> None:
         rows.insert(self._conn, SAVE_WINDOWS, found, SAVED_BEFORE)
 
-    def publish(self, sends: Sequence[Send], now_us: int) -> bool:
-        queues: dict[str, list[Send]] = {}
-        for send in sends:
-            queues.setdefault(send.queue, []).append(send)
-        elsewhere: list[Send] = []
-        for queue, batch in queues.items():
-            if self._queue is not None and self._holds(queue):
-                self._queue.publish_in(self._conn, queue, [send.outgoing for send in batch])
-            else:
-                elsewhere += batch
-        if elsewhere:
-            rows.insert(self._conn, OUTBOX, [outbox_row(send, now_us) for send in elsewhere])
-        return bool(elsewhere)
+    def publish(self, sends: Sequence[Send], now_us: int) -> None:
+        rows.insert(self._conn, OUTBOX, [outbox_row(send, now_us) for send in sends])

@@ -148,6 +148,9 @@ class SqliteLaneRows:
             is not None
         )
 
+    async def lead(self, subscription: str) -> bool:
+        return True  # the file has one writer at a time
+
     async def busy(self, subscription: str, lanes: Collection[Pair]) -> set[Pair]:
         return {
             (tenant_id, lane)

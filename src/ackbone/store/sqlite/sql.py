@@ -20,12 +20,9 @@ from ackbone.store.sql.store import (
     GONE,
     OURS,
     RUNNING,
-    SENT,
     MaintenanceSql,
     StoreSql,
     WorkersSql,
-    busy,
-    stuck,
 )
 from ackbone.store.workers import ALONE_AT, SUSPECT_AT
 
@@ -51,6 +48,11 @@ WORDS = (
 TASK = worded(conditions.TASK, WORDS)
 
 _CLAIMS = ClaimsSql(
+    first_due=" UNION ALL ".join(
+        f"SELECT {p}, min(due_at) - ?2 FROM queue_executions WHERE subscription = ?1"
+        f" AND status = 'ready' AND priority = {p}"
+        for p in PRIORITIES
+    ),
     unresolved=(
         "SELECT 1 FROM queue_executions w LEFT JOIN idempotency_keys k"
         " ON k.tenant_id = w.tenant_id AND k.subscription = w.subscription AND k.key = w.idem_key"
@@ -84,9 +86,6 @@ _MAINTENANCE = MaintenanceSql(
     ),
 )
 
-_SENT = f"EXISTS (SELECT 1 FROM messages WHERE queue = ANY($1::text[])) OR {SENT}"
-"""The queue of the broker may be in the same file."""
-
 _STORE = StoreSql(
     suspects_due=(
         f"SELECT subscription, event_name, sum(crashes < {ALONE_AT}), sum(crashes >= {ALONE_AT})"
@@ -101,8 +100,6 @@ _STORE = StoreSql(
         for p in PRIORITIES
     )
     + ")",
-    busy=busy(_SENT),
-    stuck=stuck(_SENT),
     identity="SELECT state FROM roles WHERE role = '_store'",
     set_identity="INSERT OR IGNORE INTO roles (role, state) VALUES ('_store', ?1)",
     ended_tasks=(

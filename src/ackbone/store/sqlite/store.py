@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ackbone.core.broker import Subscription, Transactional
+from ackbone.core.broker import Transactional
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.machine import this_machine
 from ackbone.core.notices import Notices
 from ackbone.core.outbound.subscribers import Subscribers
-from ackbone.core.store import Decode, Reclaimed, Taken, Worker
+from ackbone.core.store import Reclaimed, Worker
 from ackbone.sqlitefile.file import TURN_WAIT_S, SqliteFile, close_file, open_file
 from ackbone.store import workers
 from ackbone.store.base import BaseStore
@@ -31,7 +31,6 @@ from .key_rows import SqliteKeyRows, SqliteLaneRows, SqliteQuotaRows
 from .leases import REGISTER, Leases
 from .ledger import Ledger
 from .sql import SQL
-from .taking import Queue
 from .task_rows import SqliteTaskRows
 
 _STATE = "SELECT state FROM workers WHERE worker_id = ?"
@@ -47,19 +46,9 @@ class SqliteTx:
     """The file has one writer at a time."""
     granted: GrantedRuns | None = None
 
-    def __init__(
-        self,
-        conn: sqlite3.Connection,
-        now_us: int,
-        queue: Transactional | None = None,
-        holds: Callable[[str], bool] = lambda queue: False,
-    ) -> None:
-        """`queue`: the broker whose queues are in the same file, if there is one. `holds` returns
-        True for these."""
+    def __init__(self, conn: sqlite3.Connection, now_us: int) -> None:
         self.conn = conn
         self.now_us = now_us
-        self._queue = queue
-        self._holds = holds
         self.letters: dict[str, Letter] = {}
         self.if_unknown: Callable[[], None] | None = None
         self._state: str | None = None
@@ -83,7 +72,7 @@ class SqliteTx:
 
     @property
     def deliveries(self) -> SqliteDeliveryRows:
-        return SqliteDeliveryRows(self.conn, self._queue, self._holds)
+        return SqliteDeliveryRows(self.conn)
 
     async def rows(self, statement: str, *values: Any) -> list[Row]:
         return self.conn.execute(statement, parameters(values)).fetchall()
@@ -138,11 +127,7 @@ T = TypeVar("T")
 
 
 class SqliteStore(BaseStore[SqliteTx]):
-    """The store on one SQLite file.
-
-    `queue` is the broker on the same file, if there is one: taking a message and claiming it is one
-    commit then. `is_local` returns True for the queues of that broker.
-    """
+    """The store on one SQLite file."""
 
     sql = SQL
     forgets_claims = False
@@ -159,11 +144,15 @@ class SqliteStore(BaseStore[SqliteTx]):
         notices: Callable[[str], Notices | None] | None = None,
         subscribers: Subscribers | None = None,
     ) -> None:
-        super().__init__(isolates=isolates, notices=notices, subscribers=subscribers)
+        super().__init__(
+            queue=queue,
+            is_local=is_local,
+            isolates=isolates,
+            notices=notices,
+            subscribers=subscribers,
+        )
         self.path = path
         self.clock = clock or SystemClock()
-        self._queue = queue
-        self._is_local = is_local
         self.clock_jumps = 0
         """Always 0: the worker watches the same clock."""
 
@@ -184,9 +173,6 @@ class SqliteStore(BaseStore[SqliteTx]):
             raise StoreUnavailable(f"the store {self.path} is not open")
         opened: SqliteFile = self._opened
         return opened
-
-    def holds(self, queue: str) -> bool:
-        return self._queue is not None and self._is_local(queue)
 
     def _clock_is_in_doubt(self) -> bool:
         return self.file.clock_in_doubt
@@ -235,19 +221,6 @@ class SqliteStore(BaseStore[SqliteTx]):
         return missing
 
     # -- claim ------------------------------------------------------------------------------------
-
-    async def take(self, sub: Subscription, decode: Decode, *, limit: int, worker: Worker) -> Taken:
-        broker = self._queue
-        if broker is None:
-            return await super().take(sub, decode, limit=limit, worker=worker)
-
-        async def op(tx: SqliteTx, change: Change) -> Taken:
-            claim = self._claiming(tx, change, sub, worker)
-            return await Queue(tx.conn, tx.now_us, broker, claim, decode).take(limit)
-
-        # Not synced, whatever it answers: a power cut that takes a verdict back puts the message
-        # back into the queue, because both are the same commit.
-        return await self.write(op, worker_id=worker.worker_id, durable=False)
 
     def _now_us(self) -> int:
         return self.clock.now_us()
@@ -317,7 +290,7 @@ class SqliteStore(BaseStore[SqliteTx]):
         def run(conn: sqlite3.Connection) -> T:
             nonlocal change
             change = Change()  # it may be undone and run again
-            result = run_now(work(SqliteTx(conn, self.clock.now_us(), self._queue, self.holds)))
+            result = run_now(work(SqliteTx(conn, self.clock.now_us())))
             if change.durable:
                 file.sync_commit()
             for topic in change.topics:

@@ -82,6 +82,12 @@ CLAIM_READY = {
     " history, body, body_info, body_crc, lost_by, rowid"
     for rule, condition in chosen(8).items()
 }
+READY_HEADS = {
+    rule: "SELECT count(*) FROM (SELECT 1 FROM queue_executions WHERE subscription = ?1"
+    " AND status = 'ready' AND priority IN (0, 1, 2, 3) AND due_at <= ?2 AND crashes = 0"
+    f" AND lane IS NOT NULL{condition} LIMIT ?3)"
+    for rule, condition in chosen(4).items()
+}
 _SUCCEEDED = (
     "status = 'succeeded', result = {}, completed_at = {}, duration_ms = {}, agent_run_id = {},"
     " retry_count = {}, body = NULL, body_info = NULL, due_at = NULL"
@@ -232,6 +238,11 @@ class SqliteTaskRows:
                 values = (*asked, *crashes, limit - len(found), *types)
                 found += [Ready(*row) for row in self._conn.execute(statement, values).fetchall()]
         return found
+
+    async def ready_heads(self, claim: Claiming, choice: Choice, limit: int) -> int:
+        values = (claim.sub.name, self._now_us, limit, *chosen_value(choice))
+        (found,) = self._conn.execute(READY_HEADS[choice.rule], values).fetchone()
+        return int(found)
 
     async def approved(self, subscription: str, pairs: Sequence[Pair]) -> Sequence[Row]:
         marks = msgspec.json.encode(pairs).decode()

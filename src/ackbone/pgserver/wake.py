@@ -14,13 +14,14 @@ import os
 import psycopg
 
 from ackbone.core.errors import StoreError
-from ackbone.store.unit import OUTGOING, WORK
 
-from .database import Database
+from .connections import Connections
 
 log = logging.getLogger("ackbone.store")
 
 CHANNEL = "ackbone"
+WORK, OUTGOING = "w", "o"
+"""Topics that processes wait for: messages to run; replies and follow-ups to carry out."""
 PAUSE_S = 0.02
 _AGAIN_S = (0.1, 5.0)
 _CANCELLED_S = 0.5
@@ -29,7 +30,7 @@ _CANCELLED_S = 0.5
 class WakeUps:
     """Wakes this process at once, and other processes soon after."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Connections) -> None:
         self._database = database
         self._waiting: dict[asyncio.Event, str] = {}
         self._me = f"{os.getpid()}-{os.urandom(4).hex()}"
@@ -37,11 +38,18 @@ class WakeUps:
         self._is_wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        for work in (self._listen(), self._notify()):
-            self._tasks.append(asyncio.create_task(work, name="ackbone-wake-ups"))
+    def start(self, *, listen: bool = True) -> None:
+        self._tasks.append(asyncio.create_task(self._notify(), name="ackbone-wake-ups"))
+        if listen:
+            self.listen()
+
+    def listen(self) -> None:
+        """Be woken by other processes, too."""
+        self._tasks.append(asyncio.create_task(self._listen(), name="ackbone-listen"))
 
     async def stop(self) -> None:
+        if self._wanted:  # nobody will say it later
+            await self._say()
         tasks, self._tasks = self._tasks, []
         left = set(tasks)
         while left:  # before Python 3.12 the driver may drop a cancellation while it connects
@@ -73,14 +81,15 @@ class WakeUps:
         while True:
             await self._is_wanted.wait()
             self._is_wanted.clear()
-            topics, self._wanted = "".join(sorted(self._wanted)), set()
-            try:
-                await self._database.read(
-                    "SELECT pg_notify($1, $2)", CHANNEL, f"{topics} {self._me}"
-                )
-            except (StoreError, psycopg.Error) as error:
-                log.debug("could not wake other processes: %s", error)
+            await self._say()
             await asyncio.sleep(PAUSE_S)
+
+    async def _say(self) -> None:
+        topics, self._wanted = "".join(sorted(self._wanted)), set()
+        try:
+            await self._database.read("SELECT pg_notify($1, $2)", CHANNEL, f"{topics} {self._me}")
+        except (StoreError, psycopg.Error) as error:
+            log.debug("could not wake other processes: %s", error)
 
     async def _listen(self) -> None:
         pause, longest = _AGAIN_S
