@@ -24,7 +24,7 @@ class _Memory(BrokerConformance):
 
     async def dead_letters(self, broker: Broker, queue: str) -> Sequence[bytes]:
         assert isinstance(broker, MemoryBroker)
-        return [copy.body for copy in broker.dead_letters if copy.queue == queue]
+        return [copy.body for copy in broker.rejected if copy.queue == queue]
 
 
 class _Pretending(_Memory):

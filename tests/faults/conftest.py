@@ -97,7 +97,8 @@ def make_fleet(
     if broker.startswith("rabbitmq"):
         rabbitmq: RabbitServer = request.getfixturevalue("rabbitmq")
         rabbitmq.forget("default")
-        settings_of = {"BROKER": rabbitmq.url, "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
+        url = f"{rabbitmq.url}?heartbeat_s=1"  # less than the lease, as it is by default
+        settings_of = {"BROKER": url, "RETRY__WAITS_S": "[0.01, 0.05, 0.1]"}
     if broker.endswith("postgres"):
         database: PostgresServer = request.getfixturevalue("postgres_server")
         settings_of["STORE"] = database.url(database.new_database())

@@ -235,12 +235,12 @@ async def test_a_copy_of_a_failed_message_is_rejected_until_that_succeeds(
     (letter,) = lab.letters()
     if policy == "nack":
         assert told == [(Verb.REJECT, letter["reason"])] * 3
-        assert [(dead.body, dead.reason) for dead in broker.dead_letters] == [
+        assert [(dead.body, dead.reason) for dead in broker.rejected] == [
             (b"text 0", letter["reason"])
         ]
     else:
         assert [verb for verb, _ in told] == [Verb.ACK] * 3
-        assert not broker.dead_letters
+        assert not broker.rejected
 
 
 @pytest.mark.parametrize(

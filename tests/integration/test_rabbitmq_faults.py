@@ -6,19 +6,17 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiormq
 import pytest
 from pamqp import commands as spec
 from pamqp import decode
 
 from ackbone.brokers.rabbitmq import RabbitBroker
-from ackbone.brokers.rabbitmq.source import RabbitSource
-from ackbone.core.broker import Delivery, Outgoing, Settlement, Subscription, Verb
+from ackbone.brokers.rabbitmq.decoding import tolerant_context
+from ackbone.core.broker import Outgoing, Settlement, Verb
 from ackbone.core.errors import (
     BrokerDenied,
     BrokerError,
@@ -30,6 +28,15 @@ from ackbone.core.errors import (
 )
 from ackbone.core.findings import Finding
 from ackbone.core.ids import new_id
+from tests.integration.rabbit_lab import (
+    ack,
+    messages,
+    opened,
+    publish_without_id,
+    raw,
+    receive,
+    source_of,
+)
 from tests.servers.certificates import Authority
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import DEBIAN, NEWEST, RabbitServer
@@ -48,65 +55,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[RabbitServer]:
 @pytest.fixture
 def queue() -> str:
     return f"faults-{new_id()[-12:]}"
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RabbitBroker]:
-    """An open broker. After it, no task of the driver or of ours may be left."""
-    before = asyncio.all_tasks()
-    broker = RabbitBroker(url)
-    await broker.open()
-    try:
-        yield broker
-    finally:
-        await broker.close()
-        async with asyncio.timeout(5):
-            while left := asyncio.all_tasks() - before:
-                await asyncio.wait(left, timeout=0.1)
-
-
-@asynccontextmanager
-async def raw(server: RabbitServer) -> AsyncIterator[Any]:
-    """A channel of another program."""
-    connection = await aiormq.connect(server.url)
-    try:
-        yield await connection.channel()
-    finally:
-        await connection.close()
-
-
-def messages(n: int, **fields: Any) -> list[Outgoing]:
-    return [Outgoing(id=new_id(), body=b"%d" % i, **fields) for i in range(n)]
-
-
-async def source_of(broker: RabbitBroker, queue: str, room: int = 100) -> RabbitSource:
-    return await broker.subscribe(Subscription(name=queue, queue=queue), room=room)
-
-
-async def receive(source: RabbitSource, n: int, *, within_s: float = 30.0) -> list[Delivery]:
-    """Receive `n` messages, over lost connections."""
-    got: list[Delivery] = []
-    async with asyncio.timeout(within_s):
-        while len(got) < n:
-            try:
-                got += await source.receive(limit=n - len(got), wait=1.0)
-            except BrokerUnavailable:
-                await asyncio.sleep(0.05)
-    return got
-
-
-async def ack(source: RabbitSource, batch: list[Delivery]) -> None:
-    await source.settle([Settlement(delivery=each, verb=Verb.ACK) for each in batch])
-
-
-def publish_without_id(server: RabbitServer, queue: str, body: str, **properties: Any) -> None:
-    letter = {
-        "properties": properties,
-        "routing_key": queue,
-        "payload": body,
-        "payload_encoding": "string",
-    }
-    assert server.api("POST", "exchanges/%2F/amq.default/publish", letter) == {"routed": True}
 
 
 # -- wrong URLs ---------------------------------------------------------------------------------
@@ -219,8 +167,14 @@ async def test_what_the_decoder_of_the_driver_refuses(server: RabbitServer, queu
         await broker.publish(queue, messages(1))
         source = await source_of(broker, queue)
         assert [each.body for each in await receive(source, 3)] == [b"0", b"odd", b"0"]
-    assert decode.by_type(b"\x02\xffa", "shortstr") == (3, "\\xffa")
-    assert decode.by_type(b"\x00\x00\x00\x04\x01\xff\x01\x00", "table") == (8, {})
+    ours = tolerant_context()
+    for data, kind, found in (
+        (b"\x02\xffa", "shortstr", (3, "\\xffa")),
+        (b"\x00\x00\x00\x04\x01\xff\x01\x00", "table", (8, {})),
+    ):
+        assert ours.run(decode.by_type, data, kind) == found
+        with pytest.raises(UnicodeDecodeError):  # another program's connection in this process
+            decode.by_type(data, kind)
 
 
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):
@@ -304,6 +258,19 @@ async def test_pause_hands_back_and_keeps_the_order(server: RabbitServer, queue:
         theirs = await receive(await source_of(second, queue), 40)
         await second.close()
         assert [int(each.body) for each in theirs] == list(range(10, 50))
+
+
+async def test_a_priority_that_is_deleted_while_another_is_read(server: RabbitServer, queue: str):
+    """Its consumer is cancelled, and the channel of all stays open."""
+    async with opened(server.url) as broker, raw(server) as other:
+        await broker.publish(queue, messages(3))
+        source = await source_of(broker, queue)
+        held = await receive(source, 1)
+        await other.queue_delete(f"{queue}:p3")
+        again = await receive(source, 3)
+        await ack(source, held)
+        await ack(source, again)
+        assert sorted(each.body for each in again) == [b"0", b"1", b"2"]
 
 
 async def test_many_returns_lose_nothing(server: RabbitServer, queue: str):

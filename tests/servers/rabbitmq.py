@@ -120,8 +120,14 @@ class RabbitServer:
         self.start()
 
     def pause(self) -> None:
-        """Stands still: connections stay open and get no answer."""
+        """Stands still: connections stay open and get no answer. Its threads stop one after the
+        other."""
         os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        deadline = time.monotonic() + STOPS_WITHIN_S
+        while not all(_is_stopped(thread) for thread in threads.iterdir()):
+            assert time.monotonic() < deadline, "RabbitMQ does not stand still"
+            time.sleep(0.01)
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -245,6 +251,14 @@ def _check(root: Path) -> None:
         assert (root / f".{_PROGRAMS}/rabbitmq-server").exists(), (
             f"RabbitMQ 4 is missing in {root}: run tests/prepare.sh, which fetches it from Debian"
         )
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended
+        return True
+    return state in "Tt"
 
 
 def _listens(port: int) -> bool:

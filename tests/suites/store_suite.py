@@ -64,6 +64,9 @@ class StoreConformance(StoreHarness):
     async def test_undecodable(self) -> None:
         await self.check(store_claims.undecodable)
 
+    async def test_given_up_by_the_broker(self) -> None:
+        await self.check(store_claims.given_up_by_the_broker)
+
     async def test_identity_has_three_parts(self) -> None:
         await self.check(store_claims.identity_has_three_parts)
 

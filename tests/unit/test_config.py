@@ -236,6 +236,23 @@ def test_queues_do_not_tell_of_each_other_for_ever(load):
         load("queues:\n  a: {results: b}\n  b: {results: a}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: {broker_dead_letters: b}\n  b: {}", "a loop"),
+        ("a: {broker_dead_letters: b, results: b}", "a loop"),
+        ("a: {broker_dead_letters: default}", "a loop"),
+        ("a: {broker_dead_letters: dead, broker: files}", "SQLite has no dead-letter queues"),
+    ],
+)
+def test_the_dead_letter_queue_of_a_server(load, text, said):
+    brokers = "broker: amqp://h/\nbrokers: {files: sqlite}\n"
+    with pytest.raises(ConfigError, match=said):
+        load(f"{brokers}queues:\n  {text}\n")
+    found = load(f"{brokers}queues:\n  a: {{broker_dead_letters: a.dead}}\n")
+    assert found.subscription("a").broker_dead_letters == "a.dead"
+
+
 def test_nothing_is_written_by_loading(load, tmp_path):
     load()
     assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,7 @@ class Harness(BrokerHarness):
 
     async def dead_letters(self, broker: Broker, queue: str) -> Sequence[bytes]:
         assert isinstance(broker, MemoryBroker)
-        return [copy.body for copy in broker.dead_letters if copy.queue == queue]
+        return [copy.body for copy in broker.rejected if copy.queue == queue]
 
 
 def change(batch: Sequence[Outgoing], **fields: Any) -> list[Outgoing]:

@@ -99,7 +99,7 @@ async def test_rejected_ones_are_kept_whole_with_their_reason(broker: MemoryBrok
     await sources.settle(
         broker, SUB, [Settlement(delivery=got, verb=Verb.REJECT, reason="no such thing")]
     )
-    (dead,) = broker.dead_letters
+    (dead,) = broker.rejected
     assert (dead.queue, dead.body, dead.headers) == ("q", b"bad", {"h": "1"})
     assert (dead.reason, dead.identity, dead.count) == ("no such thing", got.identity, 1)
     (stats,) = await broker.stats()

@@ -79,7 +79,7 @@ class MemoryBroker:
         return other
 
     @property
-    def dead_letters(self) -> Sequence[DeadCopy]:
+    def rejected(self) -> Sequence[DeadCopy]:
         """All rejected messages, oldest first."""
         return tuple(self._space.dead)
 

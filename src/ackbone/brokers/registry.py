@@ -36,6 +36,8 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     is_server: bool = True
     """The broker is a server of its own, which may be unreachable. False: it is in this process, or
     in the store's database."""
+    gives_up: bool = False
+    """The server moves messages to dead-letter queues by itself (role `DeadLetters`)."""
     trigger_types: tuple[str, ...] = ()
     """Names of the kind in `adapter.type` of a trigger. Without any: its own name."""
     misspelled: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ KINDS = (
         adapter="ackbone.brokers.rabbitmq:RabbitBroker",
         extra="rabbitmq",
         driver="aiormq",
+        gives_up=True,
         misspelled=("rabbitmq",),
         varies={
             "hold_limit_s": "`hold_limit_s` in the URL",

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from ackbone.config.settings import DEFAULT
 from ackbone.core.approvals import GovernanceUpkeep
 from ackbone.core.breaker import BreakerPolicy
-from ackbone.core.broker import Shows, Subscription, Trims
+from ackbone.core.broker import DeadLetters, Shows, Subscription, Trims
 from ackbone.core.store import Store, Worker
 from ackbone.core.task_protocol import TaskBroker
 from ackbone.delivery.carrier import Carried, Carrier
 from ackbone.delivery.channels.terminal_channel import TerminalChannel
 from ackbone.delivery.missing_channels import LOOK_S as MISSING_CHANNELS_S
 from ackbone.delivery.missing_channels import MissingChannelWatch
+from ackbone.engine.broker_dead_letters import BrokerDeadLetters
 from ackbone.engine.foreign_dead_letters import ForeignDeadLetters
 from ackbone.engine.lost_copies import LostCopies
 from ackbone.engine.relays import Relay
@@ -44,7 +45,7 @@ RETENTION_S = 60.0
 COPIES_S = 60.0
 """How often the store is asked for messages whose broker copy may be lost."""
 LETTERS_S = 5.0
-"""How often dead letters of other programs' workers are read."""
+"""How often dead letters of other programs' workers and of brokers' servers are read."""
 PRUNE_S = 600.0
 
 
@@ -73,6 +74,7 @@ def relays_of(
         relays += _trimming(app)
         relays += _lost_copies(app)
         relays += _foreign_letters(app)
+        relays += _broker_letters(app)
     if carry:
         relays += _carrying(app, terminal=terminal)
     if spawn_solo and app.target is not None:
@@ -222,10 +224,7 @@ def _trimming(app: App) -> list[Relay]:
 def _lost_copies(app: App) -> list[Relay]:
     """The relay for messages that the broker's server lost while their worker was dead."""
     relays = []
-    by_broker: dict[str, list[Subscription]] = {}
-    for sub in app.subscriptions():
-        by_broker.setdefault(sub.broker, []).append(sub)
-    for name, subs in by_broker.items():
+    for name, subs in _by_broker(app).items():
         broker = app._broker_of(subs[0].queue)
         if broker is None or not isinstance(broker, Shows):
             continue
@@ -243,6 +242,14 @@ def _lost_copies(app: App) -> list[Relay]:
             )
         )
     return relays
+
+
+def _by_broker(app: App) -> dict[str, list[Subscription]]:
+    """Return the subscriptions by the names of their brokers."""
+    found: dict[str, list[Subscription]] = {}
+    for sub in app.subscriptions():
+        found.setdefault(sub.broker, []).append(sub)
+    return found
 
 
 def _broker(app: App, queue: str) -> object:
@@ -268,6 +275,18 @@ def _foreign_letters(app: App) -> list[Relay]:
                     at_end=True,
                 )
             )
+    return relays
+
+
+def _broker_letters(app: App) -> list[Relay]:
+    """The relays that read the dead-letter queues of brokers' servers."""
+    relays = []
+    for name, subs in _by_broker(app).items():
+        broker: object = app._broker_of(subs[0].queue)
+        if isinstance(broker, DeadLetters):
+            role = f"dead letters of {name}"
+            step = BrokerDeadLetters(app.store, broker, subs).step
+            relays.append(Relay(name=role, every_s=LETTERS_S, step=step, role=role))
     return relays
 
 

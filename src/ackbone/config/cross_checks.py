@@ -20,6 +20,7 @@ from ackbone.triggers.config import validate_config
 
 from .endpoints import not_in_store, read_url
 from .nodes import Where, join
+from .queues import Queue
 from .settings import DEFAULT, Config
 from .settings_reader import Reader
 
@@ -111,6 +112,20 @@ class _Rules:
                         join(path, field),
                         "must not be a queue that has results or dead_letters itself: a loop",
                     )
+            if queue.broker_dead_letters is not None:
+                self.broker_dead_letters(join(path, "broker_dead_letters"), queue)
+
+    def broker_dead_letters(self, path: str, queue: Queue) -> None:
+        ours = {*self.config.queues, self.config.default_queue}
+        for name in self.config.queues:
+            to = self.config.queue(name).notices
+            ours.update(() if to is None else {to.results or "", to.dead_letters or ""})
+        if queue.broker_dead_letters in ours:
+            self.say(path, "must not be a queue that this configuration reads or sends to: a loop")
+        with contextlib.suppress(ConfigError):  # a wrong URL is reported where it is written
+            kind = kind_of(self.config.brokers.get(queue.broker or "", self.config.broker))
+            if not kind.gives_up:
+                self.say(path, f"{kind.title} has no dead-letter queues of its own; remove it")
 
     def waits(self) -> None:
         """Check that no first wait exceeds the longest one."""

@@ -73,6 +73,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: str | None = None
     """The queue that gets a copy of each dead letter; null: none, tasks: `tasks.dead_letters`.
     Empty: none."""
+    broker_dead_letters: str | None = None
+    """The queue to which the broker's server moves messages that it gives up. They become dead
+    letters of this queue; null: none."""
     paused: bool = False
 
     @property

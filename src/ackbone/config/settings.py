@@ -439,6 +439,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ack_policy=own.ack_policy,
             dedup=own.dedup,
             dedup_window_s=own.dedup_window_s or 0.0,
+            broker_dead_letters=own.broker_dead_letters,
             protocol=self.tasks.protocol(own, max_retries=self.retry_policy(queue).max_retries),
         )
         trigger = self.trigger(queue)

@@ -111,6 +111,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     dedup_window_s: float = 3600.0
     dedup_by_id: bool = False
     """Use the message id as the idempotency key of messages that have none."""
+    broker_dead_letters: str | None = None
+    """The queue to which the broker's server moves messages of this one (`DeadLetters`)."""
     protocol: TaskProtocol | None = None
     """Set if the messages are tasks of the task protocol. Adapters do not read it."""
 
@@ -148,7 +150,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     such a copy owns the part from then on, and the store refuses other copies of a part that their
     worker does not own."""
     failure: str | None = None
-    """Why the server moved the message to a dead-letter queue (`DeadLetters`)."""
+    """Why the server moved the message to a dead-letter queue (`DeadLetters`). A claim ends it."""
+    moved_from: Sequence[str] = ()
+    """The queues that the server moved the message out of, the latest first (`DeadLetters`)."""
     taken_from: str | None = None
     """The consumer that had this copy before, and gave no sign of life for too long."""
     crc: int | None = None
@@ -336,7 +340,8 @@ class DeadLetters(Protocol):
     async def dead_letters(self, sub: Subscription) -> Source | None:
         """Return a reader of the queue to which the server moves messages of this subscription.
 
-        None: there is none. Its deliveries have the server's reason as `failure`.
+        None: there is none. Its deliveries have the server's reason as `failure`. Subscriptions
+        whose messages go to one and the same queue have one reader.
         """
         ...
 

@@ -69,6 +69,8 @@ A message that its handler parked has another reason, so it is not resumed becau
 exists."""
 
 
+GIVEN_UP = "given_up_by_broker"
+"""Reason of a dead letter that the broker's server had moved to a dead-letter queue."""
 UNSTORABLE = "unstorable"
 """Reason of a dead letter whose outcome could not be stored as it was."""
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ackbone.core.broker import Delivery, Settlement, Subscription, Verb
+from ackbone.core.broker import Delivery, Subscription
 from ackbone.core.codecs.values import named_tenant, short
 from ackbone.core.errors import DecodeError
 from ackbone.core.notices import LETTER_ID
 from ackbone.core.store import Candidate, Claims, Worker
 from ackbone.core.task_protocol import FlatDelivery, TaskBroker
 
+from .broker_dead_letters import AT_ONCE, read_letters
+
 log = logging.getLogger("ackbone.engine")
 
 GROUP = "ackbone:letters"
 REASON = "failed_elsewhere"
-AT_ONCE = 100
 _TASK = ("task_id", "tool_name", "payload", "idempotency_key", "retry_count", "tenant_id")
 _encode = msgspec.json.Encoder().encode
 
@@ -36,14 +37,12 @@ class ForeignDeadLetters:
         self._letters = Subscription(name=letters, queue=letters, group=GROUP)
 
     async def step(self, worker: Worker) -> None:
-        source = await self._broker.subscribe_beside(self._letters, room=AT_ONCE)
-        while found := await source.receive(limit=AT_ONCE, wait=0.0):
+        async def keep(found: Sequence[Delivery]) -> None:
             foreign = [each for each in found if not _is_ours(each)]
             for tenant_id in {_tenant(each) for each in foreign}:
                 of_tenant = [_candidate(each) for each in foreign if _tenant(each) == tenant_id]
                 sub = msgspec.structs.replace(self._kept_as, tenant=tenant_id)
                 await self._store.claim(sub, of_tenant, worker=worker)
-            await source.settle([Settlement(delivery=each, verb=Verb.ACK) for each in found])
             if foreign:
                 log.warning(
                     "%d tasks of %s were given up by workers of other programs. They are dead"
@@ -52,6 +51,8 @@ class ForeignDeadLetters:
                     self._kept_as.queue,
                     REASON,
                 )
+
+        await read_letters(await self._broker.subscribe_beside(self._letters, room=AT_ONCE), keep)
 
 
 def _is_ours(entry: Delivery) -> bool:

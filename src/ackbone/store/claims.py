@@ -128,7 +128,7 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
     if protocol is not None:
         runs = await with_failures_elsewhere(claim, protocol, runs)
         entries += created(claim.sub, [(t.message, t.created_us) for t in tasks if t.epoch == 1])
-    tasks, runs = await _end_expired(claim, tasks, runs, verdicts)
+    tasks, runs = await _end_at_once(claim, tasks, runs, verdicts)
     batch = await _prepared(claim, runs)
     mine, simple, yes = claim.mine, not batch.lost and claim.book is None, Answer.RUN
     for task, run in zip(tasks, runs, strict=True):
@@ -149,25 +149,31 @@ async def _grant(claim: Claiming, tasks: Sequence[Task], verdicts: dict[int, Ver
     await _end_batch(claim, batch)
 
 
-async def _end_expired(
+async def _end_at_once(
     claim: Claiming, tasks: Sequence[Task], runs: list[Run], verdicts: dict[int, Verdict]
 ) -> tuple[Sequence[Task], list[Run]]:
-    """End the tasks whose time to live is over; returns the others, and their runs."""
+    """End the tasks whose time to live is over, and those that the broker's server gave up.
+    Returns the others, and their runs."""
     over_us = claim.over_us(runs[0].claimed_at_us)
-    late = {
+    ended = {
         n
         for n, task in enumerate(tasks)
-        if task.expires_us is not None and task.expires_us <= over_us
+        if (task.expires_us is not None and task.expires_us <= over_us)
+        or task.candidate.delivery.failure is not None
     }
-    for n in late:
-        await dead_on_arrival.expired(claim, runs[n])
+    for n in ended:
         delivery = tasks[n].candidate.delivery
-        expired = Verdict(answer=Answer.EXPIRED, delivery=delivery, failure=Status.EXPIRED)
-        verdicts[tasks[n].at] = expired
-    if not late:
+        if delivery.failure is not None:
+            await dead_on_arrival.given_up(claim, runs[n], delivery.failure)
+            verdict = Verdict(answer=Answer.DEAD, delivery=delivery)
+        else:
+            await dead_on_arrival.expired(claim, runs[n])
+            verdict = Verdict(answer=Answer.EXPIRED, delivery=delivery, failure=Status.EXPIRED)
+        verdicts[tasks[n].at] = verdict
+    if not ended:
         return tasks, runs
-    timely = [n for n in range(len(tasks)) if n not in late]
-    return [tasks[n] for n in timely], [runs[n] for n in timely]
+    left = [n for n in range(len(tasks)) if n not in ended]
+    return [tasks[n] for n in left], [runs[n] for n in left]
 
 
 async def _answer_copies(
@@ -203,7 +209,11 @@ async def _known(claim: Claiming, candidate: Candidate, message: Message, row: E
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))
         await tx.send(tx.sql.claims.keep, *identity, await tx.moment())
         answer = Answer.WAITING
-    elif tx.granted is not None and (run := tx.granted.of(claim, message, row)) is not None:
+    elif (
+        delivery.failure is None
+        and tx.granted is not None
+        and (run := tx.granted.of(claim, message, row)) is not None
+    ):
         return Verdict(answer=Answer.RUN, run=run, delivery=delivery)
     elif row.held == "broker":
         await tx.send(tx.sql.claims.hold, *identity, *_body(candidate))

@@ -7,7 +7,7 @@ import uuid
 
 from ackbone.core.ids import derived_id, uuid7_bytes
 from ackbone.core.message import DEFAULT_TENANT, Message
-from ackbone.core.outcome import UNSTORABLE, Status
+from ackbone.core.outcome import GIVEN_UP, UNSTORABLE, Status
 from ackbone.core.store import Candidate, Run
 from ackbone.core.text import storable
 
@@ -22,7 +22,9 @@ async def undecodable(claim: Claiming, candidate: Candidate) -> None:
     Broken bytes under the id of another message get an id of their own. Otherwise they would
     vanish as a further copy of that message.
     """
-    await _bytes_alone(claim, candidate, candidate.reason, str(candidate.error))
+    failure = candidate.delivery.failure
+    error = str(candidate.error) if failure is None else f"{failure}; {candidate.error}"
+    await _bytes_alone(claim, candidate, candidate.reason, error)
 
 
 async def unstorable(claim: Claiming, candidate: Candidate, error: Exception) -> None:
@@ -72,6 +74,14 @@ async def expired(claim: Claiming, run: Run) -> None:
     final = task_of(run).final(Status.EXPIRED)
     claim.change.entries += [final, bury(tx, letter, now_us)]
     task_of(run).let_go(tx, claim.change, run.idem_key, run.lane)
+
+
+async def given_up(claim: Claiming, run: Run, failure: str) -> None:
+    """End a message that the broker's server moved to a dead-letter queue."""
+    now_us = await claim.tx.moment()
+    await claim.tx.send(claim.tx.sql.claims.fail, *identity_of(run), storable(failure), now_us)
+    _failed_and_buried(claim, letter_of(run, GIVEN_UP, failure), now_us)
+    task_of(run).let_go(claim.tx, claim.change, run.idem_key, run.lane)
 
 
 async def unreadable(claim: Claiming, row: Ready, error: Exception) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from ackbone.core.events import EXPIRED, FAILED
 from ackbone.core.message import Priority
 from ackbone.core.outcome import Dead, Done, Released, Retry
-from ackbone.core.store import Answer, Commit, Company
+from ackbone.core.store import Answer, Candidate, Commit, Company
 from ackbone.engine.decoder import decoder
 from ackbone.testing.harness import expect
 from tests.suites.store_harness import StoreTrial, answers, expect_answers
@@ -134,6 +134,60 @@ async def undecodable(trial: StoreTrial) -> None:
     expect_answers(await trial.claim(worker, junk[0]), Answer.DEAD)
     trial.expect_one_final_each()
     expect(sum(e.type == FAILED for e in trial.events) == 3, "each one ended once")
+
+
+async def given_up_by_the_broker(trial: StoreTrial) -> None:
+    """The server moved copies to a dead-letter queue. Each message ends once; what runs or waits in
+    the store goes on, and the store has all of it."""
+    worker, victim = await trial.worker(), await trial.worker()
+    crashed = trial.candidate("crashed", idempotency_key="k")
+    await trial.claim(victim, crashed)
+    await trial.die(victim)
+    await trial.reap(worker)
+    for _ in range(2):
+        await trial.claim(victim := await trial.worker(), trial.candidate("suspect"))
+        await trial.die(victim)
+        await trial.reap(worker)
+    running = await trial.run(worker, "running")
+    waiting = await trial.run(worker, "waiting")
+    await trial.committed(worker, waiting, Retry(after_s=5.0, reason="later"))
+    done = await trial.run(worker, "done")
+    await trial.committed(worker, done, Done())
+    new = trial.candidate("new", ttl_s=1)
+    trial.clock.advance(2)  # its own time is over, too; the server was first
+    dead = [
+        _moved(each)
+        for each in (
+            new,
+            crashed,
+            trial.candidate("running"),
+            trial.candidate("waiting"),
+            trial.candidate("suspect"),
+            trial.candidate("done"),
+            trial.decoded(b"junk", identity="junk"),
+        )
+    ]
+    for wanted in (
+        "dead dead adopted known waiting final dead",
+        "final final known known known final dead",
+    ):  # the second time after a crash between the commit and the acknowledgement
+        expect_answers(await trial.claim(worker, *dead), *map(Answer, wanted.split()))
+    ended = {e.task_id: e.data.get("error") for e in trial.events if e.type == FAILED}
+    expect(ended.keys() == {"new", "crashed", "junk"}, f"{ended}")
+    expect(ended["new"] == ended["crashed"] == "too often", f"{ended}")
+    expect(str(ended["junk"]).startswith("too often; "), f"{ended}")
+    await trial.committed(worker, running, Done())
+    trial.clock.advance(5)
+    expect((await trial.one_ready(worker)).message.id == "waiting", "its retry goes on")
+    alone = await trial.one_ready(worker, company=Company.FEW)
+    expect(alone.message.id == "suspect", "the store tries it apart from the others")
+    await trial.run(worker, "next", idempotency_key="k")
+    trial.expect_one_final_each()
+
+
+def _moved(candidate: Candidate) -> Candidate:
+    delivery = msgspec.structs.replace(candidate.delivery, failure="too often")
+    return msgspec.structs.replace(candidate, delivery=delivery)
 
 
 async def identity_has_three_parts(trial: StoreTrial) -> None:

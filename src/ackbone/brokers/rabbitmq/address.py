@@ -11,7 +11,9 @@ from ackbone.brokers.parameters import seconds, unknown
 from ackbone.core.errors import ConfigError
 
 TIMEOUT_S = 5.0
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 3.0
+"""The server closes the connection of a client that was silent for two to three of these, and gives
+its messages to others. That is to happen within the lease of a worker (10 s)."""
 HOLD_LIMIT_S = 600.0
 """The server's own limit (consumer_timeout) is 30 minutes, and a client cannot ask for it."""
 

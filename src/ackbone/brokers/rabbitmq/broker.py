@@ -22,7 +22,7 @@ from ackbone.core.errors import AckboneError, BrokerError, BrokerUnavailable
 from ackbone.core.findings import Check, refused
 
 from .address import read_address
-from .entries import LEVELS, NORMAL, key_of
+from .entries import LEVELS, NORMAL, dead_letter_of, key_of
 from .publishing import Publisher
 from .queues import UNLIMITED_SINCE, Queues
 from .server_checks import judge
@@ -33,10 +33,13 @@ MAX_BODY = 16 * 1024 * 1024
 """The limit of servers from 4.0 on, unless they are configured otherwise."""
 OLD_MAX_BODY = 64 * 1024 * 1024
 """Older servers take 128 MB, which take longer than a deadline on most networks."""
+AT_ONCE = 100
+"""The most dead letters that the server sends unasked."""
 
 
 class RabbitBroker:
-    """`Broker`, `Inspectable`, `Examinable`, `Renews` and `LimitsPublish` on one RabbitMQ server.
+    """`Broker`, `Inspectable`, `Examinable`, `DeadLetters`, `Renews` and `LimitsPublish` on one
+    RabbitMQ server.
 
     It uses two connections: one that publishes, and one that reads. A server that is short of
     memory stops the first one alone.
@@ -153,7 +156,21 @@ class RabbitBroker:
         self._used.add(sub.queue)
         name = (sub.queue, sub.group)
         if name not in self._sources:
-            self._sources[name] = RabbitSource(self._reads, self._queues, sub.queue, room=room)
+            names = {level: key_of(sub.queue, level) for level in LEVELS}
+            self._sources[name] = RabbitSource(self._reads, self._queues, names, room=room)
+        return self._sources[name]
+
+    async def dead_letters(self, sub: Subscription) -> RabbitSource | None:
+        queue = sub.broker_dead_letters
+        if queue is None:
+            return None
+        if self._reads is None:
+            raise self._closed
+        name = (queue, "")
+        if name not in self._sources:
+            self._sources[name] = RabbitSource(
+                self._reads, self._queues, {NORMAL: queue}, room=AT_ONCE, read=dead_letter_of
+            )
         return self._sources[name]
 
     # -- health and statistics --------------------------------------------------------------------

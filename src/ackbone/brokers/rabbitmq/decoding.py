@@ -1,4 +1,4 @@
-"""Messages of other programs that the driver's decoder refuses: it is made to accept them.
+"""Messages of other programs that the driver's decoder refuses: our connections accept them.
 
 A time in microseconds or a text that is not UTF-8 is an exception in the decoder, which ends the
 connection. The server would deliver the message again and again, and stop every queue.
@@ -6,6 +6,7 @@ connection. The server would deliver the message again and again, and stop every
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,19 @@ from pamqp import decode
 
 _TIME_BYTES = 8
 Decoder = Callable[[bytes], tuple[int, Any]]
+_ours = contextvars.ContextVar("_ours", default=False)
+"""True in the tasks of our connections. Others in this process keep the strict decoders."""
 
 
-def accept_everything() -> None:
-    """Replace the decoders of times, short texts and tables. Calling it twice does no harm."""
+def tolerant_context() -> contextvars.Context:
+    """Return a context for a task that connects. The tasks that it starts inherit it."""
+    context = contextvars.copy_context()
+    context.run(_ours.set, True)
+    return context
+
+
+def _extend_decoders() -> None:
+    """Replace the decoders of times, short texts and tables."""
     for name, code, instead in (
         ("timestamp", b"T", _no_time),
         ("shortstr", None, _escaped),
@@ -33,7 +43,9 @@ def _tolerant(strict: Decoder, instead: Decoder) -> Decoder:
         try:
             return strict(value)
         except (ValueError, OverflowError, OSError):
-            return instead(value)
+            if _ours.get():
+                return instead(value)
+            raise
 
     return read
 
@@ -49,3 +61,6 @@ def _escaped(value: bytes) -> tuple[int, str]:
 
 def _no_table(value: bytes) -> tuple[int, dict[str, Any]]:
     return 4 + int.from_bytes(value[:4]), {}
+
+
+_extend_decoders()

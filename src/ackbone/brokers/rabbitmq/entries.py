@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from pamqp import commands as spec
 
 from ackbone.core.broker import Delivery, Outgoing
@@ -24,6 +25,14 @@ LEVELS = (3, 2, NORMAL, 0)
 LONGEST_NAME = 128
 """Characters of a header's name. The driver cuts longer ones off without a word."""
 _OURS = "x-ackbone"
+_DEATHS, _OF_DEATHS = "x-death", ("x-first-death-", "x-last-death-")
+"""Headers that the server adds to a message that it moves to a dead-letter queue."""
+_WHY = {
+    "rejected": "a reader rejected it",
+    "expired": "the time to live of the queue or of the message was over",
+    "maxlen": "the queue was full",
+    "delivery_limit": "it was returned too often (delivery limit)",
+}
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 _LAST_US = to_us(LAST)
 
@@ -32,6 +41,12 @@ def key_of(queue: str, level: int) -> str:
     """Return the name of a queue. Normal priority uses the queue's own name, which other programs
     know."""
     return queue if level == NORMAL else f"{queue}:p{level}"
+
+
+def queue_of(key: str) -> str:
+    """Return the queue that `key_of` made this name from."""
+    name, _, level = key.rpartition(":p")
+    return name if name and level in {str(each) for each in LEVELS} else key
 
 
 def properties_of(out: Outgoing, now_us: int, *, again: str | None) -> spec.Basic.Properties:
@@ -52,7 +67,7 @@ def properties_of(out: Outgoing, now_us: int, *, again: str | None) -> spec.Basi
         ours["id"] = out.id
     headers: dict[str, Any] = {_OURS: ours}
     for name, value in out.headers.items():
-        if not _is_text(name) or not _is_text(value):
+        if not all(isinstance(each, str) for each in (name, value)):
             raise InvalidMessage(f"{out.id}: header {name!r:.80} is not text")
         if not 0 < len(name) <= LONGEST_NAME or name == _OURS:
             raise InvalidMessage(
@@ -104,8 +119,26 @@ def delivery_of(level: int, message: Any, tag: Any) -> Delivery:
     )
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def dead_letter_of(level: int, message: Any, tag: Any) -> Delivery:
+    """Read a message that the server moved to a dead-letter queue. Never raises."""
+    delivery = delivery_of(level, message, tag)
+    deaths = (message.header.properties.headers or {}).get(_DEATHS)
+    moves = [each for each in deaths or () if isinstance(each, dict)]
+    if not moves:
+        failure = f"it was in the dead-letter queue {message.delivery.routing_key}; nobody says why"
+        return msgspec.structs.replace(delivery, failure=failure)
+    reason, times = str(moves[0].get("reason")), moves[0].get("count")
+    failure = f"RabbitMQ moved it out of queue {moves[0].get('queue')}: {_WHY.get(reason, reason)}"
+    return msgspec.structs.replace(
+        delivery,
+        failure=failure if times == 1 else f"{failure} ({times} times)",
+        moved_from=[queue_of(str(each.get("queue"))) for each in moves],
+        headers={
+            name: value
+            for name, value in delivery.headers.items()
+            if name != _DEATHS and not name.startswith(_OF_DEATHS)
+        },
+    )
 
 
 def _number(value: Any) -> int | None:

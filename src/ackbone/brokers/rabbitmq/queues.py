@@ -20,6 +20,7 @@ UNLIMITED_SINCE = (4, 0)
 """Servers from this version on drop a message after 20 returns unless the queue says otherwise.
 For older ones the same argument means "drop at the first return"."""
 _LONGEST = 255
+Refusals = tuple[type[AMQPChannelError], ...]
 
 
 class Queues:
@@ -29,14 +30,6 @@ class Queues:
         self._type = queue_type
         self._declared: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
-        self.different: dict[str, str] = {}
-        """Queues that exist with other arguments, and what the server says about them."""
-
-    def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
-        found: dict[str, Any] = {"x-queue-type": self._type}
-        if self._type == "quorum" and version >= UNLIMITED_SINCE:
-            found["x-delivery-limit"] = -1
-        return found
 
     async def ensure(self, link: Link, name: str) -> None:
         """Declare the queue unless this was done before."""
@@ -58,47 +51,39 @@ class Queues:
         """
         if len(name.encode("utf-8", "replace")) > _LONGEST:
             raise BrokerError(f"{link.where}: queue {name[:40]}…: longer than {_LONGEST} bytes")
-        channel = await link.channel()
-        waiting: int | None = None
-        try:
-            answer = await link.call(
-                channel.queue_declare(name, durable=True, arguments=self.arguments(link.version))
-            )
-        except ChannelPreconditionFailed as error:
-            self.different[name] = str(error)
-        except ChannelAccessRefused:  # nobody but an administrator may declare queues here
-            pass
-        except AMQPChannelError as error:
-            raise BrokerError(f"{link.where}: queue {name}: {error}") from error
-        else:
-            waiting = int(answer.message_count)
-            self.different.pop(name, None)
-            await link.call(channel.close())
+        may_refuse = (ChannelPreconditionFailed, ChannelAccessRefused)
+        answer = await self._ask(link, name, may_refuse, passive=False)
         self._declared.add(name)
-        return waiting
+        return answer if isinstance(answer, int) else None
 
     async def count(self, link: Link, name: str) -> int | None:
         """Return how many messages are ready. None: there is no such queue, or no right to ask."""
-        channel = await link.channel()
-        try:
-            answer = await link.call(channel.queue_declare(name, passive=True))
-        except (ChannelNotFoundEntity, ChannelAccessRefused):
-            return None
-        except AMQPChannelError as error:
-            raise BrokerError(f"{link.where}: queue {name}: {error}") from error
-        await link.call(channel.close())
-        return int(answer.message_count)
+        answer = await self._ask(link, name, (ChannelNotFoundEntity, ChannelAccessRefused))
+        return answer if isinstance(answer, int) else None
 
     async def difference(self, link: Link, name: str) -> str | None:
         """Return what the server says against our arguments. None: nothing, or no such queue."""
         if await self.count(link, name) is None:  # declaring it would create it
             return None
-        channel = await link.channel()
+        answer = await self._ask(link, name, (AMQPChannelError,), passive=False)
+        return None if isinstance(answer, int) else answer
+
+    async def _ask(
+        self, link: Link, name: str, may_refuse: Refusals, *, passive: bool = True
+    ) -> int | str:
+        """Declare a queue, or (`passive`) only look at it. Returns how many messages are ready, or
+        the words of a refusal that is expected. Raises BrokerError for any other."""
+        arguments: dict[str, Any] = {"x-queue-type": self._type}
+        if self._type == "quorum" and link.version >= UNLIMITED_SINCE:
+            arguments["x-delivery-limit"] = -1
+        channel = await link.channel()  # a refusal closes it
         try:
-            await link.call(
-                channel.queue_declare(name, durable=True, arguments=self.arguments(link.version))
+            answer = await link.call(
+                channel.queue_declare(name, passive=passive, durable=True, arguments=arguments)
             )
-        except AMQPChannelError as error:
+        except may_refuse as error:
             return str(error)
+        except AMQPChannelError as error:
+            raise BrokerError(f"{link.where}: queue {name}: {error}") from error
         await link.call(channel.close())
-        return None
+        return int(answer.message_count)

@@ -54,5 +54,6 @@ def _differs(queue: str, difference: str) -> Check:
         f"rabbitmq {queue}",
         f"the queue has other arguments than ours and is used as it is: {difference}",
         "a delivery limit, a length limit or a time to live of the queue removes messages that "
-        "this program never sees",
+        "this program never sees; let it move them to a dead-letter queue, and name that in "
+        f"queues.{queue}.broker_dead_letters",
     )

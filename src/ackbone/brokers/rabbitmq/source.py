@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 import pamqp.frame
@@ -22,7 +22,7 @@ from pamqp import commands as spec
 from ackbone.core.broker import Delivery, Result, Settlement, Verb
 from ackbone.core.errors import BrokerError, BrokerUnavailable
 
-from .entries import LEVELS, NORMAL, delivery_of, key_of
+from .entries import NORMAL, delivery_of
 from .queues import UNLIMITED_SINCE, Queues
 from .wire import Link
 
@@ -33,6 +33,8 @@ PROBE_S = 5.0
 FIRST_S, NEXT_S = 0.5, 0.1
 """How long a new source waits for the messages that the queues hold, so that higher priorities are
 received first: for the first one, and for each further one."""
+Read = Callable[[int, Any, Any], Delivery]
+"""Makes a delivery of a priority, an AMQP message, and the delivery's tag."""
 _NO_REJECT = BrokerError("RabbitMQ's own dead letters are not used; the store keeps them")
 
 
@@ -41,7 +43,8 @@ class _Channel:
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
-        self.buffer: dict[int, deque[Any]] = {level: deque() for level in LEVELS}
+        self.buffer: list[tuple[int, int, Any]] = []
+        """A heap, the highest priority first: minus the priority, the delivery tag, the message."""
         self.unsettled: dict[int, None] = {}
         """Delivery tags, oldest first: those in the buffer and those that were received."""
         self.consumers: dict[str, int] = {}
@@ -53,10 +56,6 @@ class _Channel:
         if hasattr(channel, "_Channel__get_content_header") and hasattr(channel, "_read_content"):
             channel._on_deliver_frame = self._read  # the driver makes a task for each message
 
-    @property
-    def buffered(self) -> int:
-        return sum(map(len, self.buffer.values()))
-
     async def _read(self, frame: Any) -> None:
         header = await self.channel._Channel__get_content_header()
         await self.keep(await self.channel._read_content(frame, header))
@@ -64,7 +63,8 @@ class _Channel:
     async def keep(self, message: Any) -> None:
         """Put a message into the buffer."""
         tag = message.delivery.delivery_tag
-        self.buffer[self.consumers.get(message.delivery.consumer_tag, NORMAL)].append(message)
+        level = self.consumers.get(message.delivery.consumer_tag, NORMAL)
+        heappush(self.buffer, (-level, tag, message))
         self.unsettled[tag] = None
         self.arrived.set()
 
@@ -72,26 +72,32 @@ class _Channel:
         """The channel was closed, or the server ended a consumer: its queue was deleted, or a
         message was held for too long. The server gives the messages to other readers."""
         self.lost = True
-        for waiting in self.buffer.values():
-            waiting.clear()
+        self.buffer.clear()
         self.unsettled.clear()
         self.arrived.set()
 
-    def take(self, limit: int) -> list[Delivery]:
+    async def something_arrives(self, within_s: float) -> bool:
+        """Wait for a message, or the end of the channel. Returns False if there is none in time."""
+        self.arrived.clear()
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.arrived.wait()
+        except TimeoutError:
+            return False
+
+    def take(self, limit: int, read: Read) -> list[Delivery]:
         """Take messages out of the buffer, the highest priority first."""
         taken: list[Delivery] = []
-        for level, waiting in self.buffer.items():
-            while waiting and len(taken) < limit:
-                message = waiting.popleft()
-                taken.append(delivery_of(level, message, (self, message.delivery.delivery_tag)))
+        while self.buffer and len(taken) < limit:
+            level, tag, message = heappop(self.buffer)
+            taken.append(read(-level, message, (self, tag)))
         return taken
 
     def take_back(self) -> list[int]:
         """Empty the buffer. Returns the tags of its messages."""
-        tags = [each.delivery.delivery_tag for some in self.buffer.values() for each in some]
-        for waiting in self.buffer.values():
-            waiting.clear()
-        return sorted(tags)
+        tags = [tag for _, tag, _ in self.buffer]
+        self.buffer.clear()
+        return tags
 
     def frames(self, acks: set[int], back: Iterable[int]) -> bytes:
         """Return the frames that settle these messages, and count them as settled."""
@@ -119,10 +125,20 @@ class _Channel:
 class RabbitSource:
     """The reader of one queue, with its priorities."""
 
-    def __init__(self, link: Link, queues: Queues, queue: str, *, room: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        queues: Queues,
+        names: Mapping[int, str],
+        *,
+        room: int,
+        read: Read = delivery_of,
+    ) -> None:
+        """`names`: the queue of each priority. `read` makes deliveries of AMQP messages."""
         self._link = link
         self._queues = queues
-        self._queue = queue
+        self._names = names
+        self._read = read
         self._room = max(1, min(room, 65_535))
         self._channel: _Channel | None = None
         self._reading = False
@@ -133,11 +149,11 @@ class RabbitSource:
 
     @property
     def queue(self) -> str:
-        return self._queue
+        return self._names[NORMAL]
 
     @property
     def buffered(self) -> int:
-        return 0 if self._channel is None else self._channel.buffered
+        return 0 if self._channel is None else len(self._channel.buffer)
 
     @property
     def held(self) -> int:
@@ -158,7 +174,7 @@ class RabbitSource:
             if channel is None or channel.lost or not self._reading:
                 await self._begin(max(0.0, deadline - loop.time()))
                 channel = self._channel
-            taken = [] if channel is None else channel.take(limit)
+            taken = [] if channel is None else channel.take(limit, self._read)
             left = deadline - loop.time()
             if taken or left <= 0:
                 self._heard_at = loop.time() if taken else self._heard_at
@@ -175,18 +191,14 @@ class RabbitSource:
             # This changes nothing for consumers that exist.
             await self._call(channel.channel.basic_qos(prefetch_count=self._room))
             return
-        channel.arrived.clear()
-        if channel.buffered or channel.lost:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(left, until_probe)):
-                await channel.arrived.wait()
+        if not channel.buffer and not channel.lost:
+            await channel.something_arrives(min(left, until_probe))
 
     async def _call(self, work: Any) -> Any:
         try:
             return await self._link.call(work)
         except AMQPChannelError as error:
-            raise BrokerUnavailable(f"{self._link.where}: queue {self._queue}: {error}") from error
+            raise BrokerUnavailable(f"{self._link.where}: queue {self.queue}: {error}") from error
 
     async def _begin(self, patience_s: float) -> None:
         """Start reading, once for all callers. When one gives up, its start serves the next one."""
@@ -202,11 +214,10 @@ class RabbitSource:
 
     async def _start(self) -> None:
         await self._link.connection()
-        waiting = {
-            level: await self._queues.declare(self._link, key_of(self._queue, level)) or 0
-            for level in LEVELS
-        }
-        levels = list(LEVELS)
+        if self._channel is not None and self._channel.lost:  # it may be open: one consumer ended
+            await self._close_channel(self._channel)
+        waiting = [await self._queues.declare(self._link, name) for name in self._names.values()]
+        levels = list(self._names)
         while levels:
             channel = self._channel
             if channel is None or channel.lost:
@@ -218,14 +229,19 @@ class RabbitSource:
         assert channel is not None  # noqa: S101 - for the type checker
         self._channel, self._reading = channel, True
         self._heard_at = asyncio.get_running_loop().time()
-        await self._fill(channel, {level: min(waiting[level], self._room) for level in levels})
+        there = sum(min(each or 0, self._room) for each in waiting)
+        patience_s = FIRST_S
+        while not channel.lost and len(channel.buffer) < there:
+            if not await channel.something_arrives(patience_s):
+                break
+            patience_s = NEXT_S
 
     async def _consume(self, channel: _Channel, levels: Sequence[int]) -> int | None:
         """Start consumers. Returns None, or a priority whose queue does not exist."""
         driver = channel.channel
         await self._call(driver.basic_qos(prefetch_count=self._room))
         for level in levels:
-            name = key_of(self._queue, level)
+            name = self._names[level]
             tag = f"ackbone.{level}.{id(self):x}"
             channel.consumers[tag] = level
             try:
@@ -236,20 +252,6 @@ class RabbitSource:
                     raise BrokerError(f"{self._link.where}: queue {name}: {error}") from error
                 return level
         return None
-
-    async def _fill(self, channel: _Channel, wanted: dict[int, int]) -> None:
-        """Wait a moment for messages that are there already."""
-        patience_s = FIRST_S
-        while not channel.lost and any(
-            len(channel.buffer[level]) < n for level, n in wanted.items()
-        ):
-            channel.arrived.clear()
-            try:
-                async with asyncio.timeout(patience_s):
-                    await channel.arrived.wait()
-            except TimeoutError:
-                return
-            patience_s = NEXT_S
 
     # -- settle -----------------------------------------------------------------------------------
 
@@ -280,7 +282,8 @@ class RabbitSource:
 
     async def pause(self) -> None:
         """Return the buffer to the queue, and read nothing more."""
-        await self._begun()
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
         channel = self._channel
         if channel is None or channel.lost or not self._reading:
             return
@@ -295,15 +298,11 @@ class RabbitSource:
             channel.consumers.pop(tag, None)
         await self._settle(set(), channel.take_back())
 
-    async def _begun(self) -> None:
-        """Wait for a start that is under way."""
-        if self._beginning is not None:
-            await asyncio.wait({self._beginning})
-
     async def _close_channel(self, channel: _Channel) -> None:
         self._channel = None
-        with contextlib.suppress(BrokerError, AMQPChannelError):
-            await self._link.call(channel.channel.close())
+        if not channel.channel.is_closed:
+            with contextlib.suppress(BrokerError, AMQPChannelError):
+                await self._link.call(channel.channel.close())
         channel._lose(None)
 
     async def close(self) -> None:

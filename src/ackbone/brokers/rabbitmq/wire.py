@@ -8,6 +8,7 @@ only one queue stands still. Otherwise it is aborted, which ends every call that
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -24,12 +25,11 @@ from aiormq.exceptions import (
 from ackbone.core.errors import BrokerDenied, BrokerError, BrokerUnavailable, ConfigError
 
 from .address import Address
-from .decoding import accept_everything
+from .decoding import tolerant_context
 
 log = logging.getLogger("ackbone.brokers.rabbitmq")
 for _name in ("aiormq.connection", "aiormq.channel"):  # a traceback for each lost connection
     logging.getLogger(_name).setLevel(logging.CRITICAL)
-accept_everything()
 
 T = TypeVar("T")
 FAULTS = (AMQPError, ConnectionError, OSError, RuntimeError, TimeoutError)
@@ -132,8 +132,7 @@ class Link:
         if found is not None and found.is_opened:
             return found
         if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieve)
+            self._opening = _spawn(self._open())
         opening = self._opening
         await asyncio.wait({opening})
         if opening.cancelled():
@@ -155,8 +154,7 @@ class Link:
             transport_factory=transports,
             client_properties={"connection_name": "ackbone"},
         )
-        connecting = asyncio.create_task(connection.connect())
-        connecting.add_done_callback(_retrieve)
+        connecting = _spawn(connection.connect(), context=tolerant_context())
         try:
             await asyncio.wait({connecting}, timeout=self.timeout_s)
         finally:
@@ -220,9 +218,8 @@ class Link:
         close its channel. Raises BrokerUnavailable, and AMQPChannelError if the server refused it.
         """
         limit = self.timeout_s if within_s is None else within_s
-        task = asyncio.create_task(work)
+        task = _spawn(work)
         timer = asyncio.get_running_loop().call_later(limit, self.doubt, self._connection)
-        task.add_done_callback(_retrieve)
         task.add_done_callback(lambda _: timer.cancel())
         await asyncio.wait({task}, timeout=limit + _GRACE_S)
         if not task.done():
@@ -247,16 +244,14 @@ class Link:
             return
         # A blocked connection lives, and what was written to it is stored later.
         if self._proving is None and not self._closed and not self.blocked:
-            self._proving = asyncio.create_task(self._prove(current, self._transports))
+            self._proving = _spawn(self._prove(current, self._transports))
             self._proving.add_done_callback(self._proven)
 
     async def _prove(self, connection: aiormq.Connection, transports: _Transports) -> None:
-        opening = asyncio.create_task(connection.channel(publisher_confirms=False))
-        opening.add_done_callback(_retrieve)
+        opening = _spawn(connection.channel(publisher_confirms=False))
         await asyncio.wait({opening}, timeout=min(_PROOF_S, self.timeout_s))
         if opening.done() and not opening.cancelled() and opening.exception() is None:
-            closing = asyncio.create_task(opening.result().close())
-            closing.add_done_callback(_retrieve)
+            closing = _spawn(opening.result().close())
             await asyncio.wait({closing}, timeout=_GRACE_S)
             return
         log.warning("%s: the server does not answer; connecting again", self.where)
@@ -266,11 +261,6 @@ class Link:
 
     def _proven(self, proving: asyncio.Task[None]) -> None:
         self._proving = None
-        _retrieve(proving)
-
-    def abort(self) -> None:
-        """End the connection, and with it every call that waits on it."""
-        self._transports.abort()
 
     async def close(self) -> None:
         self._closed = True
@@ -281,11 +271,10 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        closing = asyncio.create_task(connection.close())
-        closing.add_done_callback(_retrieve)
+        closing = _spawn(connection.close())
         done, _ = await asyncio.wait({closing}, timeout=_CLOSE_S)
         if not done:
-            self.abort()
+            self._transports.abort()
             await asyncio.wait({closing}, timeout=_GRACE_S)
 
 
@@ -293,7 +282,10 @@ def _words(error: BaseException | None) -> str:
     return str(error) or type(error).__name__ if error is not None else "the connection was lost"
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Read the error of a task whose caller may be gone."""
-    if not task.cancelled():
-        task.exception()
+def _spawn(
+    work: Coroutine[Any, Any, T], *, context: contextvars.Context | None = None
+) -> asyncio.Task[T]:
+    """Start a task whose error is read, even if its caller is gone."""
+    task = asyncio.create_task(work, context=context)
+    task.add_done_callback(lambda _: task.cancelled() or task.exception())
+    return task
