@@ -430,7 +430,7 @@ def storage_of(config: Config) -> Storage:
     try:
         return PostgresStorage(config)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "psycopg":
+        if (error.name or "").partition(".")[0] == "ackbone":
             raise
         from ackbone.core.errors import install_extra
 

@@ -289,4 +289,7 @@ def install_extra(extra: str) -> str:
 
     The package is not on an index yet, so `pip install 'ackbone[redis]'` would find nothing.
     """
-    return f"install the extra {extra!r}; in a clone of ackbone: pip install -e '.[{extra}]'"
+    return (
+        f"install the extra {extra!r}; in a clone of ackbone: pip install -e '.[{extra}]', "
+        f"with a wheel: pip install 'PATH/TO/FILE.whl[{extra}]'"
+    )
