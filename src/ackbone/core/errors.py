@@ -114,6 +114,9 @@ class StoreError(AckboneError):
 class StoreUnavailable(StoreError):
     """The store cannot be written at the moment. Nothing was changed."""
 
+    hint: str | None = None
+    """What the operator can do, if the text does not say it."""
+
 
 class StoreFull(StoreUnavailable):
     """The disk is full. Nothing was changed. Work continues as soon as there is room."""
