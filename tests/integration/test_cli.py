@@ -631,6 +631,27 @@ def test_several_brokers_are_named_and_so_is_one_that_was_not_counted(
     assert call("stats").stdout.split()[:2] == ["QUEUE", "READY"]
 
 
+def test_a_trace_of_a_waiting_message_shows_its_queue_and_type(home: Path):
+    (receipt,) = lines(call("send", "--type", "good", "--queue", "orders", "--json"))
+    assert "queue     orders, type good" in call("trace", receipt["id"]).stdout
+
+
+def test_a_trace_of_an_unknown_message_says_where_it_may_be(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    call("send", "--type", "good")
+    alone = call("trace", "nowhere", code=Exit.NOT_FOUND).stderr
+    assert "only on its broker" not in alone
+    for url, how in (
+        ("redis://127.0.0.1:1/0", "redis-cli XLEN QUEUE"),
+        ("amqp://127.0.0.1:1/", "rabbitmqctl list_queues"),
+    ):
+        monkeypatch.setenv("ACKBONE__BROKER", url)
+        said = call("trace", "nowhere", code=Exit.NOT_FOUND).stderr
+        assert "a message that no worker has received yet is only on its broker" in said
+        assert how in said
+
+
 def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.MonkeyPatch):
     """As redis-cli XADD writes it; the command shows its way from the stream to its result."""
     server = RedisServer()

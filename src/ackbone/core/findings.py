@@ -26,8 +26,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
 
 
-def ok(name: str, detail: str, hint: str | None = None) -> Check:
-    return Check(name=name, finding=Finding.OK, detail=detail, hint=hint)
+def ok(name: str, detail: str) -> Check:
+    return Check(name=name, finding=Finding.OK, detail=detail)
 
 
 def warning(name: str, detail: str, hint: str | None = None) -> Check:
