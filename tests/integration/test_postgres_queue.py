@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -362,3 +363,63 @@ async def test_a_delayed_message_is_due_when_it_was_due_before_the_clock_was_set
         assert await place.take() == []
     finally:
         await place.close()
+
+
+# -- other sessions and other programs ------------------------------------------------------------
+
+
+async def test_a_locked_message_holds_up_its_conversation_alone(place: Place) -> None:
+    ordered = Subscription(name="default", queue="default", ordered=True)
+    await place.send("a1", "a2", key="a")
+    await place.send("b1", key="b")
+    await place.send("free")
+    with psycopg.connect(place.url) as conn:
+        conn.execute("SELECT 1 FROM messages WHERE message_id = 'a1' FOR UPDATE")
+        assert sorted(ids(await place.take(sub=ordered))) == ["b1", "free"]
+    runs = await place.take(sub=ordered)
+    assert ids(runs) == ["a1"]
+    await place.finish(runs)
+    assert ids(await place.take(sub=ordered)) == ["a2"]
+
+
+async def test_a_due_message_that_is_locked_is_not_asked_for_over_and_over(place: Place) -> None:
+    await place.send("late", delay_s=0.01)
+    await asyncio.sleep(0.05)  # it is due
+    with psycopg.connect(place.url) as conn:
+        conn.execute("SELECT 1 FROM messages FOR UPDATE")
+        taken = await place.taken()
+        assert taken.verdicts == []
+        assert taken.next_due_s is not None
+        assert taken.next_due_s >= 0.02
+    assert ids(await place.take()) == ["late"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"id": "b\ud800"},
+        {"key": "k\ud800"},
+        {"headers": {"h": "\ud800"}},
+        {"headers": {"h": 1}},
+        {"delay_s": float("inf")},
+        {"ttl_s": float("nan")},
+    ],
+    ids=repr,
+)
+async def test_a_message_that_cannot_be_written_fails_alone(
+    place: Place, bad: dict[str, Any]
+) -> None:
+    refused = msgspec.structs.replace(outgoing("b"), **bad)
+    results = await place.broker.publish("default", [outgoing("a"), refused, outgoing("c")])
+    assert [each.ok for each in results] == [True, False, True]
+    assert isinstance(results[1].error, InvalidMessage)
+    assert sorted(ids(await place.take())) == ["a", "c"]
+
+
+async def test_headers_of_another_program_hold_nothing_up(place: Place) -> None:
+    await place.send("a")
+    with psycopg.connect(place.url) as conn:
+        conn.execute("""UPDATE messages SET headers = '{"n": 1, "none": null}'""")
+    await place.send("b")
+    assert sorted(ids(await place.take())) == ["a", "b"]
+    assert rows(place.url, "SELECT count(*) FROM messages") == [(0,)]
