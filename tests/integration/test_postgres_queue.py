@@ -365,6 +365,27 @@ async def test_a_delayed_message_is_due_when_it_was_due_before_the_clock_was_set
         await place.close()
 
 
+@pytest.mark.parametrize("key", [None, "talk"])
+async def test_large_messages_are_taken_a_few_at_a_time(place: Place, key: str | None) -> None:
+    """All at once they would take longer than a transaction may, each time again."""
+    named = [f"m{n}" for n in range(5)]
+    for each in named:
+        small = outgoing(each, key)
+        large = msgspec.structs.replace(small, body=b" " * 6_000_000 + small.body)
+        await place.broker.publish("default", [large])
+    taken = await place.taken()
+    runs = [verdict.run for verdict in taken.verdicts if verdict.run]
+    assert taken.next_due_s == 0.0, "more of them wait"
+    assert rows(place.url, "SELECT count(*) FROM messages") == [(2,)]
+    found = ids(runs)
+    while len(found) < 5:
+        await place.finish(runs)
+        runs = await place.take()
+        assert runs
+        found += ids(runs)
+    assert found == named
+
+
 # -- other sessions and other programs ------------------------------------------------------------
 
 

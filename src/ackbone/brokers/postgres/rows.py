@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ackbone.core.broker import Delivery, Outgoing
+from ackbone.core.broker import TAKE_BYTES, Delivery, Outgoing
 from ackbone.core.errors import AckboneError, InvalidMessage, MessageTooLarge
 from ackbone.pgserver import arrays
 from ackbone.pgserver.arrays import BEGUN, MICROSECOND, NOW, us
@@ -33,21 +33,24 @@ _COLUMNS = (
 )
 # In the words of the partial indexes and in their order, so that nothing is sorted, also by a plan
 # that was made while the table was small.
-_READY = "SELECT r.ctid FROM messages r WHERE r.queue = $1 AND r.state = 0 AND r.lane IS"
+_READY = (
+    "SELECT r.ctid, octet_length(r.body) AS size FROM messages r"
+    " WHERE r.queue = $1 AND r.state = 0 AND r.lane IS"
+)
 _FREE = f"{_READY} NULL AND r.priority >= $2::int ORDER BY r.queue, r.priority DESC, r.seq"
 _KEYED = f"{_READY} NOT NULL ORDER BY r.queue, r.seq"
 _LOCKED = "LIMIT {}::int FOR UPDATE SKIP LOCKED"
-TAKE_FREE = (
-    f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FREE} {_LOCKED.format('$3')}))"
-    f" RETURNING {_COLUMNS}"
+_FEW = (
+    "SELECT b.ctid FROM (SELECT f.ctid, sum(f.size) OVER (ROWS UNBOUNDED PRECEDING) - f.size"
+    f" AS before FROM ({{}}) f) b WHERE b.before < {TAKE_BYTES}"
 )
-TAKE_KEYED = (
-    f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_KEYED} {_LOCKED.format('$2')}))"
-    f" RETURNING {_COLUMNS}"
-)
+_FEW_FREE = _FEW.format(f"{_FREE} {_LOCKED.format('$3')}")
+_FEW_KEYED = _FEW.format(f"{_KEYED} {_LOCKED.format('$2')}")
+TAKE_FREE = f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FEW_FREE})) RETURNING {_COLUMNS}"
+TAKE_KEYED = f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FEW_KEYED})) RETURNING {_COLUMNS}"
 TAKE_IN_ORDER = (
-    "WITH free AS MATERIALIZED (SELECT f.ctid AS place FROM"
-    f" ({_KEYED} {_LOCKED.format('$2')}) f), edge AS MATERIALIZED (SELECT max(x.seq) AS seq"
+    f"WITH free AS MATERIALIZED (SELECT k.ctid AS place FROM ({_FEW_KEYED}) k),"
+    " edge AS MATERIALIZED (SELECT max(x.seq) AS seq"
     " FROM messages x WHERE x.ctid = ANY(ARRAY(SELECT place FROM free))),"
     " held AS MATERIALIZED (SELECT h.lane, min(h.seq) AS seq FROM messages h"
     " WHERE h.queue = $1 AND h.state = 0 AND h.lane IS NOT NULL"
