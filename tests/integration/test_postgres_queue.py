@@ -26,8 +26,10 @@ from ackbone.store.postgres.store import PostgresStore
 from ackbone.testing import FakeClock
 from tests.faults.waiting import until
 from tests.integration.test_postgres_store import WAITS, LostAnswers, rows
+from tests.servers.postgres_clock import ServerClock
 
 SUB = Subscription(name="default", queue="default")
+ORDERED = Subscription(name="default", queue="default", ordered=True)
 
 SLOW_COMMIT = """
 CREATE FUNCTION wait_for_us() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -121,6 +123,17 @@ async def test_a_follow_up_is_in_the_queue_with_the_commit(place: Place) -> None
     assert ids(await place.take()) == ["next"]
 
 
+async def test_a_run_whose_follow_up_is_refused_does_not_succeed(place: Place) -> None:
+    await place.send("a")
+    with psycopg.connect(place.url) as conn:
+        conn.execute("ALTER TABLE messages ADD CHECK (message_id <> 'next')")
+    (run,) = await place.take()
+    send = Send(queue="default", outgoing=outgoing("next"), tenant_id="default")
+    end = Finished(run=run, outcome=Done(), result=b"1", sends=(send,))
+    assert await place.store.finish([end], worker=place.worker) == [Commit.BURIED]
+    assert rows(place.url, "SELECT status FROM queue_executions") == [("failed",)]
+
+
 async def test_a_refused_run_sends_nothing(place: Place) -> None:
     await place.send("a")
     (run,) = await place.take()
@@ -163,6 +176,12 @@ async def test_an_expired_message_ends(place: Place) -> None:
     await asyncio.sleep(0.05)
     (verdict,) = (await place.taken()).verdicts
     assert verdict.answer is Answer.EXPIRED
+
+
+async def test_a_time_to_live_begins_when_the_delay_is_over(place: Place) -> None:
+    await place.send("a", delay_s=60.0, ttl_s=5.0)
+    lives = rows(place.url, "SELECT extract(epoch FROM expires_at - due_at)::float8 FROM messages")
+    assert lives == [(5.0,)]
 
 
 async def test_a_message_that_no_row_can_hold_ends_alone(place: Place) -> None:
@@ -218,6 +237,22 @@ async def test_only_one_moves_messages_into_their_conversations(place: Place, ot
         await place.send("free")
         assert ids(await other.take()) == ["free"], "others are not held up"
     assert ids(await other.take()) == ["a1"]
+
+
+async def test_others_are_woken_for_conversations_that_were_moved(
+    place: Place, other: Place
+) -> None:
+    woken = other.store.subscribe()
+    await until(lambda: rows(place.url, LISTENERS) == [(2,)], "both stores listen")
+    batch = [outgoing(f"{key}1", key) for key in "abc"]
+    async with asyncio.timeout(30):
+        woken.clear()
+        await place.broker.publish("default", batch)
+        await woken.wait()
+        woken.clear()
+        assert len(await place.take(1, ORDERED)) == 1
+        await woken.wait()
+    assert len(await other.take(10, ORDERED)) == 2
 
 
 async def test_readers_of_other_processes_are_woken(place: Place, other: Place) -> None:
@@ -390,17 +425,16 @@ async def test_large_messages_are_taken_a_few_at_a_time(place: Place, key: str |
 
 
 async def test_a_locked_message_holds_up_its_conversation_alone(place: Place) -> None:
-    ordered = Subscription(name="default", queue="default", ordered=True)
     await place.send("a1", "a2", key="a")
     await place.send("b1", key="b")
     await place.send("free")
     with psycopg.connect(place.url) as conn:
         conn.execute("SELECT 1 FROM messages WHERE message_id = 'a1' FOR UPDATE")
-        assert sorted(ids(await place.take(sub=ordered))) == ["b1", "free"]
-    runs = await place.take(sub=ordered)
+        assert sorted(ids(await place.take(sub=ORDERED))) == ["b1", "free"]
+    runs = await place.take(sub=ORDERED)
     assert ids(runs) == ["a1"]
     await place.finish(runs)
-    assert ids(await place.take(sub=ordered)) == ["a2"]
+    assert ids(await place.take(sub=ORDERED)) == ["a2"]
 
 
 async def test_a_due_message_that_is_locked_is_not_asked_for_over_and_over(place: Place) -> None:
@@ -444,3 +478,52 @@ async def test_headers_of_another_program_hold_nothing_up(place: Place) -> None:
     await place.send("b")
     assert sorted(ids(await place.take())) == ["a", "b"]
     assert rows(place.url, "SELECT count(*) FROM messages") == [(0,)]
+
+
+class BetweenClocks(PostgresBroker):
+    """The server's clock is set forward in the middle of a transaction."""
+
+    clock: ServerClock | None = None
+
+    def set_it(self) -> None:
+        if self.clock is not None:
+            self.clock.advance(3600)
+            self.clock = None
+
+    async def promote_in(self, tx: Any) -> None:
+        self.set_it()
+        await super().promote_in(tx)
+
+    async def publish_in(self, tx: Any, queue: str, batch: Sequence[Outgoing]) -> None:
+        self.set_it()
+        await super().publish_in(tx, queue, batch)
+
+
+async def test_a_transaction_goes_by_the_clock_of_its_begin(postgres_url: str) -> None:
+    """What it writes or finds due by the new clock would be wrong by the jump."""
+    clock = ServerClock(postgres_url)
+    place = Place(postgres_url)
+    broker = place.broker = BetweenClocks(postgres_url)
+    place.store = PostgresStore(postgres_url, queue=broker)
+    await place.open()
+    try:
+        await place.send("a")
+        await place.send("soon", delay_s=1800.0)
+        broker.clock = clock
+        runs = await place.take()
+        assert ids(runs) == ["a"]
+        broker.clock = clock
+        later = Send(queue="default", outgoing=outgoing("next", delay_s=60.0), tenant_id="default")
+        await place.finish(runs, sends=(later,))
+        assert await place.take() == [], "both were moved with the clock"
+        left = rows(postgres_url, WAITS_FOR)
+        assert [(name, round(seconds)) for name, seconds in left] == [("next", 60), ("soon", 1800)]
+    finally:
+        await place.close()
+        clock.close()
+
+
+WAITS_FOR = (
+    "SELECT message_id, extract(epoch FROM due_at - (SELECT at FROM fake.clock ORDER BY since DESC"
+    " LIMIT 1))::float8 FROM messages ORDER BY message_id"
+)
