@@ -149,6 +149,17 @@ async def test_each_reason(make_lab: MakeLab):
     assert "death" not in str(found[late].body_info)
 
 
+@pytest.mark.parametrize("deaths", [5, True, "text", [1], [{}]], ids=repr)
+async def test_a_message_that_was_put_into_the_dead_letter_queue(make_lab: MakeLab, deaths: Any):
+    """By a program that writes the server's header itself."""
+    async with make_lab() as lab:
+        await lab.declare()
+        await lab.publish(lab.dead, b"1", message_id="odd", headers={"x-death": deaths})
+        await lab.until_moved(1)
+        (found,) = await lab.imported()
+    assert (found.reason, found.body) == (GIVEN_UP, b"1")
+
+
 async def test_a_policy_on_queues_that_we_declare(make_lab: MakeLab):
     """As the guide says. The message keeps its id, and other programs' limits end it."""
     async with make_lab() as lab:

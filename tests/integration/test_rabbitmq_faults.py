@@ -177,6 +177,20 @@ async def test_what_the_decoder_of_the_driver_refuses(server: RabbitServer, queu
             decode.by_type(data, kind)
 
 
+async def test_a_header_of_very_many_levels(server: RabbitServer, queue: str):
+    """The message comes without the innermost ones, and so do those behind it."""
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    async with opened(server.url) as broker, raw(server) as other:
+        source = await source_of(broker, queue)
+        await source.receive(limit=1, wait=0.1)
+        about = spec.Basic.Properties(message_id="deep", headers={"deep": deep})
+        await other.basic_publish(b"deep", routing_key=queue, properties=about)
+        await broker.publish(queue, messages(1))
+        assert [each.body for each in await receive(source, 2)] == [b"deep", b"0"]
+
+
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):
     twin = Outgoing(id="twin", body=b"twin")
     async with opened(server.url) as broker:
