@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiormq
+import msgspec
 import pytest
 from pamqp import commands as spec
 
@@ -17,6 +18,7 @@ from ackbone.admin.dead_letters import DeadLetters
 from ackbone.cli.session import encoder
 from ackbone.composition import background
 from ackbone.config import Config, Queue
+from ackbone.core.errors import BrokerError
 from ackbone.core.ids import new_id
 from ackbone.core.outcome import GIVEN_UP
 from ackbone.core.records import DeadLetter, LetterFilter
@@ -210,6 +212,19 @@ async def test_a_crash_before_the_acknowledgement(
         await lab.imported()
         await lab.until_moved(0)
         assert sorted(int(each.body or b"") for each in await lab.letters()) == list(range(150))
+
+
+async def test_a_queue_that_cannot_be_read_does_not_stop_the_others(make_lab: MakeLab):
+    async with make_lab("-good") as lab:
+        bad, good = lab.app.subscriptions()
+        bad = msgspec.structs.replace(bad, broker_dead_letters="x" * 256)
+        await lab.channel.queue_declare(lab.dead, durable=True)
+        await lab.publish(lab.dead, b"1", message_id="m")
+        await lab.until_moved(1)
+        letters = BrokerDeadLetters(lab.app.store, lab.app.broker, [bad, good])  # type: ignore[arg-type]
+        with pytest.raises(BrokerError, match="xxx…: longer than 255 bytes"):
+            await letters.step(await lab.app.store.register("import"))
+        assert [each.queue for each in await lab.letters()] == [good.queue]
 
 
 async def test_a_replay_goes_to_the_queue_that_it_was_in(

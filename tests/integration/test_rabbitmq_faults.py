@@ -306,6 +306,27 @@ async def test_many_returns_lose_nothing(server: RabbitServer, queue: str):
 # -- connections --------------------------------------------------------------------------------
 
 
+async def test_only_what_is_settled_is_gone(server: RabbitServer, queue: str):
+    """An acknowledgement takes neither an older message along, nor one of a later channel that has
+    the same number."""
+    async with opened(server.url) as broker:
+        await broker.publish(queue, messages(4))
+        source = await source_of(broker, queue)
+        before = await receive(source, 4)
+        await ack(source, [before[0], before[2]])
+        channel = source._channel
+        assert channel is not None
+        async with asyncio.timeout(10):
+            await channel.channel.close()
+        again = await receive(source, 2)
+        assert {each.body for each in again} == {b"1", b"3"}
+        assert {each.tag[1] for each in again} <= {each.tag[1] for each in before}
+        await ack(source, before)
+    async with opened(server.url) as broker:
+        left = await receive(await source_of(broker, queue), 2)
+    assert {each.body for each in left} == {b"1", b"3"}
+
+
 async def test_connections_closed_under_load(server: RabbitServer, queue: str):
     """Every 200 ms for 4 s: all accepted messages come, and nothing is left behind."""
     accepted: set[bytes] = set()

@@ -289,7 +289,7 @@ async def test_a_broker_that_does_not_answer_delays_no_other(office, monkeypatch
     publish = office.broker.publish
 
     async def near(queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
-        results = await publish(queue, batch)
+        results: Sequence[Result] = await publish(queue, batch)
         published.set()
         return results
 

@@ -109,7 +109,8 @@ class Outbox:
     async def step(self, worker: Worker) -> int:
         """Publish; returns how many messages were published.
 
-        A queue whose broker is away or refuses it holds up no other. Its error is raised at the end.
+        A queue whose broker is away or refuses it holds up no other. Its error is raised
+        at the end.
         """
         published = 0
         away: dict[str, BrokerError] = {}
