@@ -20,13 +20,13 @@ PAGE = Path(__file__).with_name("reference") / "cli.md"
 TOLD = ("config_path", "home", "as_json", "debug")
 """Options that every command has, told once."""
 CODES = {
-    Exit.OK: "Done.",
-    Exit.FAILURE: "Something went wrong; the message says what.",
-    Exit.USAGE: "Wrong arguments, or a wrong configuration: every mistake is named.",
+    Exit.OK: "Success.",
+    Exit.FAILURE: "An error; the message describes it.",
+    Exit.USAGE: "Wrong arguments, or a wrong configuration. All mistakes are listed.",
     Exit.NOT_FOUND: "There is no such message, dead letter, parked message, reply or database.",
-    Exit.CONFLICT: "It is there, but not in the state that this needs; or a short id fits several.",
-    Exit.UNAVAILABLE: "The store or the broker cannot be used just now. Try again.",
-    Exit.PARTIAL: "Some of it was done; what was not is listed.",
+    Exit.CONFLICT: "It exists, but is not in the required state; or a short id matches several.",
+    Exit.UNAVAILABLE: "The store or the broker is unavailable. Try again.",
+    Exit.PARTIAL: "A part was done; the rest is listed.",
     Exit.CHECK_FAILED: "A check found something (`doctor`, `migrate --check`, `ledger verify`).",
     Exit.INTERRUPTED: "Ended by Ctrl+C.",
     Exit.TERMINATED: "Ended by SIGTERM.",
@@ -35,10 +35,10 @@ HEAD = """# Commands
 
 <!-- Written by docs/make_cli_reference.py from the commands themselves; not edited by hand. -->
 
-Data goes to standard output, talk and progress to standard error. Colours and progress bars appear
-on a terminal only. Every command explains itself: `ackbone COMMAND --help`.
+Data goes to standard output, messages and progress to standard error. Colours and progress bars
+appear only on a terminal. `ackbone COMMAND --help` describes a command.
 
-These options every command has:
+Every command has these options:
 
 | option | |
 |---|---|

@@ -45,7 +45,9 @@ _SPOOL_BYTES = 16 * 1024 * 1024
 )
 @click.option("--strict", is_flag=True, help="With --file: send nothing if any line is invalid.")
 @click.option("--count", type=click.IntRange(1, 10_000_000), help="Send this many copies.")
-@click.option("--id", help="Message id. A second message with the same id is ignored.")
+@click.option(
+    "--id", help="Message id. A second message with the same id and payload does not run."
+)
 @click.option(
     "--idempotency-key", help="Messages with the same key run once within the key's window."
 )

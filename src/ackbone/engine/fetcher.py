@@ -243,7 +243,7 @@ class BrokerFetcher(_Fetcher):
                 continue
             if answer is Answer.LEAVE:
                 left.append(delivery)
-            elif verdict.failure and self._steps.verb_of_failure(self.sub) is Verb.REJECT:
+            elif verdict.failure and self._steps.sources.verb_of_failure(self.sub) is Verb.REJECT:
                 reject = Settlement(delivery=delivery, verb=Verb.REJECT, reason=verdict.failure)
                 ends.append(reject)
             else:

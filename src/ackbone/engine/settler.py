@@ -239,7 +239,7 @@ class Settler:
             # A message that must wait is held by the store, never by a broker.
             return (Verb.ACK if outcome.after_s > 0 else Verb.RELEASE), ""
         if isinstance(outcome, Dead | Expired):
-            verb = self._steps.verb_of_failure(sub)
+            verb = self._steps.sources.verb_of_failure(sub)
             reason = getattr(outcome, "reason", "expired")
             return verb, (reason if verb is Verb.REJECT else "")
         return Verb.ACK, ""

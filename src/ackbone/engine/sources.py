@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ackbone.core.broker import Broker, Source, Subscription
+from ackbone.core.broker import Broker, Rereads, Settlement, Source, Subscription, Verb
 from ackbone.core.errors import BrokerError
 
 from .outages import Outages, broker_side
@@ -53,3 +53,25 @@ class Sources:
             except BrokerError as error:
                 side = broker_side(sub.broker)
                 self._outages.failed(f"pausing {sub.queue}", error, asks_again=False, broker=side)
+
+    def verb_of_failure(self, sub: Subscription) -> Verb:
+        """Return how a copy of a message that ended without success is settled: as the policy says,
+        if the broker can do that."""
+        broker = self.broker(sub)
+        if broker is not None and sub.ack_policy == "nack" and broker.capabilities.reject:
+            return Verb.REJECT
+        if broker is not None and sub.ack_policy == "requeue" and broker.capabilities.release:
+            return Verb.RELEASE
+        return Verb.ACK
+
+    async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
+        """Settle copies. A broker that cannot release reads the part of such a copy again, or
+        delivers the copy again when its lease ends."""
+        broker, source = self.broker(sub), await self.of(sub)
+        if broker is not None and not broker.capabilities.release:
+            back = [each.delivery.part for each in batch if each.verb is Verb.RELEASE]
+            if back and isinstance(source, Rereads):
+                source.reread({part for part in back if part is not None})
+            batch = [each for each in batch if each.verb is not Verb.RELEASE]
+        if batch:
+            await source.settle(batch)

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ackbone.core.broker import Delivery, Rereads, Settlement, Subscription, Verb
+from ackbone.core.broker import Delivery, Settlement, Subscription
 from ackbone.core.errors import BrokerError
 from ackbone.core.outcome import Outcome
 from ackbone.core.store import (
@@ -166,31 +166,13 @@ class Steps:
         """
         return await self.store.finish(ended, worker=self.worker)
 
-    def verb_of_failure(self, sub: Subscription) -> Verb:
-        """Return how a copy of a message that ended without success is settled: as the policy says,
-        if the broker can do that."""
-        broker = self.sources.broker(sub)
-        if broker is not None and sub.ack_policy == "nack" and broker.capabilities.reject:
-            return Verb.REJECT
-        if broker is not None and sub.ack_policy == "requeue" and broker.capabilities.release:
-            return Verb.RELEASE
-        return Verb.ACK
-
     async def settle(self, sub: Subscription, batch: Sequence[Settlement]) -> None:
         """Step 7. The store holds the outcome: let the broker drop, release or reject its copies.
 
         An error here is harmless. The copy comes again, and step 3 recognizes it.
         """
-        broker = self.sources.broker(sub)
         try:
-            if broker is not None and not broker.capabilities.release:
-                source: object = await self.sources.of(sub)
-                back = [each.delivery.part for each in batch if each.verb is Verb.RELEASE]
-                if back and isinstance(source, Rereads):
-                    source.reread({part for part in back if part is not None})
-                batch = [each for each in batch if each.verb is not Verb.RELEASE]
-            if batch:
-                await (await self.sources.of(sub)).settle(batch)
+            await self.sources.settle(sub, batch)
         except BrokerError as error:
             caller, side = f"settling messages of {sub.queue}", broker_side(sub.broker)
             self.outages.failed(caller, error, asks_again=False, broker=side)
