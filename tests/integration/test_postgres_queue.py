@@ -27,6 +27,7 @@ from tests.faults.waiting import until
 from tests.integration.test_postgres_store import WAITS, LostAnswers, rows
 
 SUB = Subscription(name="default", queue="default")
+ORDERED = Subscription(name="default", queue="default", ordered=True)
 
 SLOW_COMMIT = """
 CREATE FUNCTION wait_for_us() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -120,6 +121,17 @@ async def test_a_follow_up_is_in_the_queue_with_the_commit(place: Place) -> None
     assert ids(await place.take()) == ["next"]
 
 
+async def test_a_run_whose_follow_up_is_refused_does_not_succeed(place: Place) -> None:
+    await place.send("a")
+    with psycopg.connect(place.url) as conn:
+        conn.execute("ALTER TABLE messages ADD CHECK (message_id <> 'next')")
+    (run,) = await place.take()
+    send = Send(queue="default", outgoing=outgoing("next"), tenant_id="default")
+    end = Finished(run=run, outcome=Done(), result=b"1", sends=(send,))
+    assert await place.store.finish([end], worker=place.worker) == [Commit.BURIED]
+    assert rows(place.url, "SELECT status FROM queue_executions") == [("failed",)]
+
+
 async def test_a_refused_run_sends_nothing(place: Place) -> None:
     await place.send("a")
     (run,) = await place.take()
@@ -162,6 +174,12 @@ async def test_an_expired_message_ends(place: Place) -> None:
     await asyncio.sleep(0.05)
     (verdict,) = (await place.taken()).verdicts
     assert verdict.answer is Answer.EXPIRED
+
+
+async def test_a_time_to_live_begins_when_the_delay_is_over(place: Place) -> None:
+    await place.send("a", delay_s=60.0, ttl_s=5.0)
+    lives = rows(place.url, "SELECT extract(epoch FROM expires_at - due_at)::float8 FROM messages")
+    assert lives == [(5.0,)]
 
 
 async def test_a_message_that_no_row_can_hold_ends_alone(place: Place) -> None:
@@ -217,6 +235,22 @@ async def test_only_one_moves_messages_into_their_conversations(place: Place, ot
         await place.send("free")
         assert ids(await other.take()) == ["free"], "others are not held up"
     assert ids(await other.take()) == ["a1"]
+
+
+async def test_others_are_woken_for_conversations_that_were_moved(
+    place: Place, other: Place
+) -> None:
+    woken = other.store.subscribe()
+    await until(lambda: rows(place.url, LISTENERS) == [(2,)], "both stores listen")
+    batch = [outgoing(f"{key}1", key) for key in "abc"]
+    async with asyncio.timeout(30):
+        woken.clear()
+        await place.broker.publish("default", batch)
+        await woken.wait()
+        woken.clear()
+        assert len(await place.take(1, ORDERED)) == 1
+        await woken.wait()
+    assert len(await other.take(10, ORDERED)) == 2
 
 
 async def test_readers_of_other_processes_are_woken(place: Place, other: Place) -> None:

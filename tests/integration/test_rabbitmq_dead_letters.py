@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiormq
+import msgspec
 import pytest
 from pamqp import commands as spec
 
@@ -17,6 +18,7 @@ from ackbone.admin.dead_letters import DeadLetters
 from ackbone.cli.session import encoder
 from ackbone.composition import background
 from ackbone.config import Config, Queue
+from ackbone.core.errors import BrokerError
 from ackbone.core.ids import new_id
 from ackbone.core.outcome import GIVEN_UP
 from ackbone.core.records import DeadLetter, LetterFilter
@@ -149,6 +151,17 @@ async def test_each_reason(make_lab: MakeLab):
     assert "death" not in str(found[late].body_info)
 
 
+@pytest.mark.parametrize("deaths", [5, True, "text", [1], [{}]], ids=repr)
+async def test_a_message_that_was_put_into_the_dead_letter_queue(make_lab: MakeLab, deaths: Any):
+    """By a program that writes the server's header itself."""
+    async with make_lab() as lab:
+        await lab.declare()
+        await lab.publish(lab.dead, b"1", message_id="odd", headers={"x-death": deaths})
+        await lab.until_moved(1)
+        (found,) = await lab.imported()
+    assert (found.reason, found.body) == (GIVEN_UP, b"1")
+
+
 async def test_a_policy_on_queues_that_we_declare(make_lab: MakeLab):
     """As the guide says. The message keeps its id, and other programs' limits end it."""
     async with make_lab() as lab:
@@ -199,6 +212,19 @@ async def test_a_crash_before_the_acknowledgement(
         await lab.imported()
         await lab.until_moved(0)
         assert sorted(int(each.body or b"") for each in await lab.letters()) == list(range(150))
+
+
+async def test_a_queue_that_cannot_be_read_does_not_stop_the_others(make_lab: MakeLab):
+    async with make_lab("-good") as lab:
+        bad, good = lab.app.subscriptions()
+        bad = msgspec.structs.replace(bad, broker_dead_letters="x" * 256)
+        await lab.channel.queue_declare(lab.dead, durable=True)
+        await lab.publish(lab.dead, b"1", message_id="m")
+        await lab.until_moved(1)
+        letters = BrokerDeadLetters(lab.app.store, lab.app.broker, [bad, good])  # type: ignore[arg-type]
+        with pytest.raises(BrokerError, match="xxx…: longer than 255 bytes"):
+            await letters.step(await lab.app.store.register("import"))
+        assert [each.queue for each in await lab.letters()] == [good.queue]
 
 
 async def test_a_replay_goes_to_the_queue_that_it_was_in(

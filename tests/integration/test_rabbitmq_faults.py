@@ -188,6 +188,20 @@ async def test_what_the_decoder_of_the_driver_refuses(server: RabbitServer, queu
             decode.by_type(data, kind)
 
 
+async def test_a_header_of_very_many_levels(server: RabbitServer, queue: str):
+    """The message comes without the innermost ones, and so do those behind it."""
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    async with opened(server.url) as broker, raw(server) as other:
+        source = await source_of(broker, queue)
+        await source.receive(limit=1, wait=0.1)
+        about = spec.Basic.Properties(message_id="deep", headers={"deep": deep})
+        await other.basic_publish(b"deep", routing_key=queue, properties=about)
+        await broker.publish(queue, messages(1))
+        assert [each.body for each in await receive(source, 2)] == [b"deep", b"0"]
+
+
 async def test_one_id_twice_while_both_are_on_their_way(server: RabbitServer, queue: str):
     twin = Outgoing(id="twin", body=b"twin")
     async with opened(server.url) as broker:
@@ -301,6 +315,27 @@ async def test_many_returns_lose_nothing(server: RabbitServer, queue: str):
 
 
 # -- connections --------------------------------------------------------------------------------
+
+
+async def test_only_what_is_settled_is_gone(server: RabbitServer, queue: str):
+    """An acknowledgement takes neither an older message along, nor one of a later channel that has
+    the same number."""
+    async with opened(server.url) as broker:
+        await broker.publish(queue, messages(4))
+        source = await source_of(broker, queue)
+        before = await receive(source, 4)
+        await ack(source, [before[0], before[2]])
+        channel = source._channel
+        assert channel is not None
+        async with asyncio.timeout(10):
+            await channel.channel.close()
+        again = await receive(source, 2)
+        assert {each.body for each in again} == {b"1", b"3"}
+        assert {each.tag[1] for each in again} <= {each.tag[1] for each in before}
+        await ack(source, before)
+    async with opened(server.url) as broker:
+        left = await receive(await source_of(broker, queue), 2)
+    assert {each.body for each in left} == {b"1", b"3"}
 
 
 async def test_connections_closed_under_load(server: RabbitServer, queue: str):

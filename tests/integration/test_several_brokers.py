@@ -16,6 +16,7 @@ from ackbone import App, Context
 from ackbone.composition.background import relays_of
 from ackbone.config import Config, Queue, Worker
 from ackbone.core.errors import BrokerUnavailable, ConfigError
+from tests.servers.rabbitmq import NEWEST, RabbitServer
 from tests.servers.redis import RedisServer
 
 LIMIT_S = 60.0
@@ -132,6 +133,26 @@ async def test_an_app_starts_while_one_of_its_brokers_is_away(
         server.remove()
     assert "broker events is unavailable" in caplog.text
     assert "broker events is back" in caplog.text
+
+
+@pytest.mark.xdist_group("rabbitmq")
+async def test_a_broker_that_was_away_at_the_start_is_opened_when_it_is_back(home: Path):
+    server = RabbitServer(NEWEST)
+    app = make_app(home, server.url)
+    try:
+        async with app:
+            with pytest.raises(BrokerUnavailable, match="queue far is on broker events"):
+                await app.send("step", 1, queue="far")
+            await asyncio.to_thread(server.start)
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    try:
+                        await app.send("step", 1, queue="far")
+                        break
+                    except BrokerUnavailable:
+                        await asyncio.sleep(0.05)
+    finally:
+        server.remove()
 
 
 async def test_the_embedded_queue_is_worked_while_the_only_server_is_away(

@@ -154,6 +154,10 @@ async def test_a_role_that_is_bound_does_not_start(home: Path, place: Estate) ->
     found = {each.name: each for each in _examined(home, place.url(role))}
     assert (found["tenants"].finding, found["rights"].finding) == ("ok", "ok")
     assert found["partitions"].finding == "warning", "only the owner makes them"
+    place.superuser(f"REVOKE DELETE ON messages FROM {role}")
+    found = {each.name: each for each in _examined(home, place.url(role))}
+    assert found["rights"].finding == "refused"
+    assert "DELETE on messages" in found["rights"].detail
 
 
 def _reading(home: Path, url: str) -> Any:

@@ -13,7 +13,13 @@ from ackbone.brokers.memory import MemoryBroker
 from ackbone.composition.background import relays_of
 from ackbone.config import load_config
 from ackbone.core.broker import Outgoing, Result, Subscription
-from ackbone.core.errors import AckboneError, BrokerUnavailable, MessageTooLarge
+from ackbone.core.errors import (
+    AckboneError,
+    BrokerError,
+    BrokerUnavailable,
+    MessageTooLarge,
+    PublishUnknown,
+)
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Worker
 from ackbone.store import outbox as outbox_module
@@ -28,6 +34,7 @@ class Fragile(MemoryBroker):
     """A broker that can be away, refuse one message, or answer and then be forgotten."""
 
     down = False
+    error: BrokerError = BrokerUnavailable("away")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -35,7 +42,7 @@ class Fragile(MemoryBroker):
 
     async def publish(self, queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
         if self.down:
-            raise BrokerUnavailable("away")
+            raise self.error
         good = [out for out in batch if out.id not in self.refused]
         await super().publish(queue, good)
         return [Result(id=out.id, error=self.refused.get(out.id)) for out in batch]
@@ -237,20 +244,64 @@ async def test_a_store_with_its_own_queue_needs_no_outbox(home):
         assert "outbox" not in {relay.name for relay in relays_of(app, spawn_solo=False)}
 
 
-async def test_a_broker_that_is_away_holds_up_its_own_queues_alone(office):
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailable("away"),
+        BrokerError("the queue is another connection's own"),
+        PublishUnknown(["far0"], "no confirmation"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_broker_that_is_away_holds_up_its_own_queues_alone(office, error):
     away = Fragile(clock=office.clock)
+    away.error = error
     await away.open()
     away.down = True
     brokers = {"far": away}
     outbox = Outbox(
-        office.store, lambda queue: brokers.get(queue, office.broker), codec_of=lambda _: "standard"
+        office.store,
+        lambda queue: brokers.get(queue, office.broker),
+        codec_of=lambda _: "standard",
+        name_of=lambda queue: "events" if queue == "far" else "default",
     )
     for n in range(3):
         await office.put(f"far{n}", queue_name="far")
         await office.put(f"near{n}")
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(type(error)) as raised:
         await outbox.step(office.worker)
+    assert raised.value.broker == "events"
     assert await office.left() == ["far0", "far1", "far2"]
     assert len(await office.received()) == 3
     away.down = False
     assert await outbox.step(office.worker) == 3
+
+
+async def test_a_broker_that_does_not_answer_delays_no_other(office, monkeypatch):
+    """Its publish ends only after that of the other broker has."""
+    silent, published = Fragile(clock=office.clock), asyncio.Event()
+    await silent.open()
+    outbox = Outbox(
+        office.store,
+        lambda queue: silent if queue == "far" else office.broker,
+        codec_of=lambda _: "standard",
+    )
+    publish = office.broker.publish
+
+    async def near(queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        results: Sequence[Result] = await publish(queue, batch)
+        published.set()
+        return results
+
+    async def far(queue: str, batch: Sequence[Outgoing]) -> Sequence[Result]:
+        async with asyncio.timeout(10):
+            await published.wait()
+        raise BrokerUnavailable("no answer")
+
+    monkeypatch.setattr(office.broker, "publish", near)
+    monkeypatch.setattr(silent, "publish", far)
+    await office.put("first", queue_name="far")
+    await office.put("second")
+    with pytest.raises(BrokerUnavailable):
+        await outbox.step(office.worker)
+    assert await office.left() == ["first"]

@@ -377,6 +377,10 @@ class NamesConsumers(Protocol):
         ...
 
 
+TAKE_BYTES = 16 * 1024 * 1024
+"""After bodies of this many bytes together, one `take_in` may return fewer than it could."""
+
+
 @runtime_checkable
 class Transactional(Protocol):
     """Optional role: the queue is in the store's own database.
@@ -392,7 +396,8 @@ class Transactional(Protocol):
         """Remove up to `limit` due messages from the queue and return them.
 
         With `keyed`: messages with an ordering key, in the order in which they were sent. Without:
-        messages without a key, by priority, none below `floor`.
+        messages without a key, by priority, none below `floor`. It may stop after bodies of
+        `TAKE_BYTES` together: a transaction with all of them might never end in time.
         """
         ...
 

@@ -80,12 +80,12 @@ class ParseError(DecodeError):
 class BrokerError(AckboneError):
     """The broker refused a request."""
 
+    broker = "default"
+    """Its name in the configuration, where the caller says it."""
+
 
 class BrokerUnavailable(BrokerError):
     """The broker cannot be reached. Nothing was accepted."""
-
-    broker = "default"
-    """Its name in the configuration, where the caller says it."""
 
 
 class BrokerDenied(BrokerUnavailable):

@@ -17,7 +17,7 @@ import msgspec
 
 from ackbone.core.broker import Broker, Outgoing
 from ackbone.core.codecs.codec import CODECS, stored_form
-from ackbone.core.errors import AckboneError, BrokerUnavailable, InvalidMessage, StoreCorrupt
+from ackbone.core.errors import AckboneError, BrokerError, InvalidMessage, StoreCorrupt
 from ackbone.core.ids import uuid7_bytes
 from ackbone.core.store import Send, Worker
 
@@ -109,20 +109,28 @@ class Outbox:
     async def step(self, worker: Worker) -> int:
         """Publish; returns how many messages were published.
 
-        A broker that is away holds up its own queues alone. Its error is raised at the end.
+        A queue whose broker is away or refuses it holds up no other. Its error is raised
+        at the end.
         """
         published = 0
-        away: dict[str, BrokerUnavailable] = {}
+        away: dict[str, BrokerError] = {}
         while rows := await self.due_rows(BATCH, but=away):
             queues: dict[str, list[Row]] = {}
             for row in rows:
                 queues.setdefault(row.queue, []).append(row)
-            for queue, batch in queues.items():
-                try:
-                    published += await self._publish(queue, batch, worker)
-                except BrokerUnavailable as error:
-                    error.broker = self._name_of(queue)
-                    away[queue] = error
+            # Side by side: a broker that does not answer uses up its deadline.
+            answers = await asyncio.gather(
+                *(self._publish(queue, batch, worker) for queue, batch in queues.items()),
+                return_exceptions=True,
+            )
+            for queue, answer in zip(queues, answers, strict=True):
+                if isinstance(answer, BrokerError):
+                    answer.broker = self._name_of(queue)
+                    away[queue] = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    published += answer
         if away:
             raise next(iter(away.values()))
         return published

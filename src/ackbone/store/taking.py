@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ackbone.core.broker import Delivery, Transactional
+from ackbone.core.broker import TAKE_BYTES, Delivery, Transactional
 from ackbone.core.errors import StoreError, StoreUnavailable
 from ackbone.core.store import Answer, Candidate, Decode, Taken, Verdict
 
@@ -60,11 +60,13 @@ class Taking:
         self._refused = refused
         self.last: Candidate | None = None
         """The message that was decoded last."""
+        self._is_large = False
+        """The queue may have stopped for the size of the bodies: there may be more."""
 
     async def take(self, claim: Claiming, limit: int) -> Taken:
         """Due work of the store and new messages of the queue, the highest priority first."""
         tx, sub, queue = claim.tx, claim.sub, self._queue
-        self.last = None
+        self.last, self._is_large = None, False
         verdicts = await granted_before(claim)
         await queue.promote_in(tx)
         more_keyed = False
@@ -91,7 +93,7 @@ class Taking:
             until = await queue.next_due_in(tx)
             waits = [wait_us for wait_us in (later, until) if wait_us is not None]
             next_due_s = min(waits) / 1e6 if waits else None
-            next_due_s = 0.0 if more_keyed else next_due_s
+            next_due_s = 0.0 if more_keyed or self._is_large else next_due_s
         return Taken(verdicts=verdicts, next_due_s=next_due_s)
 
     async def _take(
@@ -132,6 +134,7 @@ class Taking:
     async def _candidates(self, claim: Claiming, taken: Sequence[Delivery]) -> list[Candidate]:
         """Decode what was taken. The message that no row can hold ends here."""
         found = []
+        self._is_large |= sum([len(delivery.body) for delivery in taken]) >= TAKE_BYTES
         for delivery in taken:
             self.last = candidate = self._decode(delivery)
             if self._refused is not None and _is_same(candidate, self._refused.candidate):

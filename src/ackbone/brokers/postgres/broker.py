@@ -186,7 +186,8 @@ class PostgresBroker:
         self, tx: Any, sub: Subscription, *, limit: int, keyed: bool, floor: int
     ) -> Sequence[Delivery]:
         if keyed:
-            found = await tx.rows(rows.TAKE_KEYED, sub.queue, limit)
+            statement = rows.TAKE_IN_ORDER if sub.ordered else rows.TAKE_KEYED
+            found = await tx.rows(statement, sub.queue, limit)
             found.sort()
         else:
             found = await tx.rows(rows.TAKE_FREE, sub.queue, floor, limit)

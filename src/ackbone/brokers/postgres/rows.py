@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ackbone.core.broker import Delivery, Outgoing
+from ackbone.core.broker import TAKE_BYTES, Delivery, Outgoing
 from ackbone.core.errors import AckboneError, InvalidMessage, MessageTooLarge
 from ackbone.pgserver import arrays
 from ackbone.pgserver.arrays import BEGUN, MICROSECOND, NOW, us
@@ -33,18 +33,34 @@ _COLUMNS = (
 )
 # In the words of the partial indexes and in their order, so that nothing is sorted, also by a plan
 # that was made while the table was small.
-_READY = "SELECT r.ctid FROM messages r WHERE r.queue = $1 AND r.state = 0 AND r.lane IS"
+_READY = (
+    "SELECT r.ctid, octet_length(r.body) AS size FROM messages r"
+    " WHERE r.queue = $1 AND r.state = 0 AND r.lane IS"
+)
 _FREE = f"{_READY} NULL AND r.priority >= $2::int ORDER BY r.queue, r.priority DESC, r.seq"
 _KEYED = f"{_READY} NOT NULL ORDER BY r.queue, r.seq"
 _LOCKED = "LIMIT {}::int FOR UPDATE SKIP LOCKED"
-TAKE_FREE = (
-    f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FREE} {_LOCKED.format('$3')}))"
-    f" RETURNING {_COLUMNS}"
+_FEW = (
+    "SELECT b.ctid FROM (SELECT f.ctid, sum(f.size) OVER (ROWS UNBOUNDED PRECEDING) - f.size"
+    f" AS before FROM ({{}}) f) b WHERE b.before < {TAKE_BYTES}"
 )
-TAKE_KEYED = (
-    f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_KEYED} {_LOCKED.format('$2')}))"
-    f" RETURNING {_COLUMNS}"
+_FEW_FREE = _FEW.format(f"{_FREE} {_LOCKED.format('$3')}")
+_FEW_KEYED = _FEW.format(f"{_KEYED} {_LOCKED.format('$2')}")
+TAKE_FREE = f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FEW_FREE})) RETURNING {_COLUMNS}"
+TAKE_KEYED = f"DELETE FROM messages m WHERE m.ctid = ANY(ARRAY({_FEW_KEYED})) RETURNING {_COLUMNS}"
+TAKE_IN_ORDER = (
+    f"WITH free AS MATERIALIZED (SELECT k.ctid AS place FROM ({_FEW_KEYED}) k),"
+    " edge AS MATERIALIZED (SELECT max(x.seq) AS seq"
+    " FROM messages x WHERE x.ctid = ANY(ARRAY(SELECT place FROM free))),"
+    " held AS MATERIALIZED (SELECT h.lane, min(h.seq) AS seq FROM messages h"
+    " WHERE h.queue = $1 AND h.state = 0 AND h.lane IS NOT NULL"
+    " AND h.seq <= (SELECT seq FROM edge) AND h.ctid <> ALL(ARRAY(SELECT place FROM free))"
+    " GROUP BY h.lane)"
+    " DELETE FROM messages m WHERE m.ctid = ANY(ARRAY(SELECT place FROM free)) AND NOT EXISTS"
+    f" (SELECT 1 FROM held h WHERE h.lane = m.lane AND h.seq < m.seq) RETURNING {_COLUMNS}"
 )
+"""Messages with an ordering key, without those behind a message of their conversation whose row
+another session has locked."""
 HAS_KEYED = f"{_KEYED} LIMIT 1"
 PROMOTE = (
     "UPDATE messages m SET state = 0, due_at = NULL WHERE m.ctid = ANY(ARRAY(SELECT r.ctid"
@@ -52,10 +68,14 @@ PROMOTE = (
     " FOR UPDATE SKIP LOCKED))"
 )
 """Delayed messages that are due, and received ones whose lease is over."""
+_AGAIN_US = 50_000
 NEXT_DUE = (
-    f"SELECT {us('m.due_at')} - {us(NOW)} FROM messages m WHERE m.due_at IS NOT NULL"
+    f"SELECT CASE WHEN m.due_at <= {BEGUN} THEN {_AGAIN_US}"
+    f" ELSE {us('m.due_at')} - {us(NOW)} END FROM messages m WHERE m.due_at IS NOT NULL"
     " ORDER BY m.due_at LIMIT 1"
 )
+"""In how many microseconds the next message is due. One that PROMOTE left although it was due is
+locked by another session, or one of very many: look again soon, but not over and over."""
 RECEIVE = (
     f"WITH free AS MATERIALIZED (SELECT f.ctid AS place FROM ({_FREE} {_LOCKED.format('$3')}) f),"
     f" keyed AS MATERIALIZED (SELECT k.ctid AS place FROM ({_KEYED} {_LOCKED.format('$3')}) k),"
@@ -92,8 +112,18 @@ STATS = (
     " FROM messages GROUP BY queue ORDER BY queue"
 )
 _encode = msgspec.json.Encoder().encode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_texts = msgspec.json.Decoder(dict[str, str]).decode
 _NO_HEADERS = "{}"
+
+
+def _decode_headers(headers: str) -> dict[str, str]:
+    """Read headers. Another program may have written some that are not text: they become text."""
+    try:
+        return _decode_texts(headers)
+    except msgspec.ValidationError:
+        found = msgspec.json.decode(headers)
+        given = found.items() if isinstance(found, dict) else [("headers", found)]
+        return {n: v if isinstance(v, str) else _encode(v).decode() for n, v in given}
 
 
 def refusal(queue: str, item: Outgoing) -> AckboneError | None:
@@ -107,6 +137,15 @@ def refusal(queue: str, item: Outgoing) -> AckboneError | None:
                 f"{item.id[:60]!r}: its {what} is longer than {LONGEST_NAME} characters or "
                 "contains a NUL"
             )
+    try:
+        "".join((queue, item.id, item.key or "", *item.headers, *item.headers.values())).encode()
+        for seconds in (item.delay_s, item.ttl_s or 0.0):
+            int(seconds)
+    except (TypeError, ValueError, OverflowError) as error:
+        return InvalidMessage(
+            f"{item.id[:60]!r}: its names and headers must be text that UTF-8 can write, its delay "
+            f"and time to live finite numbers ({error})"
+        )
     return None
 
 

@@ -1,7 +1,8 @@
 """Messages of other programs that the driver's decoder refuses: our connections accept them.
 
-A time in microseconds or a text that is not UTF-8 is an exception in the decoder, which ends the
-connection. The server would deliver the message again and again, and stop every queue.
+A time in microseconds, a text that is not UTF-8 or a table of some hundred levels is an exception
+in the decoder, which ends the connection. The server would deliver the message again and again, and
+stop every queue.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _tolerant(strict: Decoder, instead: Decoder) -> Decoder:
     def read(value: bytes) -> tuple[int, Any]:
         try:
             return strict(value)
-        except (ValueError, OverflowError, OSError):
+        except (ValueError, OverflowError, OSError, RecursionError):
             if _ours.get():
                 return instead(value)
             raise

@@ -123,7 +123,7 @@ def dead_letter_of(level: int, message: Any, tag: Any) -> Delivery:
     """Read a message that the server moved to a dead-letter queue. Never raises."""
     delivery = delivery_of(level, message, tag)
     deaths = (message.header.properties.headers or {}).get(_DEATHS)
-    moves = [each for each in deaths or () if isinstance(each, dict)]
+    moves = [each for each in deaths if isinstance(each, dict)] if isinstance(deaths, list) else []
     if not moves:
         failure = f"it was in the dead-letter queue {message.delivery.routing_key}; nobody says why"
         return msgspec.structs.replace(delivery, failure=failure)

@@ -16,7 +16,7 @@ from ackbone.store.revisions import HEAD
 
 from .migrate import current_revision, is_behind
 from .partitions import MISSING
-from .tenant_wall import bound_tables, open_tables
+from .tenant_wall import MACHINERY, TABLES, bound_tables, open_tables
 
 OLDEST = 130000
 """`server_version_num` of 13, the oldest version that is tested."""
@@ -113,7 +113,7 @@ def _rights(conn: psycopg.Connection[Any]) -> Check:
     """Check whether the role has the rights that a worker needs."""
     lacking = [
         f"{right} on {table}"
-        for table in ("queue_executions", "event_log", "idempotency_keys", "workers", "outbox")
+        for table in (*TABLES, *MACHINERY)
         for right in _RIGHTS
         if conn.execute("SELECT has_table_privilege(%s, %s)", (table, right)).fetchone() != (True,)
     ]
