@@ -631,7 +631,13 @@ def test_several_brokers_are_named_and_so_is_one_that_was_not_counted(
     assert call("stats").stdout.split()[:2] == ["QUEUE", "READY"]
 
 
-def test_a_trace_of_a_waiting_message_shows_its_queue_and_type(home: Path):
+@pytest.mark.parametrize("broker", ["sqlite", "postgresql"])
+def test_a_trace_of_a_waiting_message_shows_its_queue_and_type(
+    broker: str, home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    if broker == "postgresql":
+        monkeypatch.setenv("ACKBONE__STORE", request.getfixturevalue("postgres_url"))
+        monkeypatch.setenv("ACKBONE__BROKER", broker)
     (receipt,) = lines(call("send", "--type", "good", "--queue", "orders", "--json"))
     assert "queue     orders, type good" in call("trace", receipt["id"]).stdout
 

@@ -136,8 +136,9 @@ def _elsewhere(session: Session) -> str:
         return ""
     how = " or ".join(f"`{_LOOK[kind]}`" for kind in sorted(kinds) if kind in _LOOK)
     return (
-        "; a message that no worker has received yet is only on its broker. `ackbone stats` counts "
-        f"the queues of the configuration; look for others on the server: {how}"
+        "; a message that no worker has received yet is only on its broker, or in the outbox while "
+        "it is not due or its broker is away. `ackbone stats` counts the queues of the "
+        f"configuration; look for others on the server: {how}"
     )
 
 
