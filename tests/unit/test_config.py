@@ -242,6 +242,7 @@ def test_queues_do_not_tell_of_each_other_for_ever(load):
         ("a: {broker_dead_letters: b}\n  b: {}", "a loop"),
         ("a: {broker_dead_letters: b, results: b}", "a loop"),
         ("a: {broker_dead_letters: default}", "a loop"),
+        ("a: {broker_dead_letters: 'a:p3'}", "a loop"),
         ("a: {broker_dead_letters: dead, broker: files}", "SQLite has no dead-letter queues"),
     ],
 )

@@ -120,7 +120,8 @@ class _Rules:
         for name in self.config.queues:
             to = self.config.queue(name).notices
             ours.update(() if to is None else {to.results or "", to.dead_letters or ""})
-        if queue.broker_dead_letters in ours:
+        name = queue.broker_dead_letters or ""
+        if ours & {name, name.rpartition(":p")[0]}:  # `orders:p3` is a part of `orders`, too
             self.say(path, "must not be a queue that this configuration reads or sends to: a loop")
         with contextlib.suppress(ConfigError):  # a wrong URL is reported where it is written
             kind = kind_of(self.config.brokers.get(queue.broker or "", self.config.broker))

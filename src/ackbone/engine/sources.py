@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ackbone.core.broker import Broker, Rereads, Settlement, Source, Subscription, Verb
+from ackbone.core.broker import (
+    Broker,
+    Delivery,
+    Extends,
+    Rereads,
+    Settlement,
+    Source,
+    Subscription,
+    Verb,
+)
 from ackbone.core.errors import BrokerError
 
 from .outages import Outages, broker_side
@@ -53,6 +62,16 @@ class Sources:
             except BrokerError as error:
                 side = broker_side(sub.broker)
                 self._outages.failed(f"pausing {sub.queue}", error, asks_again=False, broker=side)
+
+    async def extend(self, sub: Subscription, batch: Sequence[Delivery]) -> None:
+        """Start the leases of these copies over, if the broker has leases."""
+        source: object = self._opened.get(sub.name)
+        if isinstance(source, Extends):
+            try:
+                await source.extend(batch)
+            except BrokerError as error:
+                caller, side = f"extending leases of {sub.queue}", broker_side(sub.broker)
+                self._outages.failed(caller, error, asks_again=False, broker=side)
 
     def verb_of_failure(self, sub: Subscription) -> Verb:
         """Return how a copy of a message that ended without success is settled: as the policy says,

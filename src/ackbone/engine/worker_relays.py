@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -12,7 +13,6 @@ from ackbone.core.broker import (
     Bound,
     Broker,
     Delivery,
-    Extends,
     Inherits,
     NamesConsumers,
     Settlement,
@@ -110,15 +110,13 @@ class WorkerRelays:
 
     async def _extend(self, worker: Worker) -> None:
         """Keep brokers from taking back messages that run here."""
-        held: dict[str, list[Delivery]] = {}
+        held: dict[str, tuple[Subscription, list[Delivery]]] = {}
         running = [(active.run, active.sub) for active in self._flow.executor.active]
         for run, sub in (*running, *self._flow.settler.unsettled):
             if run.delivery is not None:
-                held.setdefault(sub.name, []).append(run.delivery)
-        for name, deliveries in held.items():
-            source: object = self._steps.sources.opened.get(name)
-            if isinstance(source, Extends):
-                await source.extend(deliveries)
+                held.setdefault(sub.name, (sub, []))[1].append(run.delivery)
+        sources = self._steps.sources
+        await asyncio.gather(*(sources.extend(sub, copies) for sub, copies in held.values()))
 
     async def _adopt_long(self, worker: Worker) -> None:
         """Take over messages whose runs keep the broker's copy for too long: the store gets the
