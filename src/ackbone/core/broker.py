@@ -62,7 +62,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     release: bool = True
     """RELEASE makes a message available again at once."""
     reject: bool = False
-    """REJECT moves a message to the broker's own dead-letter queue."""
+    """REJECT ends a message at the broker, which keeps it with the reason, apart from its queue: in
+    a dead-letter queue or table. Without it, only the store keeps the dead letter."""
     lease_s: float | None = None
     """How long an unsettled delivery belongs to its receiver. None: until the connection or the
     process ends."""
@@ -291,7 +292,9 @@ class Inspectable(Protocol):
 
 @runtime_checkable
 class Examinable(Protocol):
-    """Optional role: it can check whether its server would lose messages, for `ackbone doctor`."""
+    """Optional role: it checks for `ackbone doctor` whether its own server would lose messages.
+
+    A broker in the store's database needs no such role: `doctor` checks the store."""
 
     async def examine(self, queues: Collection[str] = ()) -> Sequence[Check]:
         """Return the findings about the server and these queues. A server that does not answer is
@@ -301,29 +304,37 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class Bound(Protocol):
-    """Optional role: several machines reach the queue, so workers with different stores might."""
+    """Optional role: its server remembers which store the workers of a subscription use, so that
+    workers with another store are refused.
+
+    Two stores would each run the same message, because a store recognizes only its own duplicates.
+    """
 
     async def bind(self, sub: Subscription, store: str, *, for_s: float) -> str | None:
-        """Reserve the subscription for a store, for `for_s` seconds.
+        """Reserve the subscription for a store, for `for_s` seconds from now.
 
-        Returns None, or the name of the other store that has it. Two stores would each run the same
-        message, because only one and the same store recognizes a duplicate.
+        Workers call it when they start and then again and again, before the time is over. Returns
+        None if the subscription was free or has this store, else the name of the other store.
         """
         ...
 
 
 @runtime_checkable
 class Trims(Protocol):
-    """Optional role: messages stay in the queue after they were read."""
+    """Optional role: it removes old messages from queues whose messages stay after they were read.
+
+    The engine calls it for results and copies of dead letters, which several groups may read."""
 
     async def trim(self, queue: str, *, older_than_s: float) -> int:
-        """Remove older messages, except those that a group has yet to read. Returns how many."""
+        """Remove messages older than `older_than_s`, except those that a group has yet to read or
+        to acknowledge. Returns the number of removed messages."""
         ...
 
 
 @runtime_checkable
 class Shows(Protocol):
-    """Optional role: copies can be read without receiving them."""
+    """Optional role: it can list copies without receiving them, so that the engine notices when the
+    server has lost one."""
 
     def copies(self, sub: Subscription) -> AsyncIterator[Sequence[Delivery]]:
         """Yield, in parts, the copies that the subscription has not acknowledged, received or not.
@@ -335,7 +346,8 @@ class Shows(Protocol):
 
 @runtime_checkable
 class DeadLetters(Protocol):
-    """Optional role: the server moves messages to dead-letter queues by itself."""
+    """Optional role: its server moves messages to dead-letter queues by itself, and the broker can
+    read them there."""
 
     async def dead_letters(self, sub: Subscription) -> Source | None:
         """Return a reader of the queue to which the server moves messages of this subscription.
@@ -348,7 +360,8 @@ class DeadLetters(Protocol):
 
 @runtime_checkable
 class Renews(Protocol):
-    """Optional role: it uses credentials, which may change while it runs."""
+    """Optional role: it logs in with credentials, and reads them again when the server refuses
+    them."""
 
     def renew_by(self, url_now: Callable[[], str]) -> None:
         """Set the function that returns the current URL, for when the server refuses the old
@@ -358,16 +371,17 @@ class Renews(Protocol):
 
 @runtime_checkable
 class LimitsPublish(Protocol):
-    """Optional role: it gives up a publish by itself, with an error that says what it waited
-    for."""
+    """Optional role: it ends a publish within `publish_within_s`, shortly before the sender gives
+    up, with an error that says what it waited for."""
 
     publish_within_s: float | None
-    """Seconds after which it gives up; None: it waits as long as it takes."""
+    """Seconds after which a publish fails. Set before the broker is opened, to nine tenths of
+    `send_timeout_s`. None: the adapter's own limit applies, if it has one."""
 
 
 @runtime_checkable
 class NamesConsumers(Protocol):
-    """Optional role: the server knows each reader by a name. Its sources have `Inherits`."""
+    """Optional role: its server knows each reader by a name. Its sources have `Inherits`."""
 
     def name_consumer(self, name: str) -> str:
         """Choose a unique reader name that contains `name`, and return it.
@@ -383,7 +397,7 @@ TAKE_BYTES = 16 * 1024 * 1024
 
 @runtime_checkable
 class Transactional(Protocol):
-    """Optional role: the queue is in the store's own database.
+    """Optional role: its queues are in the store's own database.
 
     The store calls these methods inside its transaction, so that receiving and claiming a message,
     or finishing a run and publishing its follow-ups, is one commit. `tx` is the transaction of the
@@ -429,7 +443,8 @@ class Extends(Protocol):
 
 @runtime_checkable
 class Rereads(Protocol):
-    """Optional role of a source: it can read a part again, if it cannot release a message."""
+    """Optional role of a source: it can read a part again from its first unsettled message, because
+    the broker cannot release a single one."""
 
     def reread(self, parts: Collection[str]) -> None:
         """Read these parts again from their first message that is not settled, with `opens_part`.
@@ -441,7 +456,7 @@ class Rereads(Protocol):
 
 @runtime_checkable
 class Inherits(Protocol):
-    """Optional role of a source: it can take over what other readers hold."""
+    """Optional role of a source: it can take over the unsettled copies of dead readers."""
 
     @property
     def holders(self) -> Collection[str]:
@@ -458,8 +473,8 @@ class Inherits(Protocol):
 
 @runtime_checkable
 class TakesOver(Protocol):
-    """Optional role of a source: the reader of an ordered queue can be replaced while it holds
-    messages."""
+    """Optional role of a source: it can become the only reader of an ordered queue while another
+    reader holds messages, and begins with those."""
 
     def take_over(self) -> None:
         """Become the only reader of the subscription, until another client calls this.

@@ -40,7 +40,7 @@ def uncarried(
 def how_to_carry(channel: str) -> str:
     """Return a hint for a channel that no living worker has."""
     if channel == "terminal":  # workers print only where somebody watches
-        return "start 'ackbone dev' or 'ackbone chat', or reply to another channel"
+        return "start 'ackbone run' or 'ackbone dev' in a terminal, or reply to another channel"
     return f"write channels.{channel} into the configuration, or use App.channel"
 
 

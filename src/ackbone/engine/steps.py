@@ -7,9 +7,10 @@ many messages at a time, and repeat a step while the store or the broker is unav
     executor.py   for each granted run    4 guard, 5 run                   in a task of its own
     settler.py    when runs have ended    6 finish, 7 settle               for a batch
 
-A broker outside the store's database keeps its copy of a message until step 7. Where queue and
-store are one database, `take` does steps 1 to 3 in one transaction, and step 7 has nothing to do.
-`flow.py` hands messages from one loop to the next.
+A broker outside the store's database keeps its copy of a message until step 7, unless the store
+adopts the message (takes it over whole) in step 3. Where queue and store are one database, `take`
+does steps 1 to 3 in one transaction, and step 7 has nothing to do. `flow.py` hands messages from
+one loop to the next.
 """
 
 from __future__ import annotations
@@ -90,10 +91,11 @@ class Steps:
 
         RUN grants a run: steps 4 to 6 follow, and the broker keeps its copy until step 7. With
         LEAVE the copy goes back to the broker. After every other verdict (duplicate, parked, …) the
-        store holds the message or its end, and the fetcher settles the copy at once. It does so,
-        too, for a message that came without an id: the store adopts it (takes it over whole) as it
-        grants the run. In an ordered subscription, messages with an ordering key are adopted in the
-        broker's order, and claimed from their conversations when it is their turn.
+        store holds the message or its end, and the fetcher settles the copy at once.
+
+        Two kinds of messages are adopted, so their copies are settled before they run: those
+        without any id (`minted`), because a second copy would not be recognized, and in an ordered
+        subscription those with an ordering key, in the broker's order. `opened`: parts that begin.
         """
         others, verdicts = candidates, list[Verdict]()
         if sub.ordered:
@@ -108,7 +110,7 @@ class Steps:
                     Verdict(answer=Answer.LEAVE, delivery=c.delivery) for c in keyed
                 ]
         minted = [each for each in others if each.minted]
-        if minted:  # another copy would get another id, and run: so this one must not come again
+        if minted:  # another copy would get another id and run
             others = [each for each in others if not each.minted]
             asked = self.store.claim(sub, minted, worker=self.worker, adopt=True)
             verdicts += await _answer(asked)
@@ -139,7 +141,7 @@ class Steps:
         self, sub: Subscription, limit: int, company: Company = Company.ANY
     ) -> Sequence[Verdict]:
         """Claim messages that passed steps 1 and 2 earlier and are due now: retries, resumed and
-        adopted messages, the next one of a conversation."""
+        adopted messages, the next one of a conversation. `company`: who may run beside them."""
         return await _answer(
             self.store.claim_ready(sub, limit=limit, worker=self.worker, company=company)
         )
