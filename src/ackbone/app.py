@@ -20,7 +20,7 @@ from typing import Any, Literal, Never, NoReturn, TypeVar
 import msgspec
 
 from ackbone.backends import Storage, storage_of
-from ackbone.composition.brokers import Brokers
+from ackbone.composition.brokers import Brokers, explained
 from ackbone.composition.event_loops import LoopLock, LoopThread, beside_the_loop
 from ackbone.composition.idle import idle
 from ackbone.composition.registrations import Registrations, formed
@@ -457,13 +457,13 @@ class App:
         try:
             return await self._sender.publish_many(sends)
         except BrokerUnavailable as error:
-            raise self.brokers.explained(self._queue(queue), error) from error
+            raise explained(self.config, self._queue(queue), error) from error
 
     async def _published(self, send: Send) -> Receipt:
         try:
             return await self._sender.publish(send)
         except BrokerUnavailable as error:
-            raise self.brokers.explained(send.queue, error) from error
+            raise explained(self.config, send.queue, error) from error
 
     def _encoded_many(self, messages: Sequence[Message], *, queue: str | None = None) -> list[Send]:
         """Return the messages as `send_many` would send them. Raises InvalidMessage."""

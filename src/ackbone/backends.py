@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ackbone.core.approvals import Answers, ApprovalRecords, GovernanceUpkeep
 from ackbone.core.broker import Broker, Transactional
 from ackbone.core.clock import Clock, SystemClock
-from ackbone.core.errors import AckboneError, ConfigError, NotFound
+from ackbone.core.errors import AckboneError, ConfigError, NotFound, StoreUnavailable
 from ackbone.core.findings import Check, Finding, ok, refused
 from ackbone.core.meter import MetricRows
 from ackbone.core.notices import Notices
@@ -419,6 +419,8 @@ class PostgresStorage(Storage):
         found = [*doctor.check_home(self._config.home)]
         try:
             return [*found, *checks.examine(self._url, deep=deep)]
+        except StoreUnavailable as error:
+            return [*found, refused("database", str(error), error.hint)]
         except AckboneError as error:
             return [*found, refused("database", str(error))]
 
@@ -430,7 +432,7 @@ def storage_of(config: Config) -> Storage:
     try:
         return PostgresStorage(config)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "psycopg":
+        if (error.name or "").partition(".")[0] == "ackbone":
             raise
         from ackbone.core.errors import install_extra
 

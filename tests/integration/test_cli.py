@@ -392,6 +392,7 @@ def test_strict_sends_nothing_if_one_line_is_wrong(home: Path):
     assert call("send", "--file", str(file), "--strict").stdout == "sent 3\n"
 
 
+@pytest.mark.parametrize("password", ["SECRET/y", "x@SECRET"])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -404,11 +405,13 @@ def test_strict_sends_nothing_if_one_line_is_wrong(home: Path):
     ],
 )
 def test_a_password_that_is_not_escaped_is_never_printed(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], password: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("ACKBONE__STORE", "postgresql://u:SECRET/y@127.0.0.1:1/db")
+    monkeypatch.setenv("ACKBONE__STORE", f"postgresql://u:{password}@127.0.0.1:1/db")
     result = process(*arguments)
     assert "SECRET" not in result.stdout + result.stderr
+    if arguments != ["config", "show"]:
+        assert "as %2F and @ as %40" in result.stdout + result.stderr
     assert "internal error" not in result.stderr
 
 
@@ -628,6 +631,33 @@ def test_several_brokers_are_named_and_so_is_one_that_was_not_counted(
     assert call("stats").stdout.split()[:2] == ["QUEUE", "READY"]
 
 
+@pytest.mark.parametrize("broker", ["sqlite", "postgresql"])
+def test_a_trace_of_a_waiting_message_shows_its_queue_and_type(
+    broker: str, home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    if broker == "postgresql":
+        monkeypatch.setenv("ACKBONE__STORE", request.getfixturevalue("postgres_url"))
+        monkeypatch.setenv("ACKBONE__BROKER", broker)
+    (receipt,) = lines(call("send", "--type", "good", "--queue", "orders", "--json"))
+    assert "queue     orders, type good" in call("trace", receipt["id"]).stdout
+
+
+def test_a_trace_of_an_unknown_message_says_where_it_may_be(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    call("send", "--type", "good")
+    alone = call("trace", "nowhere", code=Exit.NOT_FOUND).stderr
+    assert "only on its broker" not in alone
+    for url, how in (
+        ("redis://127.0.0.1:1/0", "redis-cli XLEN QUEUE"),
+        ("amqp://127.0.0.1:1/", "rabbitmqctl list_queues"),
+    ):
+        monkeypatch.setenv("ACKBONE__BROKER", url)
+        said = call("trace", "nowhere", code=Exit.NOT_FOUND).stderr
+        assert "a message that no worker has received yet is only on its broker" in said
+        assert how in said
+
+
 def test_a_plain_client_s_task_has_a_time_line(home: Path, monkeypatch: pytest.MonkeyPatch):
     """As redis-cli XADD writes it; the command shows its way from the stream to its result."""
     server = RedisServer()
@@ -671,9 +701,34 @@ def test_doctor_refuses_a_redis_that_loses_messages_unless_it_is_allowed_to(
         assert found["name"] == "redis"
         assert server.url in found["detail"]
     assert CANARY not in wrong.stdout + wrong.stderr
+    hints = [
+        [check["hint"] for check in lines(result) if check["finding"] == "refused"]
+        for result in (wrong, away)
+    ]
+    assert hints == [[None], ["start it, or correct `broker` in ackbone.yaml"]]
     monkeypatch.setenv("ACKBONE__BROKER", "redis://h/0?visibility=1")
     mistaken = call("doctor", code=Exit.CHECK_FAILED)
     assert "did you mean visibility_timeout_s?" in mistaken.stdout
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"])
+def test_send_to_the_only_broker_while_it_is_away(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACKBONE__BROKER", url)
+    said = call("send", "--type", "good", "--queue", "orders", code=Exit.UNAVAILABLE).stderr
+    assert "queue orders is on the broker of the setting `broker`" in said
+    assert "nothing was sent" in said
+    assert "Start it, or correct `broker`" in said
+
+
+def test_a_database_that_is_away_gets_advice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACKBONE__STORE", "postgresql://me@127.0.0.1:1/x")
+    monkeypatch.setenv("ACKBONE__BROKER", "postgresql")
+    checks = lines(call("doctor", "--json", code=Exit.CHECK_FAILED))
+    (hint,) = [check["hint"] for check in checks if check["finding"] == "refused"]
+    assert hint == "start it, or correct `store` in ackbone.yaml"
+    said = call("send", "--type", "good", "--queue", "orders", code=Exit.UNAVAILABLE).stderr
+    assert "nothing was sent to queue orders" in said
+    assert "Start it, or correct `store`" in said
 
 
 def test_lost_commits_are_told_and_recovered_only_when_accepted(database: Path):

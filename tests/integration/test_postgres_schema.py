@@ -1,6 +1,7 @@
 """The schema on PostgreSQL: made whole or not at all, refused with words that help."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -46,9 +47,12 @@ def tables(url: str) -> set[str]:
     return {name for (name,) in found}
 
 
-def test_an_empty_database_gets_its_tables(empty: str) -> None:
+def test_an_empty_database_gets_its_tables(empty: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     assert current_revision(empty) is None
     assert ensure_schema(empty) is True
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith(f"made the tables (schema revision {HEAD})")
     assert current_revision(empty) == HEAD
     assert ensure_schema(empty) is False
     ours = {table.name for table, _ in tables_of(DIALECT)}

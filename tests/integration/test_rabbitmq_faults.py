@@ -15,6 +15,7 @@ from pamqp import commands as spec
 from pamqp import decode
 
 from ackbone.brokers.rabbitmq import RabbitBroker
+from ackbone.brokers.rabbitmq.address import read_address
 from ackbone.brokers.rabbitmq.decoding import tolerant_context
 from ackbone.core.broker import Outgoing, Settlement, Verb
 from ackbone.core.errors import (
@@ -68,8 +69,18 @@ async def test_wrong_password(server: RabbitServer):
 
 
 async def test_missing_vhost(server: RabbitServer):
-    with pytest.raises(BrokerDenied, match=r"the vhost 'nowhere' does not exist"):
-        await RabbitBroker(f"{server.url}nowhere").open()
+    broker = RabbitBroker(f"{server.url}nowhere")
+    with pytest.raises(BrokerDenied, match=r"the vhost 'nowhere' does not exist") as refused:
+        await broker.open()
+    assert "correct the vhost in `broker`" in str(refused.value)
+    (check,) = await broker.examine()
+    assert (check.detail, check.hint) == (str(refused.value), None)  # the server is up
+
+
+def test_the_default_vhost_is_named():
+    for url in ("amqp://h:1", "amqp://h:1/", "amqp://h:1/%2F"):
+        assert read_address(url).where == "amqp://h:1 (vhost /)"
+    assert read_address("amqp://h:1/nov").where == "amqp://h:1/nov"
 
 
 async def test_nobody_there_and_tls_refused(server: RabbitServer):

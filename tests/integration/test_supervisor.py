@@ -282,6 +282,20 @@ def test_workers_that_are_up_go_on_without_the_one_that_fails(home: Path, target
     assert "ready:" not in log, "one of the two is not"
 
 
+def test_while_the_server_is_away_it_says_once_what_it_waits_for(
+    home: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKBONE__BROKER", "redis://127.0.0.1:1/0")
+    target.write_text(APP.format(trouble=""))
+    log = home / "run.log"
+    with running(home, f"{target}:app") as process:
+        wait_until(lambda: log.read_text().count("another one starts") > 2, "three starts")
+        process.terminate()
+        process.wait(PATIENCE_S)
+    assert log.read_text().count("waiting for the server: redis://127.0.0.1:1/0") == 1
+    assert "check `broker` and `store` in ackbone.yaml. Messages are kept." in log.read_text()
+
+
 def test_it_says_what_it_serves_once_all_workers_are_up(home: Path, target: Path) -> None:
     target.write_text(APP.format(trouble="") + '\n\napp.on("parcel", queue="packing")(touch)\n')
     ready = "ready: 2 workers, broker sqlite, queues default (2 handlers), packing (1 handler)\n"

@@ -75,7 +75,7 @@ async def test_a_reply_that_nobody_sends(home: Path, caplog: pytest.LogCaptureFi
         assert stats["unserved"] == {"unread": 1}
         found = [c for c in await command(home, "doctor") if c["finding"] == "warning"]
         assert [check["name"] for check in found] == ["queues", "channels", "channels"], found
-        assert "1 messages wait in unread" in found[0]["detail"]
+        assert "1 message waits in unread" in found[0]["detail"]
         assert "3 replies wait for mail" in found[1]["detail"]
         await worker.drain()
         first, second = sorted(warnings(caplog))

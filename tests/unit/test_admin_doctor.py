@@ -189,3 +189,12 @@ def test_settings_that_give_up_a_promise_are_named():
     assert "P4 off" in dedup.detail
     assert not doctor.healthy([memory])
     assert doctor.healthy([dedup])
+
+
+def test_an_ok_has_no_advice():
+    assert checks.check_version((3, 40, 1)).hint is None
+    able = Capabilities(durability=Durability.FSYNC, identity=Identity.NONE)
+    found = doctor.check_capabilities(able, ordered=[], with_ttl=[], max_bytes=1)
+    (identity,) = [check for check in found if check.name == "identity"]
+    assert identity.hint is None
+    assert "set an id" in identity.detail

@@ -473,6 +473,9 @@ def test_every_mistake_is_reported_at_once_in_order(problems):
         ),
         ("store: memory://", "store: the store cannot be in memory"),
         ("broker: sqllite", "'sqllite' is not a known broker; did you mean sqlite?"),
+        ("broker: rabbitmq", "'rabbitmq' is not a known broker; did you mean amqp?"),
+        ("broker: rabbit", "did you mean amqp?"),
+        ("broker: rabbitmq://u:hunter2@h/v", "did you mean amqp?"),
         ("broker: sqlite://a.db", "a file takes three slashes (sqlite:///relative.db)"),
         ("broker: sqlite:///a.db?mode=ro", "takes only a path"),
         (

@@ -70,6 +70,7 @@ def test_sqlite_without_a_file_is_refused(url: str) -> None:
         ("sqlit:///x", r"sqlit: is not a scheme .* Did you mean sqlite:\?"),
         ("memroy:", r"Did you mean memory:\?"),
         ("rabbitmq://u:secret@host", r"Did you mean amqp:\?"),
+        ("rabbit://u:secret@host", r"Did you mean amqp:\?"),
         (
             "zzzz://secret",
             r"zzzz: is not a scheme that this version knows \(memory:, sqlite:, "
@@ -122,7 +123,7 @@ def test_a_password_that_is_not_escaped_is_no_host_and_port(password: str) -> No
 
 WITHOUT_DRIVER = """
 import sys
-sys.modules["redis"] = None  # what an installation without the extra looks like to an import
+sys.modules[sys.argv[2]] = None  # what an installation without the extra looks like to an import
 from ackbone.brokers.registry import make_broker
 from ackbone.core.errors import ConfigError
 make_broker("memory:")
@@ -133,19 +134,29 @@ except ConfigError as error:
 """
 
 
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "unix"])
+@pytest.mark.parametrize(
+    ("scheme", "missing", "extra"),
+    [
+        ("redis", "redis", "redis"),
+        ("rediss", "redis", "redis"),
+        ("unix", "redis", "redis"),
+        ("amqp", "aiormq", "rabbitmq"),
+        ("amqp", "pamqp", "rabbitmq"),  # the adapter imports it, too: aiormq brings it
+    ],
+)
 def test_a_missing_driver_is_named_with_what_to_install(
-    scheme: str, unmeasured: dict[str, str]
+    scheme: str, missing: str, extra: str, unmeasured: dict[str, str]
 ) -> None:
     url = f"{scheme}:///secret"
     said = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DRIVER, url],
+        [sys.executable, "-c", WITHOUT_DRIVER, url, missing],
         env=unmeasured,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert "pip install -e '.[redis]'" in said
+    assert f"pip install -e '.[{extra}]'" in said
+    assert f".whl[{extra}]'" in said
     assert f"broker: {scheme}:" in said
     assert "secret" not in said
 

@@ -12,6 +12,7 @@ from ackbone.core.clock import from_us
 from ackbone.core.findings import Check, Finding, ok, refused, warning
 from ackbone.core.records import QueueState, WorkerState
 from ackbone.core.serving import how_to_carry
+from ackbone.core.text import counted
 
 LOW_BYTES = 500 * 1024 * 1024
 NO_BYTES = 20 * 1024 * 1024
@@ -88,7 +89,7 @@ def check_workers(workers: Sequence[WorkerState]) -> Check:
     if dead:
         return warning(
             "workers",
-            f"{living} alive, {len(dead)} dead with {stuck} messages",
+            f"{living} alive, {len(dead)} dead with {counted(stuck, 'message')}",
             "living workers reclaim these within a second; run doctor again",
         )
     return ok("workers", f"{living} alive" if living else "none is running")
@@ -104,12 +105,18 @@ def check_queues(queues: Sequence[QueueState]) -> list[Check]:
     dead = sum(state.dead for state in queues)
     if dead:
         findings.append(
-            warning("dead letters", f"{dead} wait for an operator", "list them: ackbone dlq list")
+            warning(
+                "dead letters",
+                f"{dead} wait{'s' if dead == 1 else ''} for an operator",
+                "list them: ackbone dlq list",
+            )
         )
     parked = sum(state.parked for state in queues)
     if parked:
         findings.append(
-            warning("parked", f"{parked} messages are parked", "list them: ackbone parked list")
+            warning(
+                "parked", f"{counted(parked, 'message')} parked", "list them: ackbone parked list"
+            )
         )
     return findings
 
@@ -119,7 +126,7 @@ def check_serving(uncarried: Mapping[str, int], unserved: Mapping[str, int]) -> 
     findings = [
         warning(
             "queues",
-            f"{count} messages wait in {queue}, which no living worker reads",
+            f"{counted(count, 'message', 'wait')} in {queue}, which no living worker reads",
             f"start a worker whose app has a handler for it: @app.on(…, queue={queue!r})",
         )
         for queue, count in unserved.items()
@@ -127,7 +134,8 @@ def check_serving(uncarried: Mapping[str, int], unserved: Mapping[str, int]) -> 
     findings += [
         warning(
             "channels",
-            f"{count} replies wait for {channel}, a channel that no living worker has",
+            f"{'1 reply waits' if count == 1 else f'{count} replies wait'} for {channel}, "
+            "a channel that no living worker has",
             how_to_carry(channel),
         )
         for channel, count in uncarried.items()
@@ -184,9 +192,11 @@ def check_capabilities(
             )
         )
     if able.identity is Identity.NONE:
-        detail = "messages that come without an id get one when they are received"
-        hint = "let their senders set an id: a crash before the acknowledgement makes a second task"
-        findings.append(ok("identity", detail, hint))
+        detail = (
+            "messages that come without an id get one when they are received; let their senders set"
+            " an id: without one, a crash before the acknowledgement makes a second task"
+        )
+        findings.append(ok("identity", detail))
     if with_ttl and not able.ttl:
         detail = f"messages of {', '.join(with_ttl)} expire by the clock of their senders"
         findings.append(ok("time to live", detail))

@@ -130,7 +130,7 @@ async def _subject(records: Records, name: str, tenant_id: str | None) -> Found:
 
 def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Found | None:
     """Return a queued message if it is the one searched for and does not just contain the text."""
-    message = _message_of(waiting)
+    message = message_of(waiting)
     tenant = message.tenant_id if message is not None else "default"
     names = {"id": waiting.message_id, "prefix": waiting.message_id[: len(name)]}
     if message is not None:
@@ -143,7 +143,7 @@ def _waiting_subject(waiting: Waiting, name: str, tenant_id: str | None) -> Foun
     return Found(tenant_id=tenant, message_id=waiting.message_id, by=by)
 
 
-def _message_of(waiting: Waiting) -> Message | None:
+def message_of(waiting: Waiting) -> Message | None:
     """Decode a queued message; None if its bytes are not a message."""
     if not waiting.intact:
         return None
@@ -182,7 +182,9 @@ def _timeline(
             sent: dict[str, Any] = {"queue": task.queue, "type": task.type}
             found.append(Moment(task.created_at_us, SENT, task.subscription, data=sent))
     for each in waiting:
-        sent = {"queue": each.queue, "state": each.state, "due_at_us": each.due_at_us}
+        message = message_of(each)
+        kind = None if message is None else message.type
+        sent = {"queue": each.queue, "type": kind, "state": each.state, "due_at_us": each.due_at_us}
         found.append(Moment(each.sent_at_us, SENT, each.queue, data=sent))
     told = {e.data.get("delivery_id") for e in history if e.type == events.DELIVERY_CREATED}
     for reply in replies:
@@ -219,7 +221,7 @@ async def _links(
                 link = Link(task.message_id, relation, type=task.type)
                 found.setdefault(task.message_id, link)
     for waiting in near:
-        message = _message_of(waiting)
+        message = message_of(waiting)
         if message is None or waiting.message_id == message_id:
             continue
         if message.correlation_id == message_id and message.tenant_id == tenant_id:

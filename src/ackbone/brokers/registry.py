@@ -31,8 +31,6 @@ class BrokerKind(msgspec.Struct, frozen=True, kw_only=True):
     """Module and class of the adapter. Empty: a later version will have one."""
     extra: str | None = None
     """The extra that installs the driver."""
-    driver: str | None = None
-    """The package that the adapter imports."""
     is_server: bool = True
     """The broker is a server of its own, which may be unreachable. False: it is in this process, or
     in the store's database."""
@@ -77,7 +75,6 @@ KINDS = (
         example="postgresql://user@host:5432/name",
         adapter="ackbone.brokers.postgres:PostgresBroker",
         extra="postgres",
-        driver="psycopg",
         is_server=False,
         misspelled=("pg", "psql", "pgsql"),
         varies={"lease_s": "none in a worker, where receiving a message is claiming it"},
@@ -89,7 +86,6 @@ KINDS = (
         example="redis://host:6379/0",
         adapter="ackbone.brokers.redis:RedisBroker",
         extra="redis",
-        driver="redis",
         varies={
             "durability": "`fsync` with `appendfsync always`; `none` without an append-only file",
             "lease_s": "`visibility_timeout_s` in the URL, else `tasks.visibility_timeout_s`",
@@ -102,9 +98,8 @@ KINDS = (
         example="amqp://user@host:5672/vhost",
         adapter="ackbone.brokers.rabbitmq:RabbitBroker",
         extra="rabbitmq",
-        driver="aiormq",
         gives_up=True,
-        misspelled=("rabbitmq",),
+        misspelled=("rabbitmq", "rabbit"),
         varies={
             "hold_limit_s": "`hold_limit_s` in the URL",
             "max_body": "64 MiB before RabbitMQ 4.0",
@@ -178,11 +173,18 @@ def make_broker(url: str, *, clock: Clock | None = None) -> Broker:
     try:
         adapter: type[Adapter] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != kind.driver or kind.extra is None:
+        # The adapter imports the driver, and packages that the driver brings.
+        if kind.extra is None or (error.name or "").partition(".")[0] == "ackbone":
             raise
         scheme, how = url.partition(":")[0], install_extra(kind.extra)
         raise ConfigError([f"broker: {scheme}: its driver is missing; {how}"]) from None
     return adapter.from_url(url, clock=clock or SystemClock())
+
+
+def meant(scheme: str) -> str | None:
+    """Return the scheme that was probably meant instead of this unknown one."""
+    close = get_close_matches(scheme, [*BY_SCHEME], n=1, cutoff=0.6)
+    return _INSTEAD.get(scheme) or (close[0] if close else None)
 
 
 def _refusal(scheme: str) -> str:
@@ -192,9 +194,8 @@ def _refusal(scheme: str) -> str:
     if scheme in BY_SCHEME:
         title = BY_SCHEME[scheme].title
         return f"{scheme}: ({title}) has no adapter in this version; it knows {known}"
-    close = get_close_matches(scheme, [*BY_SCHEME], n=1, cutoff=0.6)
-    meant = _INSTEAD.get(scheme) or (close[0] if close else None)
-    hint = f" Did you mean {meant}:?" if meant else ""
-    if meant and not BY_SCHEME[meant].adapter:
-        hint += f" ({BY_SCHEME[meant].title} has no adapter in this version either.)"
+    near = meant(scheme)
+    hint = f" Did you mean {near}:?" if near else ""
+    if near and not BY_SCHEME[near].adapter:
+        hint += f" ({BY_SCHEME[near].title} has no adapter in this version either.)"
     return f"{scheme}: is not a scheme that this version knows ({known}).{hint}"

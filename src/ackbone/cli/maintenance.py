@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ackbone.core.errors import NotFound
+from ackbone.core.text import counted
 
 from .output import plain, safe, when
 from .session import Exit, Session, command, group, stop
@@ -110,7 +111,8 @@ def verify(session: Session) -> None:
         out.line(safe(note))
     last = f", the last at {when(report.last_anchor_at_us)} UTC" if report.anchors else ""
     out.line(
-        f"{report.events} events in {report.chains} chains, {report.anchors} anchors{last}; "
+        f"{counted(report.events, 'event')} in {counted(report.chains, 'chain')}, "
+        f"{counted(report.anchors, 'anchor')}{last}; "
         f"{report.not_yet_anchored} not yet anchored"
     )
     out.line("the ledger is intact" if report.ok else "the ledger was changed")

@@ -7,14 +7,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from ackbone.admin.sending import Defaults, Encode, Item, Publish, encoded, lines_of, send_each
+from ackbone.composition.brokers import explained
 from ackbone.core.broker import Durability, Result
-from ackbone.core.errors import AckboneError, BrokerUnavailable
+from ackbone.core.errors import AckboneError, BrokerUnavailable, StoreUnavailable
 from ackbone.core.store import Send
 
 from .output import safe
@@ -154,7 +155,7 @@ def _publisher(app: App) -> Publish:
             try:
                 return await app.brokers.of(queue).publish(queue, [send.outgoing for send in batch])
             except BrokerUnavailable as error:
-                raise app.brokers.explained(queue, error) from error
+                raise explained(app.config, queue, error) from error
         for send in batch:
             await app.store.hold_back(send)
         return [Result(id=send.outgoing.id) for send in batch]
@@ -199,7 +200,7 @@ async def _send(
     out = session.out
     sent = refused = 0
     stopped: tuple[int, AckboneError] | None = None
-    async with app:
+    async with _open_for(app, options["queue"] or app.config.default_queue):
         _refuse_memory(app)
         with out.progress(label, total) as advance:
             async for answer in send_each(
@@ -230,6 +231,22 @@ async def _send(
         out.line(f"sent {sent}{f', refused {refused}' if refused else ''}")
     if refused:
         stop(Exit.PARTIAL if sent else Exit.FAILURE)
+
+
+@contextlib.asynccontextmanager
+async def _open_for(app: App, queue: str) -> AsyncIterator[None]:
+    """Open the app to send to this queue. An error says that nothing was sent."""
+    try:
+        await app.open()
+    except BrokerUnavailable as error:
+        raise explained(app.config, queue, error) from error
+    except StoreUnavailable as error:
+        hint = f". {error.hint.capitalize()}, then send again" if error.hint else ""
+        raise type(error)(f"{error}; nothing was sent to queue {queue}{hint}") from error
+    try:
+        yield
+    finally:
+        await app.close()
 
 
 def _refused(session: Session, line: int, error: AckboneError) -> None:

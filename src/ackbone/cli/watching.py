@@ -11,13 +11,14 @@ from ackbone.admin.bodies import read_body
 from ackbone.admin.stats import Stats
 from ackbone.admin.stats import stats as take_stats
 from ackbone.admin.tail import EventFilter, follow
-from ackbone.admin.trace import Trace
+from ackbone.admin.trace import Trace, message_of
 from ackbone.admin.trace import trace as find_trace
 from ackbone.core.clock import SystemClock
 from ackbone.core.codecs.values import loads
-from ackbone.core.errors import DecodeError
+from ackbone.core.errors import DecodeError, NotFound
 from ackbone.core.outcome import Status
 from ackbone.core.records import DeadLetter, LedgerEvent, Reply, Task
+from ackbone.core.text import counted
 
 from .bodies import show_traceback
 from .output import Output, cut, dump, plain, safe, span, when
@@ -113,12 +114,32 @@ async def trace(session: Session, name: str, tenant: str | None) -> None:
     of a dead letter. If more than one message matches, the command lists them (exit code 5). The
     timeline runs from the send to the last reply; replays and follow-ups are listed below it.
     """
-    async with session.reading() as records:
-        found = await find_trace(records, name, tenant_id=tenant)
+    try:
+        async with session.reading() as records:
+            found = await find_trace(records, name, tenant_id=tenant)
+    except NotFound as error:
+        raise NotFound(f"{error}{_elsewhere(session)}") from None
     if session.out.as_json:
         session.out.data(_decoded(found))
     else:
         _show_trace(session.out, found)
+
+
+_LOOK = {"redis": "redis-cli XLEN QUEUE", "rabbitmq": "rabbitmqctl list_queues -p VHOST"}
+"""How to look at the queues of a broker server without ackbone, by the kind of broker."""
+
+
+def _elsewhere(session: Session) -> str:
+    """Return where a message may be that the store does not know, if queues are on servers."""
+    kinds = {each.kind.name for each in session.config.endpoints.values() if each.kind.is_server}
+    if not kinds:
+        return ""
+    how = " or ".join(f"`{_LOOK[kind]}`" for kind in sorted(kinds) if kind in _LOOK)
+    return (
+        "; a message that no worker has received yet is only on its broker, or in the outbox while "
+        "it is not due or its broker is away. `ackbone stats` counts the queues of the "
+        f"configuration; look for others on the server: {how}"
+    )
 
 
 def _decoded(found: Trace) -> dict[str, Any]:
@@ -159,13 +180,20 @@ def _show_trace(out: Output, found: Trace) -> None:
         )
         if task.status != Status.SUCCEEDED:
             _show_last_failure(out, task, found.dead_letters)
+    for each in found.waiting:
+        message = message_of(each)
+        kind = "-" if message is None else message.type
+        out.line(f"  queue     {safe(each.queue)}, type {safe(kind)}")
     begin = found.timeline[0].at_us if found.timeline else 0
     out.line()
     for moment in found.timeline:
         after = (moment.at_us - begin) / 1e6
         kind = moment.what.rpartition(".")[2]
         what = out.tinted(f"{safe(moment.what):<17}", _COLOURS.get(kind))
-        who = "" if moment.worker_id is None else f"worker {moment.worker_id} "
+        # `by` is the operator whose command it was, or the handler or effect of a worker.
+        by = moment.data.get("by")
+        by_person = isinstance(by, str) and by not in ("handler", "effect")
+        who = "" if moment.worker_id is None or by_person else f"worker {moment.worker_id} "
         out.line(
             f"  {when(moment.at_us, fine=True)}  +{after:<9.3f} {what} "
             f"{who}{details(moment.data)}".rstrip()
@@ -281,4 +309,5 @@ def _show_stats(out: Output, found: Stats, *, with_brokers: bool) -> None:
             shown += " (no living worker has this channel)"
         out.line(f"replies   {safe(channel)}{paused}: {shown}")
     for queue, count in found.unserved.items():
-        out.line(f"warning   {count} messages wait in {safe(queue)}: no living worker reads it")
+        wait = counted(count, "message", "wait")
+        out.line(f"warning   {wait} in {safe(queue)}: no living worker reads it")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ackbone.brokers.registry import make_broker
 from ackbone.core.broker import Broker, LimitsPublish, NamesConsumers, Renews
 from ackbone.core.clock import Clock
-from ackbone.core.errors import BrokerUnavailable, ConfigError
+from ackbone.core.errors import BrokerDenied, BrokerUnavailable, ConfigError
 
 if TYPE_CHECKING:
     from ackbone.config import Config
@@ -21,6 +21,21 @@ log = logging.getLogger("ackbone.app")
 
 SOON_S, LATEST_S = 0.05, 2.0
 """Pauses before a broker that could not be opened is tried again: they double."""
+
+
+def explained(config: Config, queue: str, error: BrokerUnavailable) -> BrokerUnavailable:
+    """Return the error of a send with the queue, its broker and what to do next."""
+    endpoint = config.endpoint(queue)
+    setting = f"`{endpoint.setting}`"
+    several = len(config.endpoints) > 1
+    which = f"broker {endpoint.name}" if several else f"the broker of the setting {setting}"
+    # The PostgreSQL broker is in the store's database, whose address is used.
+    where = "`store`" if endpoint.kind.name == "postgresql" else setting
+    advice = f". Start it, or correct {where}, then send again"
+    return type(error)(
+        f"queue {queue} is on {which}, which is unavailable: {endpoint.named(str(error))}; "
+        f"nothing was sent{'' if isinstance(error, BrokerDenied) else advice}"
+    )
 
 
 class Brokers:
@@ -49,15 +64,6 @@ class Brokers:
         if name is None:
             name = self._places[queue] = self._config.endpoint(queue).name
         return self.by_name[name]
-
-    def explained(self, queue: str, error: BrokerUnavailable) -> BrokerUnavailable:
-        """Return the error with the names of the queue and of its broker, if there are several."""
-        if len(self.by_name) == 1:
-            return error
-        name = self._config.endpoint(queue).name
-        return type(error)(
-            f"queue {queue} is on broker {name}, which is unavailable: {error}; nothing was sent"
-        )
 
     def with_queues(self, queues: Iterable[str]) -> list[tuple[Broker, list[str]]]:
         """Return the brokers of these queues, each with those that are on it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from ackbone.brokers.registry import BY_SCHEME, KINDS, BrokerKind, kind_of
+from ackbone.brokers.registry import BY_SCHEME, KINDS, BrokerKind, kind_of, meant
 from ackbone.core.errors import ConfigError
 from ackbone.core.secret import mask_value
 
@@ -113,8 +113,9 @@ def read_url(setting: str, url: str, folder: Path) -> str:
             raise ValueError(f"{scheme}:// names no database; write postgresql://user@host/name")
         return url.strip()
     kind = "broker" if broker else "store"
-    near = difflib.get_close_matches(scheme, BY_SCHEME if broker else ["sqlite", *STORES], 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    stores = difflib.get_close_matches(scheme, ["sqlite", *STORES], 1)
+    near = meant(scheme) if broker else next(iter(stores), None)
+    hint = f"did you mean {near}? " if near else ""
     found = mask_value(url) if separator else f"***{url[url.rfind('@') :]}" if "@" in url else url
     raise ValueError(
         f"{found[:60]!r} is not a known {kind}; {hint}write one of: {_forms(broker=broker)}"

@@ -114,6 +114,9 @@ class StoreError(AckboneError):
 class StoreUnavailable(StoreError):
     """The store cannot be written at the moment. Nothing was changed."""
 
+    hint: str | None = None
+    """What the operator can do, if the text does not say it."""
+
 
 class StoreFull(StoreUnavailable):
     """The disk is full. Nothing was changed. Work continues as soon as there is room."""
@@ -289,4 +292,7 @@ def install_extra(extra: str) -> str:
 
     The package is not on an index yet, so `pip install 'ackbone[redis]'` would find nothing.
     """
-    return f"install the extra {extra!r}; in a clone of ackbone: pip install -e '.[{extra}]'"
+    return (
+        f"install the extra {extra!r}; in a clone of ackbone: pip install -e '.[{extra}]', "
+        f"with a wheel: pip install 'PATH/TO/FILE.whl[{extra}]'"
+    )

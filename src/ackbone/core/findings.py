@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from .errors import AckboneError, BrokerDenied
+
 
 class Finding(StrEnum):
     OK = "ok"
@@ -24,8 +26,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
 
 
-def ok(name: str, detail: str, hint: str | None = None) -> Check:
-    return Check(name=name, finding=Finding.OK, detail=detail, hint=hint)
+def ok(name: str, detail: str) -> Check:
+    return Check(name=name, finding=Finding.OK, detail=detail)
 
 
 def warning(name: str, detail: str, hint: str | None = None) -> Check:
@@ -34,3 +36,13 @@ def warning(name: str, detail: str, hint: str | None = None) -> Check:
 
 def refused(name: str, detail: str, hint: str | None = None) -> Check:
     return Check(name=name, finding=Finding.REFUSED, detail=detail, hint=hint)
+
+
+def unanswered(name: str, error: AckboneError) -> Check:
+    """Return the finding about a broker that could not be asked.
+
+    One that refuses the login is up, and its error says what to correct.
+    """
+    denied = isinstance(error, BrokerDenied)
+    hint = None if denied else "start it, or correct `broker` in ackbone.yaml"
+    return refused(name, str(error), hint)

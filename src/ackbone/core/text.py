@@ -56,6 +56,13 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:8000]
 
 
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """Return a number with its noun, and with its verb if there is one: "1 message waits"."""
+    one = count == 1
+    words = f"{count} {noun}{'' if one else 's'}"
+    return f"{words} {verb}{'s' if one else ''}" if verb else words
+
+
 def unknown_option(name: str, known: Iterable[str]) -> str:
     """Describe an unknown option: name the nearest one, else all of them."""
     options = sorted(known)

@@ -41,7 +41,7 @@ class Address(str):
             # Host and port are parts of the password then, so neither is shown.
             raise ConfigError(
                 [
-                    "store: the port in the URL is not a number, or an @ stands behind a /. "
+                    "store: the port in the URL is not a number, or it has an @ too many. "
                     "In a password write / as %2F and @ as %40"
                 ]
             )
@@ -53,9 +53,11 @@ class Address(str):
 
 
 def _splits_the_password(url: str, given: dict[str, Any]) -> bool:
-    """Return True if the driver took the text before an unescaped / for the host and the port."""
+    """Return True if the driver took text around an unescaped / or @ for the host and the port."""
     ports = str(given.get("port") or "").split(",")
     if any(port and not port.isdecimal() for port in ports):
         return True
     place, _, rest = url.partition("://")[2].partition("/")
+    if place.partition("?")[0].count("@") > 1:  # the driver ends the password at the first one
+        return True
     return ":" in place and "@" in rest.partition("?")[0]

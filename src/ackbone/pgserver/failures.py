@@ -73,7 +73,9 @@ def translate(  # noqa: PLR0911 - one per kind of failure
         denied = _denied(error)
         if denied is not None:
             return StoreDenied(f"{where} {denied}")
-        return StoreUnavailable(f"{where} is away: {_first_line(error)}")
+        away = StoreUnavailable(f"{where} is away: {_first_line(error)}")
+        away.hint = "start it, or correct `store` in ackbone.yaml"
+        return away
     if may_repeat(error):
         return StoreUnavailable(f"{where} could not do it now: {_first_line(error)}")
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):

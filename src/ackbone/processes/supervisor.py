@@ -51,6 +51,8 @@ class Supervisor:
         self._stop_by: float | None = None
         self._was_up = False
         """True once a worker has come up. A login refused after that may be a changed password."""
+        self._waits = False
+        """True once it was said that the workers wait for a server."""
         self._code = 0
 
     def run(self) -> int:
@@ -213,6 +215,12 @@ class Supervisor:
             pause = place.pause_s(code)
             place.restart_at = time.monotonic() + pause
             self._tell_ended(place, pid, code, pause)
+            if code == os.EX_UNAVAILABLE and not (self._was_up or self._waits or self._until_idle):
+                self._waits = True
+                self._say(
+                    f"waiting for the server: {place.last_words}. Start it, or check `broker` and "
+                    "`store` in ackbone.yaml. Messages are kept."
+                )
 
     def _tell_ended(self, place: WorkerPlace, pid: int, code: int, pause: float) -> None:
         why = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -93,6 +94,8 @@ def run_migrations(
 
     The connection commits each statement by itself, so the transaction is written out.
     """
+    # Alembic logs its steps, and plugins as it is imported: they tell an operator nothing.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import create_engine, event

@@ -30,6 +30,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """The URL for the driver, without our parameters."""
     where: str
     """The server and its vhost, without credentials, for people."""
+    vhost: str = "/"
     timeout_s: float = TIMEOUT_S
     hold_limit_s: float = HOLD_LIMIT_S
     queue_type: str = TYPES[0]
@@ -78,6 +79,7 @@ def read_address(url: str) -> Address:
     return Address(
         url=urlunsplit(parts._replace(query=urlencode(rest))),
         where=_where(parts),
+        vhost=_vhost(parts),
         timeout_s=numbers["timeout_s"],
         hold_limit_s=numbers["hold_limit_s"],
         queue_type=queue_type,
@@ -86,4 +88,10 @@ def read_address(url: str) -> Address:
 
 def _where(parts: SplitResult) -> str:
     port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}/{unquote(parts.path[1:]) or '/'}"
+    vhost = _vhost(parts)
+    named = " (vhost /)" if vhost == "/" else f"/{vhost}"
+    return f"{parts.scheme}://{parts.hostname}{port}{named}"
+
+
+def _vhost(parts: SplitResult) -> str:
+    return unquote(parts.path[1:]) or "/"

@@ -19,7 +19,7 @@ from ackbone.core.broker import (
 )
 from ackbone.core.clock import Clock, SystemClock
 from ackbone.core.errors import AckboneError, BrokerError, BrokerUnavailable
-from ackbone.core.findings import Check, refused
+from ackbone.core.findings import Check, unanswered
 
 from .address import read_address
 from .entries import LEVELS, NORMAL, dead_letter_of, key_of
@@ -211,8 +211,6 @@ class RabbitBroker:
         try:
             return await judge(link, self._queues, sorted(self._used | set(queues)))
         except AckboneError as error:
-            return [
-                refused("rabbitmq", str(error), "start it, or correct `broker` in ackbone.yaml")
-            ]
+            return [unanswered("rabbitmq", error)]
         finally:
             await link.close()

@@ -177,10 +177,10 @@ class Link:
                 "password in `broker`"
             )
         if isinstance(error, InvalidFrameError) and "OpenOk" in str(error):
-            vhost = self.where.split("/", 3)[-1]
             return BrokerDenied(
-                f"{self.where}: the vhost {vhost!r} does not exist, or this user has no access "
-                "to it"
+                f"{self.where}: the vhost {self._address.vhost!r} does not exist, or this user has "
+                "no access to it. Make it (rabbitmqctl add_vhost), give the user access "
+                "(rabbitmqctl set_permissions), or correct the vhost in `broker`"
             )
         if error is None or isinstance(error, FAULTS):
             return BrokerUnavailable(f"{self.where}: {_words(error)}")

@@ -32,7 +32,7 @@ from ackbone.core.errors import (
     MessageTooLarge,
     PublishUnknown,
 )
-from ackbone.core.findings import Check, refused
+from ackbone.core.findings import Check, unanswered
 from ackbone.core.ids import new_id
 from ackbone.core.task_protocol import ONCE
 
@@ -242,7 +242,7 @@ class RedisBroker:
         try:
             return judge(await look(wire), wire.where, allow_unsafe=self._allow_unsafe)
         except BrokerError as error:
-            return [refused("redis", str(error), "start it, or correct `broker` in ackbone.yaml")]
+            return [unanswered("redis", error)]
         finally:
             await wire.close()
 

@@ -367,7 +367,8 @@ class Group:
             await self._find_missed(level, summary)
             for consumer in others(summary, self._consumer):
                 taken = await self._claim_from(level, consumer)
-                log.info("%s: took over %d entries of %s", self._queue, taken, consumer)
+                what = "1 entry" if taken == 1 else f"{taken} entries"
+                log.info("%s: took over %s of %s", self._queue, what, consumer)
             in_order = sorted(self._buffer[level].items(), key=lambda item: place_in_order(item[0]))
             self._buffer[level] = dict(in_order)
         self._in_order = True

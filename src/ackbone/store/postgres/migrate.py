@@ -10,6 +10,7 @@ An empty database gets its tables at the first start. One with an older revision
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,8 @@ from .tenant_wall import (
     extend_pass,
     require_sight,
 )
+
+log = logging.getLogger("ackbone.store")
 
 LOCK = 7_310_579_635_104_522
 """Advisory lock of everybody who changes the schema."""
@@ -87,6 +90,8 @@ def upgrade(url: str, *, wait_s: float = 60.0) -> bool:
             extend_pass(conn)
 
         run_migrations("postgresql+psycopg://", conn, then=finish)
+        did = "made the tables" if revision is None else f"upgraded the tables from {revision}"
+        log.info("%s: %s (schema revision %s)", address.shown, did, HEAD)
         return True
 
 

@@ -35,8 +35,8 @@ def check_version(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
         return ok(
             "sqlite",
             f"version {text}, which can lose commits when a write and a checkpoint meet; ackbone "
-            "lets them take turns, so it does not happen here",
-            "let no other program write to the file while workers run",
+            "lets them take turns, so it does not happen here if no other program writes to the "
+            "file while workers run",
         )
     return ok("sqlite", f"version {text}")
 

@@ -1,4 +1,6 @@
-"""All tables. Its number is the last one of the revisions that it replaces: databases that they
+"""All tables.
+
+Its number is the last one of the revisions that it replaces: databases that they
 brought so far are as this one makes them.
 
 On PostgreSQL, row-level security is the second wall between tenants. Every table with a `tenant_id`
