@@ -34,7 +34,7 @@ def explained(config: Config, queue: str, error: BrokerUnavailable) -> BrokerUna
     advice = f". Start it, or correct {where}, then send again"
     return type(error)(
         f"queue {queue} is on {which}, which is unavailable: {endpoint.named(str(error))}; "
-        f"nothing was sent{'' if isinstance(error, BrokerDenied) else advice}"
+        f"the message was not sent{'' if isinstance(error, BrokerDenied) else advice}"
     )
 
 
