@@ -65,9 +65,11 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching. Called on the loop, so it does not wait for the thread."""
+        """Stop watching, and log a block that has just ended. Called on the loop: the thread needs
+        a moment only."""
         self._stop.set()
         self._ticker.cancel()
+        self._thread.join(LOOK_S)
 
     def _tick(self) -> None:
         self._ticks += 1
@@ -89,6 +91,8 @@ class Watchdog:
                 block = None if task is None else _Block(ticks, task, now)
             else:
                 self._look_at(block, now)
+        if block is not None:  # it is over: the loop has called `close`
+            self._tell(block)
 
     def _current(self) -> asyncio.Task[Any] | None:
         """Return the task that the loop is running. None: the loop waits."""
